@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from onnx_models import sure_runner
-from toys import STOPPING, head_for, noisy_copy, random_head, random_model, seeded
+from toys import STOPPING, head_for, noisy_copy, random_model, random_predictor, seeded
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
@@ -18,8 +18,8 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.model import load_model
-from specctl.models.predictors.acceptance_head import AcceptanceHead
-from specctl.models.predictors.head_checkpoint import locate_head
+from specctl.models.predictors.predictor_checkpoint import locate_predictor
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
@@ -121,7 +121,7 @@ class Drafts:
     draft: Runner
     middle: Runner
     vocabulary: int
-    head: AcceptanceHead
+    head: StatePredictor
     settings: dict[str, dict[str, object]]
 
     def drafter(self, way: str) -> Drafter:
@@ -138,7 +138,7 @@ class Drafts:
         if way in other:
             return other[way]()
         policy = POLICIES[way](**self.settings.get(way, {}))
-        return ModelDrafter(self.draft, policy, head=head_for(policy, self.head))
+        return ModelDrafter(self.draft, policy, predictor=head_for(policy, self.head))
 
 
 @cache
@@ -146,10 +146,10 @@ def drafts_of(family: str) -> Drafts:
     """Copies of a random model with noise on their weights, the second one with less; for trained ones smaller ones."""
     if family != TRAINED:
         draft, middle = (EagerRunner(noisy_copy(family, noise), 64) for noise in (0.03, 0.015))
-        return Drafts(draft, middle, 64, random_head(hidden_size=32), STOPPING)
+        return Drafts(draft, middle, 64, random_predictor(hidden_size=32), STOPPING)
     models = [_loaded(f"embedded:{name}") for name in ("draft", "mid")]
-    head = locate_head("embedded:draft-head").load(models[0].config.hidden_size)
-    assert isinstance(head, AcceptanceHead)
+    head = locate_predictor("embedded:draft-head").load(models[0].config.hidden_size)
+    assert isinstance(head, StatePredictor)
     vocabulary = models[0].config.vocab_size
     draft, middle = (EagerRunner(model, vocabulary) for model in models)
     return Drafts(draft, middle, vocabulary, head, {})

@@ -4,12 +4,13 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "specctl"
-MOST_LINES = 300
+MOST_LINES, MOST_MODULES = 300, 20
 PARTED = {"models"}
 """Folders whose own folders are rooms."""
 
@@ -64,6 +65,7 @@ def allowed() -> dict[str, set[str]]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
 
 
 def test_every_room_is_in_the_picture() -> None:
@@ -109,3 +111,15 @@ def test_no_module_is_too_long() -> None:
     }
     long = [f"{path} has {lines} lines" for path, lines in lengths.items() if lines > MOST_LINES]
     assert not long, f"split these by what their parts are about: {'; '.join(long)}"
+
+
+def test_no_folder_holds_too_many_modules() -> None:
+    modules = Counter(path.parent.relative_to(ROOT) for path in MODULES)
+    full = [f"{folder} has {count}" for folder, count in modules.items() if count > MOST_MODULES]
+    assert not full, f"make rooms of what belongs together: {', '.join(full)}"
+
+
+def test_a_file_name_says_which_module_it_is() -> None:
+    """A name that occurs twice says too little. What transformers loads from the hub is called as it wants it."""
+    names = Counter(path.name for path in MODULES if "custom_generate" not in path.parts)
+    assert not [name for name, count in names.items() if count > 1]

@@ -26,8 +26,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.passes.token_reader import Foresee
 from specctl.models.passes.tree_paths import path_to
 from specctl.models.passes.watching import cut_states
-from specctl.models.predictors.acceptance_head import AcceptanceHead
-from specctl.models.predictors.disco_head import FEATURES, DiscoHead
+from specctl.models.predictors.disco_predictor import FEATURES, DiscoPredictor
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.runner import Forward, Runner, joined
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
@@ -244,37 +244,37 @@ class ToyDraftHead(Runner):
         del self._read[self._true :]
 
 
-def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> AcceptanceHead:
+def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> StatePredictor:
     """A head on a `TableRunner`, whose hidden states are its logits: predictions depend on the last two tokens.
 
     With signals they depend on the one before too, through its chance to be drawn.
     """
-    head = random_head(draft.shape[-1], seed=seed, reads_signals=reads_signals)
+    head = random_predictor(draft.shape[-1], seed=seed, reads_signals=reads_signals)
     with torch.no_grad():
         head.output.bias -= head(draft, torch.zeros(*draft.shape[:-1], 3)).median()
     return head
 
 
-def random_head(
+def random_predictor(
     hidden_size: int, depth: int = 1, seed: int = 0, *, reads_signals: bool = True, spread: float = 1.0
-) -> AcceptanceHead:
+) -> StatePredictor:
     """A head whose every weight is drawn from a normal distribution of this spread."""
-    head = AcceptanceHead(hidden_size, depth, reads_signals=reads_signals)
+    head = StatePredictor(hidden_size, depth, reads_signals=reads_signals)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
     return head
 
 
-def toy_disco(seed: int = 0, bias: float = 0.6) -> DiscoHead:
+def toy_disco(seed: int = 0, bias: float = 0.6) -> DiscoPredictor:
     """A DISCO head that trusts likely tokens, and each less than the one before it."""
     tops = (0.5 + torch.rand(3, FEATURES - 2, generator=seeded(seed))).tolist()
     rows = zip(tops, (-0.1, 0.4, 0.0), (-0.05, 0.25, 0.1), strict=True)
     hidden = tuple((3 * first, second, *(0.1 * one for one in rest), *last) for (first, second, *rest), *last in rows)
-    return DiscoHead(hidden, (-0.6, 0.1, -0.2), (1.1, -1.0, 0.3), bias)
+    return DiscoPredictor(hidden, (-0.6, 0.1, -0.2), (1.1, -1.0, 0.3), bias)
 
 
-def head_for(policy: StoppingPolicy, head: AcceptanceHead | None) -> AcceptanceHead | DiscoHead | None:
+def head_for(policy: StoppingPolicy, head: StatePredictor | None) -> StatePredictor | DiscoPredictor | None:
     """The head, or for a policy that reads a DISCO head's predictions such a head."""
     return toy_disco() if "own_accept_prob" in policy.signals else head
 

@@ -9,8 +9,8 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.acceptance_head import AcceptanceHead
-from specctl.models.predictors.trained_heads import disco_heads
+from specctl.models.predictors.state_predictor import StatePredictor
+from specctl.models.predictors.trained_predictors import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting
@@ -35,7 +35,7 @@ def pair_of(
     target: Runner,
     *drafts: Runner,
     eos: frozenset[int] = frozenset(),
-    heads: Sequence[AcceptanceHead | None] | None = None,
+    heads: Sequence[StatePredictor | None] | None = None,
 ) -> Pair:
     """A pair in which a draft with a head has a DISCO head too."""
     named = tuple(
@@ -60,7 +60,7 @@ def trace_of(
         draft=draft,
         prefill_ms=0.0,
     )
-    return trace.of_disco([next(iter(disco_heads(named).values()), None) for named in pair.named_heads])
+    return trace.of_disco([next(iter(disco_predictors(named).values()), None) for named in pair.named_predictors])
 
 
 def shape(played: Round) -> tuple[object, ...]:

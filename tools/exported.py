@@ -202,7 +202,7 @@ def main() -> None:
     profile = resolve("embedded", flags={"engine": "eager"}).profile
     settings = profile.sampling.model_copy(update={"max_new_tokens": options.max_new_tokens})
     try:
-        pair = load_pair(profile, engines=EngineSettings.of(profile), with_heads=False)
+        pair = load_pair(profile, engines=EngineSettings.of(profile), with_predictors=False)
         with ExitStack() as stack:
 
             def run(keys: Mapping[str, Mapping[str, Any]], prompts: Suite) -> Timed:

@@ -13,7 +13,7 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_along, pre
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.findings import Skipped
@@ -66,10 +66,10 @@ def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
     """A completion read by target and draft, with the predictions of the draft's head where one reads its states."""
     target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
     reading = read(target, draft, *text, sampling)
-    if not isinstance(pair.head, AcceptanceHead):
+    if not isinstance(pair.predictor, StatePredictor):
         return reading
     drawn = draw_along(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
-    predicted = predict_acceptance(draft, pair.head, *text, drawn)
+    predicted = predict_acceptance(draft, pair.predictor, *text, drawn)
     return replace(reading, predicted=_array(predicted), predicted_of=_array(drawn.acceptance))
 
 

@@ -11,7 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specctl.api.draft_tables import Draft, Drafting, Policy
 from specctl.api.request import Request
-from specctl.decoding.composition import Stage, compose_for, head_of
+from specctl.decoding.composition import Stage, compose_for, predictor_of
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
@@ -217,7 +217,7 @@ class _Target:
         self.forms = forms
         made = assembled(in_memory(model, "target"), drafting.table, drafting.given)
         assert isinstance(made.bare, EagerRunner), "its cache is transformers' own"
-        self.bare, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_heads
+        self.bare, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_predictors
         self.prefilled = 0.0
         """When the last prompt had been read."""
         self._turn = 0
@@ -260,7 +260,7 @@ class _Target:
                 RuledRunner(runner, rules) if rules.active and runner.index is None else runner,
                 policy,
                 setting.once,
-                head_of(heads, setting),
+                predictor_of(heads, setting),
             )
             for runner, heads, policy, setting in zip(
                 self._drafts, self._heads, self._policies, self._setting.levels, strict=False

@@ -82,11 +82,11 @@ def _offered(draft: DraftTable, head: "DraftHeadCheckpoint | None") -> frozenset
     """The signals that a policy of the first draft, drafting alone, can read."""
     if draft.is_lookup:
         return LOOKUP_SIGNALS
-    from specctl.models.predictors.head_checkpoint import KIND_SIGNALS, locate_head
+    from specctl.models.predictors.predictor_checkpoint import KIND_SIGNALS, locate_predictor
 
     signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
     if draft.head is not None:
-        signals.add(KIND_SIGNALS[locate_head(draft.head).kind])
+        signals.add(KIND_SIGNALS[locate_predictor(draft.head).kind])
     if head is not None and head.foresees:
         signals.add("next_accept_prob")
     return frozenset(signals)

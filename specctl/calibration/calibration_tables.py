@@ -245,7 +245,7 @@ def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
     alone = (one.score.setting for one in found.ranking if one.score.setting.below is None)
     if (tried := next((one for one in alone if one.policy == "specdec++"), None)) is None:
         return None
-    costs = costs.of_head(tried.head)
+    costs = costs.of_predictor(tried.head)
     draft, target = costs.at(costs.contexts[len(costs.contexts) // 2])
     return round(implied_threshold(draft + costs.signal_ms[signal_key(tried.signals)], target), 4)
 

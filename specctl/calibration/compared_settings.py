@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from specctl.calibration.ascent import Space
-from specctl.calibration.grids import Grid, grid, level_grids, with_heads
+from specctl.calibration.grids import Grid, grid, level_grids, with_predictors
 from specctl.errors import UsageError
 from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
-from specctl.models.predictors.head_checkpoint import CONFIG, KIND_SIGNALS, locate_head
+from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND_SIGNALS, locate_predictor
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
 from specctl.profile.lookup_policies import require_models
 from specctl.profile.schema import DraftTable, Profile
@@ -92,13 +92,13 @@ def compared_settings(
     known = [recorded - (TRAINED_SIGNALS - trained) for trained in made]
     # What a draft head predicts of its next token is known where it drafts: at the lowest level.
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
-    old = next(iter(with_heads([draft.setting], choices)), draft.setting)
+    old = next(iter(with_predictors([draft.setting], choices)), draft.setting)
     _require_known([[one] for one in old.levels], known)
     also_ranked = [] if names == ["all"] else grid("constant", kind, known[0])
     if len(names) == 1 or names[0] == "none":
         candidates = grid(names[0], kind, known[0])
         _require_known([candidates], known)
-        return ComparedSettings(old, with_heads(candidates, choices), also_ranked, None)
+        return ComparedSettings(old, with_predictors(candidates, choices), also_ranked, None)
     fine = level_grids(names, kind, known)
     _require_known(fine, known)
     # The combinations of all policies on a fine grid would be too many.
@@ -146,7 +146,7 @@ def computed_by(draft: DraftTable, heads: Iterable[str], header: TraceHeader | N
     """
     names = dict.fromkeys([*heads, *(level.head for level in draft.levels if level.head is not None)])
     if header is None:
-        return {name: KIND_SIGNALS[locate_head(name).kind] for name in names}
+        return {name: KIND_SIGNALS[locate_predictor(name).kind] for name in names}
     disco = {name for level in header.disco for name in level}
     return {name: "own_accept_prob" if name in disco else "accept_prob" for name in names}
 

@@ -45,7 +45,7 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
     return list(dict.fromkeys(Setting.of({"name": policy, **values}) for values in points))
 
 
-def with_heads(candidates: Iterable[Setting], heads: Mapping[str, Signal]) -> list[Setting]:
+def with_predictors(candidates: Iterable[Setting], heads: Mapping[str, Signal]) -> list[Setting]:
     """For settings that read a head's predictions, one copy for each head that makes them; the others unchanged.
 
     Args:
@@ -55,7 +55,7 @@ def with_heads(candidates: Iterable[Setting], heads: Mapping[str, Signal]) -> li
     return [
         replace(one, head=head, head_label=distinct_name(head, list(heads))) if head is not None else one
         for one in candidates
-        for head in (_heads_of(one, heads) if one.needs_head and heads else (None,))
+        for head in (_heads_of(one, heads) if one.needs_predictor and heads else (None,))
     ]
 
 

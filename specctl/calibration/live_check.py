@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.models.predictors.trained_heads import TrainedHead
+from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
@@ -77,7 +77,7 @@ def check_live(
     labels = {setting: one.label for setting, one in zip([NONE, *drafting], candidates.all, strict=True)}
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafts = [level.model for level in profile.draft.levels]
-    results = run_candidates(_with_heads(pair, candidates), profile, candidates, prompts, drafts, progress)
+    results = run_candidates(_with_predictors(pair, candidates), profile, candidates, prompts, drafts, progress)
     return list(_measured(results, predicted, labels))
 
 
@@ -135,13 +135,13 @@ def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
     return predicted
 
 
-def _with_heads(pair: Pair, candidates: Candidates) -> Pair:
+def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
     """The pair with its heads reordered: a candidate that names no head uses the first head of its draft."""
-    own: list[Mapping[str, TrainedHead]] = [
+    own: list[Mapping[str, TrainedPredictor]] = [
         {names[0]: named[names[0]], **named} if names else {}
-        for named, names in zip(pair.named_heads, candidates.heads, strict=False)
+        for named, names in zip(pair.named_predictors, candidates.heads, strict=False)
     ]
-    return replace(pair, named_heads=(*own, *pair.named_heads[len(own) :]))
+    return replace(pair, named_predictors=(*own, *pair.named_predictors[len(own) :]))
 
 
 def _measured(

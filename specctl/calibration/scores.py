@@ -71,7 +71,7 @@ class Score:
 
 def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
     """Replay a setting on the prompts and price its rounds."""
-    costs = costs.of_head(setting.head)
+    costs = costs.of_predictor(setting.head)
     signals = [level.signals for level in setting.levels]
     players = players_of(setting, costs.clocks(signals))
     replays = replay_levels(players, traces.of(prompts, setting.head), frozenset(traces.header.eos))

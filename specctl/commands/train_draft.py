@@ -1,27 +1,29 @@
 """`specctl train-draft`: train a small network that drafts from the target's hidden states."""
 
-import sys
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import TemplateOption, warn
+from specctl.commands.options import TemplateOption
 from specctl.commands.prompt_options import PromptOptions
 from specctl.commands.tasks.replication import FewReplicaOptions
-from specctl.commands.training import DataFlags
+from specctl.commands.training import TrainingFlags
 from specctl.errors import UsageError
 from specctl.models.head_files.formats import FORMATS
-from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.draft_training.recipes import Recipe
-    from specctl.draft_training.report import Result
+    from specctl.profile import Profile
+    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.training.drafts.draft_workshop import DraftHeads
+    from specctl.training.drafts.recipes import Recipe
+    from specctl.training.model_card import Report
+    from specctl.training.subject import Source
 
 
 if TYPE_CHECKING:
@@ -108,45 +110,25 @@ def train_draft(
     """
     if lr <= 0:
         raise UsageError("--lr must be more than 0")
-    source_flags = DataFlags("answers", answers, answers_only, prompts)
-    source_flags.check(ctx)
-    replication = replicas.replication
+    flags = TrainingFlags("answers", answers, answers_only, prompts, seed, output, resume, run, replicas, show)
+    flags.check(ctx)
     sampling = replace(limit, temperature=temperature, seed=seed)
     found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
+    recipe = partial(_recipe, kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
 
-    from specctl.terminal.work_progress import resumable
+    def begin(found: "Profile") -> "DraftHeads":
+        from specctl.training.drafts.draft_workshop import DraftHeads
 
-    progress = show.bars()
-    with progress.doing("starting"):
-        from specctl.draft_training import workshop
-        from specctl.draft_training.recipes import Schedule
-        from specctl.models.running.threads import use
+        recipe()  # a setting that the kind does not have is told before anything is read
+        return DraftHeads(found)
 
-    use(found.profile.threads)
-    recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
-    plain = workshop.plain(found.profile)
-    with Outputs(force=run.force) as outputs, resumable(progress.console, output):
-        source_flags.claim(outputs, found, output, resume=resume)
-        if resume and workshop.OUTPUT.is_finished(output):
-            progress.say(f"{output} is finished")
-            return
-        if answers is not None:
-            source = workshop.open_answers(answers, plain, progress)
-            if not resume:
-                workshop.OUTPUT.start_over(output)
-        else:
-            suite = prompts.chosen(seed)
-            started = None
-            if replication is not None:
-                started = partial(replication.start, plain, "specctl.draft_training.collection:replica", {}, progress)
-            source = workshop.collect_answers(output, plain, suite, progress, resume=resume, replicas=started)
-            for identity, reason in source.folder.left_out.items():
-                warn(f"prompt {identity} is left out: {reason}")
-        if answers_only:
-            return
-        schedule = Schedule(epochs, batch_size, lr, optimizer.value, seed)
-        results = workshop.train_head(output, source, recipe, schedule, progress)
-    _show(results, show.json_)
+    def finish(subject: "DraftHeads", source: "Source[Any, Any]", progress: "TerminalProgress") -> "Report":
+        from specctl.training.epochs import Schedule
+
+        schedule = Schedule(epochs, batch_size, lr, seed)
+        return subject.make(output, source, replace(recipe(), optimizer=optimizer.value), schedule, progress)
+
+    flags.train(found, "draft", begin, finish)
 
 
 def _recipe(kind: Kind, **own: int | None) -> "Recipe":
@@ -155,23 +137,10 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
     Raises:
         UsageError: the user gave one that the kind does not have.
     """
-    from specctl.draft_training.courses import COURSES
+    from specctl.training.drafts.courses import COURSES
 
     course = COURSES[kind]
     given = {name: value for name, value in own.items() if value is not None}
     if foreign := [name for name in given if name not in course.flags]:
         raise UsageError(f"--{foreign[0].replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
     return replace(course.recipe, **given)  # type: ignore[arg-type]
-
-
-def _show(results: list["Result"], as_json: bool) -> None:
-    from rich.console import Console
-
-    from specctl.draft_training.report import as_document, result_tables
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
-
-    if as_json:
-        write_line(sys.stdout, {"drafts": as_document(results)})
-    else:
-        print_tables(Console(), result_tables(results))

@@ -1,24 +1,25 @@
 """`specctl train-head`: train a network on the draft that predicts acceptance, for `specdec++` or `disco`."""
 
-import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import TemplateOption, warn
+from specctl.commands.options import TemplateOption
 from specctl.commands.prompt_options import PromptOptions
 from specctl.commands.tasks.replication import FewReplicaOptions
-from specctl.commands.training import DataFlags
+from specctl.commands.training import TrainingFlags
 from specctl.errors import UsageError
-from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.heads.evaluation import Evaluation
+    from specctl.profile import Profile
+    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.training.model_card import Report
+    from specctl.training.predictors.predictor_workshop import Predictors
+    from specctl.training.subject import Source
 
 
 @grouped
@@ -113,59 +114,29 @@ def train_head(
     shape = {"--depth": depth, "--mix": mix, "--signals": signals or None, "--sweep": sweep or None}
     if kind == "disco" and (given := [flag for flag, value in shape.items() if value is not None]):
         raise UsageError(f"{given[0]} is for heads on hidden states, which --kind disco has not", "leave it out")
-    reject_weight, epochs, lr = _defaults(kind, reject_weight, epochs, lr)
-    if reject_weight <= 0 or lr <= 0:
+    weight, passes, rate = _defaults(kind, reject_weight, epochs, lr)
+    if weight <= 0 or rate <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
-    source_flags = DataFlags("examples", examples, examples_only, prompts)
-    source_flags.check(ctx)
-    replication = replicas.replication
+    flags = TrainingFlags("examples", examples, examples_only, prompts, seed, output, resume, run, replicas, show)
+    flags.check(ctx)
     sampling = replace(limit, temperature=temperature, top_k=top_k, seed=seed)
     found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
 
-    from specctl.terminal.work_progress import resumable
+    def begin(found: "Profile") -> "Predictors":
+        from specctl.training.predictors.predictor_workshop import Predictors
 
-    progress = show.bars()
-    with progress.doing("starting"):
-        from specctl.heads import workshop
-        from specctl.heads.report import sweep_recipes
-        from specctl.heads.training import MIX, Recipe, Schedule
-        from specctl.models.running.threads import use
+        return Predictors(found, kind, mix)
 
-    use(found.profile.threads)
-    headless = workshop.without_head(found.profile)
-    with Outputs(force=run.force) as outputs, resumable(progress.console, output):
-        source_flags.claim(outputs, found, output, resume=resume)
-        if resume and workshop.OUTPUT.is_finished(output):
-            progress.say(f"{output} is finished")
-            return
-        with progress.doing("finding the draft"):
-            on_head = workshop.is_draft_head(headless)
-        if on_head and mix is not None:
-            raise UsageError("--mix is for draft models: a draft head reads its own tokens", "leave it out")
-        if examples is not None:
-            source = workshop.open_examples(examples, headless, progress, kind)
-            if not resume:
-                workshop.OUTPUT.start_over(output)
-        else:
-            suite = prompts.chosen(seed)
-            started = None
-            if replication is not None:
-                started = partial(
-                    replication.start, headless, "specctl.heads.collection:replica", {"kind": kind}, progress
-                )
-            source = workshop.collect_examples(
-                output, headless, suite, progress, resume=resume, kind=kind, replicas=started
-            )
-            for identity, reason in source.folder.left_out.items():
-                warn(f"prompt {identity} is left out: {reason}")
-        if examples_only:
-            return
-        depth = None if kind == "disco" else 3 if depth is None else depth
-        recipes = sweep_recipes() if sweep else [Recipe(depth, reject_weight)]
-        default = 0.0 if on_head or kind == "disco" else MIX
-        schedule = Schedule(default if mix is None else mix, epochs, batch_size, lr, seed, signals)
-        evaluations = workshop.train_heads(output, source, recipes, schedule, progress)
-    _show(evaluations, sweep, show.json_)
+    def finish(subject: "Predictors", source: "Source[Any, Any]", progress: "TerminalProgress") -> "Report":
+        from specctl.training.epochs import Schedule
+        from specctl.training.predictors.predictor_learner import PredictorRecipe
+        from specctl.training.predictors.predictor_report import sweep_recipes
+
+        own = None if kind == "disco" else 3 if depth is None else depth
+        recipes = sweep_recipes(signals=signals) if sweep else [PredictorRecipe(own, weight, signals)]
+        return subject.make(output, source, recipes, Schedule(passes, batch_size, rate, seed), progress)
+
+    flags.train(found, kind, begin, finish)
 
 
 def _defaults(kind: str, reject_weight: float | None, epochs: int | None, lr: float | None) -> tuple[float, int, float]:
@@ -176,16 +147,3 @@ def _defaults(kind: str, reject_weight: float | None, epochs: int | None, lr: fl
         passes if epochs is None else epochs,
         rate if lr is None else lr,
     )
-
-
-def _show(evaluations: list["Evaluation"], sweep: bool, as_json: bool) -> None:
-    from rich.console import Console
-
-    from specctl.files import write_line
-    from specctl.heads.report import as_document, head_tables, sweep_tables
-    from specctl.reporting.console import print_tables
-
-    if as_json:
-        write_line(sys.stdout, {"heads": as_document(evaluations)})
-    else:
-        print_tables(Console(), sweep_tables(evaluations) if sweep else head_tables(evaluations[0]))

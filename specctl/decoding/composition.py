@@ -10,7 +10,7 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
-from specctl.models.predictors.trained_heads import TrainedHead, first_for, signal_of
+from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import (
@@ -29,7 +29,7 @@ from specctl.profile.lookup_policies import require_offered
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
     signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
-    signals |= {signal_of(head) for heads in pair.named_heads for head in heads.values()}
+    signals |= {signal_of(predictor) for predictors in pair.named_predictors for predictor in predictors.values()}
     if any(draft.index is not None or draft.foresee is not None for draft in pair.drafts):
         signals.add("next_accept_prob")
     return frozenset(signals)
@@ -68,7 +68,7 @@ def build_drafter(
             pair.drafts[draft],
             level.build(),
             level.once,
-            head_of(pair.named_heads[draft] if pair.named_heads else {}, level),
+            predictor_of(pair.named_predictors[draft] if pair.named_predictors else {}, level),
         )
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
@@ -78,7 +78,7 @@ def build_drafter(
     return compose_for(pair.target, stages, setting, record)
 
 
-def head_of(named: Mapping[str, TrainedHead], level: Setting) -> TrainedHead | None:
+def predictor_of(named: Mapping[str, TrainedPredictor], level: Setting) -> TrainedPredictor | None:
     """The head of a draft that a setting reads: the one it names, or the first of the kind that it needs.
 
     Args:
@@ -98,13 +98,13 @@ class Stage:
         runner: the model.
         policy: ends its blocks.
         once: whether a block is offered after a single inner round; only for a stage that has another below it.
-        head: the model's acceptance head, if it has one.
+        predictor: the model's predictor, if it has one.
     """
 
     runner: Runner
     policy: StoppingPolicy
     once: bool = False
-    head: TrainedHead | None = None
+    predictor: TrainedPredictor | None = None
 
 
 def compose_for(
@@ -140,9 +140,9 @@ def compose(
     top = stages[0]
     if top.runner.index is not None:
         return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
-    made: frozenset[Signal] = frozenset() if top.head is None else frozenset({signal_of(top.head)})
+    made: frozenset[Signal] = frozenset() if top.predictor is None else frozenset({signal_of(top.predictor)})
     if missing := (top.policy.signals & TRAINED_SIGNALS) - made:
-        raise _no_prediction(missing, top.head)
+        raise _no_prediction(missing, top.predictor)
     inner = compose(stages[1:], record)
     foreseeing = inner is None and top.runner.foresee is not None
     if not foreseeing and "next_accept_prob" in top.policy.signals:
@@ -157,19 +157,25 @@ def compose(
     if tree is not None:
         if inner is not None:
             raise ProfileError("a tree is drafted by one model", "set draft.tree = 0, or leave out [draft.draft]")
-        return TreeDrafter(top.runner, top.policy, tree, record, top.head)
+        return TreeDrafter(top.runner, top.policy, tree, record, top.predictor)
     if inner is None:
-        drafter = ModelDrafter(top.runner, top.policy, record, top.head, laws=leaves is not None)
+        drafter = ModelDrafter(top.runner, top.policy, record, top.predictor, laws=leaves is not None)
     else:
         drafter = PreVerifiedDrafter(
-            inner, top.runner, top.policy, once=top.once, record=record, head=top.head, laws=leaves is not None
+            inner,
+            top.runner,
+            top.policy,
+            once=top.once,
+            record=record,
+            predictor=top.predictor,
+            laws=leaves is not None,
         )
     return drafter if leaves is None else LeafDrafter(drafter, leaf_rule(leaves))
 
 
-def _no_prediction(missing: Set[Signal], head: TrainedHead | None) -> ProfileError:
+def _no_prediction(missing: Set[Signal], predictor: TrainedPredictor | None) -> ProfileError:
     """The error for a policy whose draft has no head, or one of the other kind."""
-    if head is None:
+    if predictor is None:
         return ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
     wanted, kind = ("DISCO", "disco") if "own_accept_prob" in missing else ("SpecDec++", "specdec++")
     found = "DISCO" if wanted == "SpecDec++" else "SpecDec++"

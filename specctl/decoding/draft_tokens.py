@@ -65,7 +65,7 @@ def draw_along(
 
 
 def predict_acceptance(
-    draft: Runner, head: AcceptancePredictor, prompt: Sequence[int], answer: Sequence[int], drawn: DraftTokens
+    draft: Runner, predictor: AcceptancePredictor, prompt: Sequence[int], answer: Sequence[int], drawn: DraftTokens
 ) -> torch.Tensor:
     """A head's acceptance probability of each draft token, ``(T,)`` float32 on the CPU.
 
@@ -73,7 +73,7 @@ def predict_acceptance(
 
     Args:
         draft: the draft model.
-        head: on the draft's device.
+        predictor: on the draft's device.
         prompt: at least one id.
         answer: T ids.
         drawn: the draft tokens at the answer's positions.
@@ -89,7 +89,7 @@ def predict_acceptance(
             pending = [*text[draft.length : end], int(drawn.tokens[position])]
             hidden = draft.extend(pending, keep=1, hidden=True).hidden
             assert hidden is not None
-            found.append(head.accept_prob(hidden[0], signals[position]))
+            found.append(predictor.accept_prob(hidden[0], signals[position]))
     return torch.stack(found[::-1]).float().cpu()
 
 

@@ -19,7 +19,7 @@ from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.watching import States
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
@@ -70,16 +70,16 @@ class Drafter(Protocol):
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
-def heads_read(
-    head: AcceptancePredictor | DiscoHead | None, signals: Set[Signal]
-) -> tuple[AcceptancePredictor | None, DiscoHead | None]:
+def predictors_read(
+    predictor: AcceptancePredictor | DiscoPredictor | None, signals: Set[Signal]
+) -> tuple[AcceptancePredictor | None, DiscoPredictor | None]:
     """A head as the one on hidden states or as the one on distributions, where its signal is read; else None.
 
     Raises:
         ValueError: a signal is read that the head does not compute.
     """
-    disco = head if isinstance(head, DiscoHead) and "own_accept_prob" in signals else None
-    on_states = head if not isinstance(head, DiscoHead) and "accept_prob" in signals else None
+    disco = predictor if isinstance(predictor, DiscoPredictor) and "own_accept_prob" in signals else None
+    on_states = predictor if not isinstance(predictor, DiscoPredictor) and "accept_prob" in signals else None
     if on_states is None and "accept_prob" in signals:
         raise ValueError("accept_prob needs a head on hidden states")
     if disco is None and "own_accept_prob" in signals:
@@ -94,7 +94,7 @@ class ModelDrafter:
         runner: the draft model or draft head.
         policy: asked after each token.
         record: signals to record even if the policy does not read them.
-        head: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
+        predictor: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
             ``own_accept_prob``, which a DISCO head computes.
         laws: whether drafts keep their `Draft.laws`.
 
@@ -108,7 +108,7 @@ class ModelDrafter:
         runner: Runner,
         policy: StoppingPolicy,
         record: Set[Signal] = frozenset(),
-        head: AcceptancePredictor | DiscoHead | None = None,
+        predictor: AcceptancePredictor | DiscoPredictor | None = None,
         *,
         laws: bool = False,
     ) -> None:
@@ -116,12 +116,12 @@ class ModelDrafter:
         self.policy = policy
         self._laws = laws
         self._signals = policy.signals | record
-        self._head, self._disco = heads_read(head, self._signals)
+        self._predictor, self._disco = predictors_read(predictor, self._signals)
         self._foresees = "next_accept_prob" in self._signals
         self._foresee = runner.foresee
         if self._foresees and self._foresee is None:
             raise ValueError("next_accept_prob needs a draft head that predicts it")
-        reads_previous = self._head is not None and self._head.reads_signals
+        reads_previous = self._predictor is not None and self._predictor.reads_signals
         # (3,) DISTRIBUTION_SIGNALS of the last token drafted, for a head that reads them
         self._previous: Sequence[float] | torch.Tensor | None = (
             (1.0,) * len(DISTRIBUTION_SIGNALS) if reads_previous else None
@@ -156,7 +156,7 @@ class ModelDrafter:
 
     def _take_readers(self) -> None:
         tops = self._disco is not None
-        self._reader = Reader(self._sampling, self._read, self._head, self._foresees, self._laws, tops)
+        self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
     def prefill(self, sequence: Sequence[int]) -> None:
@@ -197,7 +197,7 @@ class ModelDrafter:
     def _read_step(self, index: int) -> DraftStep:
         step, numbers = self._steps.read(index)
         found = unpack(numbers, step.reader.fields)
-        if self._head is not None and index == 1:
+        if self._predictor is not None and index == 1:
             found["accept_prob"] = 1.0
         if self._disco is not None:
             found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
@@ -206,7 +206,7 @@ class ModelDrafter:
     def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:
         """Draw one token after ``pending``; it comes to the host with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
-        predicts = self._head is not None and index > 1
+        predicts = self._predictor is not None and index > 1
         mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
         uniform = None if self._sampling.greedy else self._uniforms.next()
         packed: list[float] | torch.Tensor

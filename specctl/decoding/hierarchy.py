@@ -3,7 +3,7 @@
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from specctl.decoding.drafters import Drafter, heads_read
+from specctl.decoding.drafters import Drafter, predictors_read
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, sibling
@@ -12,7 +12,7 @@ from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.watching import States
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
@@ -40,7 +40,7 @@ class PreVerifiedDrafter:
         policy: asked after each inner round about the tokens it added.
         once: offer the block after a single inner round; the policy then only limits its length.
         record: signals to record even if the policy does not read them.
-        head: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
+        predictor: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
             ``own_accept_prob``.
         laws: whether blocks keep their `Draft.laws`.
 
@@ -57,7 +57,7 @@ class PreVerifiedDrafter:
         *,
         once: bool = False,
         record: Set[Signal] = frozenset(),
-        head: AcceptancePredictor | DiscoHead | None = None,
+        predictor: AcceptancePredictor | DiscoPredictor | None = None,
         laws: bool = False,
     ) -> None:
         if runner.reads_states:
@@ -68,14 +68,14 @@ class PreVerifiedDrafter:
         self._once = once
         self._laws = laws
         self._signals = policy.signals | record
-        self._head, self._disco = heads_read(head, self._signals)
+        self._predictor, self._disco = predictors_read(predictor, self._signals)
         if "next_accept_prob" in self._signals:
             raise ValueError("a draft that verifies another draft predicts nothing of its next token")
-        reads_signals = self._head is not None and self._head.reads_signals
+        reads_signals = self._predictor is not None and self._predictor.reads_signals
         wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
         if self._disco is not None:
             wanted |= {"entropy"}
-        self._reader = Reader(Sampling(), wanted, self._head, tops=self._disco is not None)
+        self._reader = Reader(Sampling(), wanted, self._predictor, tops=self._disco is not None)
         # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
         self._previous: Sequence[float] | torch.Tensor | None = None
         self._sampling = Sampling()
@@ -130,7 +130,7 @@ class PreVerifiedDrafter:
                 self._generator,
                 index=index,
                 read=read,
-                hidden=self._head is not None,
+                hidden=self._predictor is not None,
                 chances=False,  # replay does not know them at this level, and a policy must learn alike in both
             )
             text.extend(round_.emitted)
@@ -154,7 +154,7 @@ class PreVerifiedDrafter:
         rows, last = rows_of(forward).read_tokens(self._reader, tokens, forward.hidden, self._previous)
         self._previous = last
         found = [unpack(row, self._reader.fields) for row in rows]
-        if self._head is not None and first == 1:
+        if self._predictor is not None and first == 1:
             found[0]["accept_prob"] = 1.0  # no draft token precedes it
         if self._disco is not None:
             for index, numbers in enumerate(found, start=first):

@@ -10,7 +10,7 @@ from specctl.decoding.rows.rows import Beams
 from specctl.decoding.rows.rows_of import numbers_on, rows_of
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
 from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.tree_shape import TreeSize
@@ -45,9 +45,9 @@ class TreeDrafter(ModelDrafter):
         policy: StoppingPolicy,
         size: TreeSize,
         record: Set[Signal] = frozenset(),
-        head: AcceptancePredictor | DiscoHead | None = None,
+        predictor: AcceptancePredictor | DiscoPredictor | None = None,
     ) -> None:
-        super().__init__(runner, policy, record, head)
+        super().__init__(runner, policy, record, predictor)
         if self._foresees:
             raise ValueError("a tree's draft predicts nothing of its next token")
         self.size = size
@@ -91,7 +91,7 @@ class TreeDrafter(ModelDrafter):
                 self._known[beam] = law
         numbers: dict[str, float] = {name: values[0] for name, values in found.signals.items()}
         numbers["token"] = found.ids[0][0]
-        if self._head is not None:
+        if self._predictor is not None:
             numbers["accept_prob"] = self._accept_prob(beams[0], forward)
         if self._disco is not None:
             numbers["own_accept_prob"] = self._disco.own_accept_prob(found.tops, numbers["entropy"], index)
@@ -107,7 +107,7 @@ class TreeDrafter(ModelDrafter):
             [self._tree.tokens[beam] for beam in beams],
             [self._places[self._tree.parents[beam]] for beam in beams],
             before=len(self._places),
-            hidden=self._head is not None,
+            hidden=self._predictor is not None,
         )
         self._places |= {beam: len(self._places) + number for number, beam in enumerate(beams)}
         return beams, forward
@@ -120,14 +120,14 @@ class TreeDrafter(ModelDrafter):
 
     def _accept_prob(self, beam: int, forward: Forward) -> float:
         """The head's prediction for the best beam; 1 for the newest token, which the target wrote."""
-        if beam == ROOT or self._head is None:
+        if beam == ROOT or self._predictor is None:
             return 1.0
         assert forward.hidden is not None
         previous = None
         if self._previous is not None:
             numbers = [*self._known[self._tree.parents[beam]], self._tree.prob(beam)]
             previous = numbers_on(self.runner.device, numbers)
-        return self._head.accept_prob(forward.hidden[0], previous).item()
+        return self._predictor.accept_prob(forward.hidden[0], previous).item()
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -7,8 +7,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.predictors.acceptance_head import AcceptanceHead
-from specctl.models.predictors.trained_heads import signal_of
+from specctl.models.predictors.state_predictor import StatePredictor
+from specctl.models.predictors.trained_predictors import signal_of
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
@@ -66,12 +66,12 @@ def _warm_up_after(
             grown.begin(sampling, frozenset(), None)
             grown.draft([*text, *text[:2]], budget=2)
         # Any draft may be the lowest level, and its head may or may not be used.
-        for runner, head in zip(pair.drafts, pair.heads, strict=True):
+        for runner, predictor in zip(pair.drafts, pair.predictors, strict=True):
             if runner.index is not None:
                 continue
-            for predicts in (False, True) if head is not None else (False,):
-                record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
-                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
+            for predicts in (False, True) if predictor is not None else (False,):
+                record = frozenset[Signal]({signal_of(predictor)} if predicts and predictor is not None else ())
+                drafter = ModelDrafter(runner, POLICIES["constant"](), record, predictor, laws=leaves)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
                 # Of a draft that a model wrote and that was kept as a whole, the last token and the target's are
                 # pending. A draft head is shown states of what was accepted, and reads that and the target's token.
@@ -79,7 +79,7 @@ def _warm_up_after(
                     runner.rollback(len(text) - 1)
                     _witness(runner, len(text) - 1 + count)
                     drafter.draft([*text, *(text[place % 4] for place in range(count))], budget=2)
-                if predicts and isinstance(head, AcceptanceHead) and not runner.reads_states:
+                if predicts and isinstance(predictor, StatePredictor) and not runner.reads_states:
                     runner.extend(text[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)

@@ -22,7 +22,7 @@ from specctl.models.placing.quantization import Quantization
 from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.placing.working_room import working_bytes
-from specctl.models.predictors.head_checkpoint import locate_head, mismatch, on_hub, require_kind
+from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
 from specctl.plugins import DRAFTER, DRAFTERS
@@ -109,7 +109,7 @@ def diagnose(profile: Profile) -> Diagnosis:
     _compare(report, tokenizers)
     for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
-            _examine_head(key, table, verifier, table.head, report)
+            _examine_predictor(key, table, verifier, table.head, report)
     return report
 
 
@@ -174,7 +174,9 @@ def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> di
     return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
 
 
-def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable], name: str, report: Diagnosis) -> None:
+def _examine_predictor(
+    key: str, table: DraftTable, verifier: tuple[str, ModelTable], name: str, report: Diagnosis
+) -> None:
     """Check that a draft's head exists, has the draft's hidden size, and was trained on the draft's weights.
 
     A bad head is only advice if the draft's policy does not read it.
@@ -183,7 +185,7 @@ def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable],
         report.advice.append(f"The acceptance head {name!r} will be downloaded at first use.")
         return
     try:
-        head = locate_head(name)
+        head = locate_predictor(name)
         require_kind(head, table.policy)
         drafting = find_head(key, table, verifier)
         draft = locate(table, key) if drafting is None else drafting.checkpoint
@@ -192,7 +194,7 @@ def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable],
         if draft.has_weights() and (reason := mismatch(head, draft)):
             raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")
     except ModelError as error:
-        if not table.policy.setting.needs_head:
+        if not table.policy.setting.needs_predictor:
             report.advice.append(f"{error.message} {error.hint}")
         elif error.message not in {problem.message for problem in report.problems}:
             report.problems.append(Problem(f"{key}.head", error.message, error.hint))

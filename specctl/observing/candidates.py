@@ -190,7 +190,7 @@ def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
     levels = []
     for level, known in zip(table.levels, heads, strict=True):
         setting = level.own_setting
-        if setting.needs_head and level.head is not None and len(known) > 1:
+        if setting.needs_predictor and level.head is not None and len(known) > 1:
             setting = replace(setting, head=level.head, head_label=distinct_name(level.head, known))
         levels.append(setting)
     return nested(levels)
@@ -204,7 +204,7 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
     for table in tables:
         for key, level in zip(model_keys(table), table.levels, strict=True):
             known.setdefault(key, []).extend([level.head] if level.head is not None else [])
-            if level.policy.setting.needs_head:
+            if level.policy.setting.needs_predictor:
                 used.setdefault(key, []).append(level.head)
                 names.setdefault(key, level.policy.name)
     for key, heads in used.items():

@@ -7,7 +7,7 @@ import torch
 
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
-from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.results import PassTimes
@@ -30,7 +30,7 @@ class PassMeter:
         self._context = max(1, min(context, pair.context - widest - 1))
         self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
         self._draft: list[float] = []
-        self._with_head: list[float] = []
+        self._with_predictor: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
         # A single draft never verifies, so it only runs passes of one token; neither does a draft head or a lookup.
         several = pair.drafts if len(pair.drafts) > 1 else ()
@@ -55,13 +55,13 @@ class PassMeter:
             for _ in range(4):
                 if self._pair.drafts:
                     self._draft.append(self._time(self._pair.drafts[0], 1))
-                if self._pair.drafts and isinstance(head := self._pair.head, AcceptanceHead):
-                    self._with_head.append(self._time(self._pair.drafts[0], 1, head))
+                if self._pair.drafts and isinstance(head := self._pair.predictor, StatePredictor):
+                    self._with_predictor.append(self._time(self._pair.drafts[0], 1, head))
         draft = median(self._draft) if self._draft else 0.0
-        more = median(self._with_head) - draft if self._with_head else None
+        more = median(self._with_predictor) - draft if self._with_predictor else None
         return PassTimes(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), more)
 
-    def _time(self, runner: Runner, width: int, head: AcceptanceHead | None = None) -> float:
+    def _time(self, runner: Runner, width: int, head: StatePredictor | None = None) -> float:
         if runner.length != self._context:
             fill(runner, self._tokens(self._context))
         tokens = self._tokens(width)

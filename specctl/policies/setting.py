@@ -120,7 +120,7 @@ class Setting:
         return POLICIES[self.policy].signals_of(dict(self.values))
 
     @property
-    def needs_head(self) -> bool:
+    def needs_predictor(self) -> bool:
         """Whether the top policy reads the predictions of an acceptance head."""
         return not self.signals.isdisjoint(TRAINED_SIGNALS)
 

@@ -20,7 +20,7 @@ def model_path(name: str) -> Path:
     return _FOLDER / name
 
 
-def head_path(name: str) -> Path:
+def predictor_path(name: str) -> Path:
     """The directory of an acceptance head that was trained on an embedded draft.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from specctl.errors import ProfileError
 from specctl.plugins import DRAFTER, DRAFTERS
-from specctl.profile.embedded import head_path, model_path
+from specctl.profile.embedded import model_path, predictor_path
 
 EMBEDDED = "embedded:"
 _STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -36,7 +36,7 @@ def known_head(head: str) -> str:
     """An acceptance head's name; raises ValueError for an unknown one of those that ship with the program."""
     if head.startswith(EMBEDDED):
         try:
-            head_path(head.removeprefix(EMBEDDED))
+            predictor_path(head.removeprefix(EMBEDDED))
         except ProfileError as error:
             raise ValueError(f"is unknown: {error.message}") from error
     return head

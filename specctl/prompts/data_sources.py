@@ -11,7 +11,7 @@ from typing import IO, Any
 from urllib.request import urlopen
 
 from specctl.errors import UsageError
-from specctl.prompts.formats import FormatError, Row, Source, parsed
+from specctl.prompts.suite_formats import FormatError, Row, Source, parsed
 
 OFFLINE_HINT = "without a network, read a local copy with --data FILE"
 TIMEOUT = 30.0

@@ -14,7 +14,7 @@ from specctl.errors import UsageError
 from specctl.jsonl import Record, deciding, read_records
 from specctl.profile.wording import did_you_mean
 from specctl.prompts.data_sources import fetched_rows, local_rows
-from specctl.prompts.formats import SUITES, FormatError
+from specctl.prompts.suite_formats import SUITES, FormatError
 
 EMBEDDED = "embedded"
 NO_CATEGORY = "all"

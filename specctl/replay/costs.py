@@ -96,15 +96,17 @@ class CostTable:
             cls._of_verifier(times, times.drafts[draft], below, longest) if below else None,
         )
 
-    def of_head(self, name: str | None) -> "CostTable":
+    def of_predictor(self, name: str | None) -> "CostTable":
         """This table with the time of another head of the draft; itself for None or an unknown name."""
         if name is None or name not in self.head_ms:
             return self
-        if name not in self._by_head:
+        if name not in self._by_predictor:
             more = self.head_ms[name] - self.signal_ms.get("accept_prob", 0.0)
-            with_head = {key: ms + more * ("accept_prob" in key.split("+")) for key, ms in self.signal_ms.items()}
-            self._by_head[name] = replace(self, signal_ms={key: max(0.0, ms) for key, ms in with_head.items()})
-        return self._by_head[name]
+            with_predictor = {key: ms + more * ("accept_prob" in key.split("+")) for key, ms in self.signal_ms.items()}
+            self._by_predictor[name] = replace(
+                self, signal_ms={key: max(0.0, ms) for key, ms in with_predictor.items()}
+            )
+        return self._by_predictor[name]
 
     @property
     def levels(self) -> "tuple[CostTable, ...]":
@@ -231,7 +233,7 @@ class CostTable:
         return self.draft_ms + self.verify_ms
 
     @cached_property
-    def _by_head(self) -> "dict[str, CostTable]":
+    def _by_predictor(self) -> "dict[str, CostTable]":
         return {}
 
     @cached_property

@@ -34,7 +34,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.records import DraftStep
 from specctl.replay.chances import BlockChances, RoundChances, TokenChances
 from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
@@ -70,7 +70,7 @@ class Recorded:
     below: "Recorded | None" = None
     branches_below: "list[Recorded]" = field(default_factory=list)
     longest: int | None = None
-    disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
+    disco: Annotated[DiscoPredictor | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def step(self, start: int, index: int) -> DraftStep:
         """The ``index``-th step of a round that starts at a position.
@@ -164,16 +164,16 @@ class Recorded:
         along = None if self.along is None else change(self.along)
         return replace(self, along=along, branches=[change(branch) for branch in self.branches])
 
-    def of_head(self, name: str) -> "Recorded":
+    def of_predictor(self, name: str) -> "Recorded":
         """This object with the predictions of another head of the draft; itself where no other head has that name."""
         own = self.branches if self.along is None else [self.along]
         if not any(name in (steps.further or {}) for steps in own):
             return self
-        if name not in self._by_head:
-            self._by_head[name] = self.each(lambda steps: steps.of_head(name))
-        return self._by_head[name]
+        if name not in self._by_predictor:
+            self._by_predictor[name] = self.each(lambda steps: steps.of_predictor(name))
+        return self._by_predictor[name]
 
-    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "Recorded":
+    def of_disco(self, levels: Sequence[DiscoPredictor | None]) -> "Recorded":
         """This object with a DISCO head for each level from its own down; itself where no level has one."""
         if not any(levels):
             return self
@@ -196,11 +196,11 @@ class Recorded:
         return {}
 
     @cached_property
-    def _by_head(self) -> "dict[str, Recorded]":
+    def _by_predictor(self) -> "dict[str, Recorded]":
         return {}
 
     @cached_property
-    def _by_disco(self) -> "dict[tuple[DiscoHead | None, ...], Recorded]":
+    def _by_disco(self) -> "dict[tuple[DiscoPredictor | None, ...], Recorded]":
         return {}
 
 

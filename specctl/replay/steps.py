@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specctl.errors import UsageError
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import TOP_PROBS
 from specctl.records import DraftStep
 
@@ -44,19 +44,19 @@ class DraftSteps:
         )
 
     def __add__(self, after: "DraftSteps") -> "DraftSteps":
-        heads = None
+        predictors = None
         if self.accept_prob is not None and after.accept_prob is not None:
-            heads = self.accept_prob + after.accept_prob
+            predictors = self.accept_prob + after.accept_prob
         return DraftSteps(
             self.tokens + after.tokens,
             self.entropy + after.entropy,
             self.top_prob + after.top_prob,
             self.token_prob + after.token_prob,
-            heads,
+            predictors,
             top_probs=None if self.top_probs is None or after.top_probs is None else self.top_probs + after.top_probs,
         )
 
-    def of_head(self, name: str) -> "DraftSteps":
+    def of_predictor(self, name: str) -> "DraftSteps":
         """These steps with the predictions of another head in ``accept_prob``."""
         return replace(self, accept_prob=(self.further or {})[name], further=None)
 
@@ -64,7 +64,7 @@ class DraftSteps:
         """Entropy, top probability and token probability at a position."""
         return [self.entropy[position], self.top_prob[position], self.token_prob[position]]
 
-    def step(self, position: int, index: int, disco: DiscoHead | None = None) -> DraftStep:
+    def step(self, position: int, index: int, disco: DiscoPredictor | None = None) -> DraftStep:
         """The token at a position as the ``index``-th step of a round, with the prediction of a DISCO head."""
         accept_prob = None if self.accept_prob is None else self.accept_prob[position]
         if accept_prob is not None and index == 1:
@@ -80,17 +80,17 @@ class DraftSteps:
             self.own_accept_prob(position, index, disco),
         )
 
-    def own_accept_prob(self, position: int, index: int, disco: DiscoHead | None) -> float | None:
+    def own_accept_prob(self, position: int, index: int, disco: DiscoPredictor | None) -> float | None:
         """A DISCO head's prediction for the token at a position as the ``index``-th of a round, computed as live."""
         if disco is None or self.top_probs is None:
             return None
         return disco.own_accept_prob(self.top_probs[position], self.entropy[position], index)
 
 
-def draft_steps(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> DraftSteps:
+def draft_steps(tokens: list[int], columns: list[list[float]], predictors: Iterable[str]) -> DraftSteps:
     """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, one for each head's predictions, and in the end,
     where the draft has a DISCO head, one for each of the largest probabilities."""
-    names = list(heads)
+    names = list(predictors)
     entropy, top_prob, token_prob, *more = columns
     predictions, tops = more[: len(names)], more[len(names) :]
     assert len(tops) in (0, TOP_PROBS)
@@ -128,14 +128,16 @@ class Judged(NamedTuple):
         outcomes: Sequence[float],
         indices: Sequence[int],
         predictions: Sequence[float | None],
-        disco: DiscoHead | None,
+        disco: DiscoPredictor | None,
     ) -> "Judged":
         """Judged tokens with the predictions of a DISCO head, if there is one."""
         own = [steps.own_accept_prob(position, index, disco) for position, index in enumerate(indices)]
         return cls(steps, accepted, outcomes, indices, predictions, own)
 
 
-def judged_in_round(row: DraftSteps, run: int, outcomes: Sequence[float] | None, disco: DiscoHead | None) -> Judged:
+def judged_in_round(
+    row: DraftSteps, run: int, outcomes: Sequence[float] | None, disco: DiscoPredictor | None
+) -> Judged:
     """The tokens of a round that verification judges: to the first that is rejected.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.observing.findings import Skipped
 from specctl.observing.results import of_request
 from specctl.policies import Signal
@@ -38,9 +38,9 @@ class TraceHeader:
     provenance: dict[str, Any]
     heads: list[str] = field(default_factory=list)
     verification: Verification = "token"
-    disco: list[dict[str, DiscoHead]] = field(default_factory=list)
+    disco: list[dict[str, DiscoPredictor]] = field(default_factory=list)
 
-    def disco_of(self, head: str | None) -> list[DiscoHead | None]:
+    def disco_of(self, head: str | None) -> list[DiscoPredictor | None]:
         """The DISCO head of each draft, from the top down; of the first draft the one of this name, if there is one."""
         found = [next(iter(named.values()), None) for named in self.disco]
         return [self.disco[0].get(head, found[0]), *found[1:]] if found and head is not None else found
@@ -92,7 +92,7 @@ class TraceSet:
         """The traces of some prompts, with the predictions of a head of the draft; None for the profile's own head."""
         wanted = set(prompts)
         levels = self.header.disco_of(head)
-        return [trace.of_head(head).of_disco(levels) for trace in self.traces if trace.prompt in wanted]
+        return [trace.of_predictor(head).of_disco(levels) for trace in self.traces if trace.prompt in wanted]
 
     def add(self, record: object) -> None:
         """Add the record of a line after the header."""

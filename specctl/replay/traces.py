@@ -7,7 +7,7 @@ draft: see `specctl.replay.recorded`.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.replay.recorded import Recorded
 
 
@@ -33,10 +33,10 @@ class Trace:
     draft: Recorded
     prefill_ms: float
 
-    def of_head(self, name: str | None) -> "Trace":
+    def of_predictor(self, name: str | None) -> "Trace":
         """This trace with the predictions of another head of the draft; itself for None."""
-        return self if name is None else replace(self, draft=self.draft.of_head(name))
+        return self if name is None else replace(self, draft=self.draft.of_predictor(name))
 
-    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "Trace":
+    def of_disco(self, levels: Sequence[DiscoPredictor | None]) -> "Trace":
         """This trace with a DISCO head for each draft, from the top down; itself where no draft has one."""
         return replace(self, draft=self.draft.of_disco(levels)) if any(levels) else self

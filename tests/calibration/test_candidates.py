@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space, explore
 from specctl.calibration.compared_settings import compared_settings
-from specctl.calibration.grids import grid, level_grids, with_heads
+from specctl.calibration.grids import grid, level_grids, with_predictors
 from specctl.errors import UsageError
 from specctl.policies import Setting, nested
 from specctl.profile import resolve
@@ -69,7 +69,7 @@ def test_heads_go_by_what_tells_them_apart():
     ones = [Setting.of({"name": "specdec++"}), Setting.of({"name": "svip"})]
     ones.append(Setting.of({"name": "disco"}))
     names = ["runs/a/d1-w1", "runs/b/d1-w1", "runs/b/d2-w1"]
-    found = with_heads(ones, {**dict.fromkeys(names, "accept_prob"), "runs/c": "own_accept_prob"})
+    found = with_predictors(ones, {**dict.fromkeys(names, "accept_prob"), "runs/c": "own_accept_prob"})
     labels = ["specdec++:head=a/d1-w1", "specdec++:head=b/d1-w1", "specdec++:head=d2-w1", "svip", "disco:head=c"]
     assert [one.label for one in found] == labels
     assert len({one.family for one in found}) == 5
@@ -78,9 +78,9 @@ def test_heads_go_by_what_tells_them_apart():
 def test_each_head_has_its_price():
     costs = flat(2.0, 10.0, 0.0, head_ms={"small": 0.25, "large": 1.0})
     costs = replace(costs, signal_ms={"accept_prob": 0.25, "entropy": 0.5})
-    assert costs.of_head(None) is costs.of_head("another") is costs
-    assert costs.of_head("large").signal_ms == {"accept_prob": 1.0, "entropy": 0.5}
-    assert costs.of_head("large") is costs.of_head("large")
+    assert costs.of_predictor(None) is costs.of_predictor("another") is costs
+    assert costs.of_predictor("large").signal_ms == {"accept_prob": 1.0, "entropy": 0.5}
+    assert costs.of_predictor("large") is costs.of_predictor("large")
 
 
 def test_exploring_finds_the_best_of_all_combinations():

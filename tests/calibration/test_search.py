@@ -155,12 +155,12 @@ def test_grids_build_and_hold_the_papers_values():
 
 
 def test_all_is_all_that_the_known_signals_allow():
-    without, with_head, with_disco = (
+    without, with_predictor, with_disco = (
         {one.policy for one in grid("all", "paper", known)}
         for known in (SIGNALS, ALL_SIGNALS, SIGNALS | {"own_accept_prob"})
     )
     assert without == POLICIES.keys() - {"specdec++", "disco", "confidence"}
-    assert with_head == POLICIES.keys() - {"disco", "confidence"}
+    assert with_predictor == POLICIES.keys() - {"disco", "confidence"}
     assert with_disco == POLICIES.keys() - {"specdec++", "confidence"}
 
 
@@ -210,12 +210,12 @@ def test_a_head_adds_its_own_time_in_place_of_the_first_ones():
         signal_ms={"none": 0.0, "accept_prob": 0.5, "accept_prob+entropy": 0.7, "entropy": 0.2},
         head_ms={"small": 0.5, "large": 0.9, "tiny": 0.1},
     )
-    assert costs.of_head("large").signal_ms == pytest.approx(
+    assert costs.of_predictor("large").signal_ms == pytest.approx(
         {"none": 0.0, "accept_prob": 0.9, "accept_prob+entropy": 1.1, "entropy": 0.2}
     )
-    assert costs.of_head("tiny").signal_ms["accept_prob+entropy"] == pytest.approx(0.3)
-    assert costs.of_head("small").signal_ms == pytest.approx(costs.signal_ms)
-    assert costs.of_head("unknown") is costs
+    assert costs.of_predictor("tiny").signal_ms["accept_prob+entropy"] == pytest.approx(0.3)
+    assert costs.of_predictor("small").signal_ms == pytest.approx(costs.signal_ms)
+    assert costs.of_predictor("unknown") is costs
 
 
 def test_the_signal_bound_is_priced_in_the_middle_of_the_text():

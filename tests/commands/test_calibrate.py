@@ -17,7 +17,7 @@ from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
-from specctl.profile.embedded import head_path
+from specctl.profile.embedded import predictor_path
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 
@@ -289,7 +289,7 @@ def sweep(tmp_path_factory):
     """A folder with two copies of the shipped head."""
     folder = tmp_path_factory.mktemp("sweep")
     for name in ("d1-w1", "d1-w3"):
-        shutil.copytree(head_path("draft-head"), folder / name)
+        shutil.copytree(predictor_path("draft-head"), folder / name)
     return folder
 
 

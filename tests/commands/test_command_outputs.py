@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import ModelError, SpecctlError
-from specctl.heads import workshop
 from specctl.models.loading import profile_models as found
 from specctl.outputs import Outputs
+from specctl.training.predictors import predictor_workshop as workshop
 
 DATA = Path(__file__).parents[1] / "data"
 INPUT = ("-i", "in.jsonl")

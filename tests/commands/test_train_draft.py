@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import UsageError
-from specctl.learning.answer_folder import PROMPTS_PER_SHARD
-from specctl.learning.data_shards import INDEX
 from specctl.models.head_files.formats import FORMATS
+from specctl.training.collected import PROMPTS_PER_SHARD
+from specctl.training.material import INDEX
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
 TRAINING = ["--steps", "3", "--epochs", "2", "--lr", "0.003"]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import ModelError, ProfileError, UsageError
-from specctl.learning.answer_folder import PROMPTS_PER_SHARD
-from specctl.learning.data_shards import INDEX
+from specctl.training.collected import PROMPTS_PER_SHARD
+from specctl.training.material import INDEX
 
 PROMPTS = 5 * PROMPTS_PER_SHARD
 TRAINING = ["--depth", "1", "--reject-weight", "1", "--lr", "0.01", "--epochs", "40", "--batch-size", "8"]

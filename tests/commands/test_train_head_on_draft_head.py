@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import UsageError
-from specctl.heads import workshop
-from specctl.heads.examples import DataFolder
-from specctl.learning.answer_folder import PROMPTS_PER_SHARD
-from specctl.learning.data_shards import INDEX
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.network_files import Verifier, write_head
+from specctl.training import subject
+from specctl.training.collected import PROMPTS_PER_SHARD
+from specctl.training.material import INDEX
+from specctl.training.predictors import predictor_workshop
+from specctl.training.predictors.examples import ExampleFolder
 
 pytestmark = pytest.mark.slow
 
@@ -94,15 +95,15 @@ def test_the_policy_stops_by_it(folder: Path) -> None:
 def test_an_interrupted_run_goes_on_to_the_same_head(
     folder: Path, whole: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = DataFolder.add
+    add = ExampleFolder.add
 
-    def add_one(self: DataFolder, *shard: Any) -> None:
+    def add_one(self: ExampleFolder, *shard: Any) -> None:
         if self.done:
             raise KeyboardInterrupt
         add(self, *shard)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DataFolder, "add", add_one)
+        patched.setattr(ExampleFolder, "add", add_one)
         assert CliRunner().invoke(app, collecting(folder, "torn")).exit_code
     assert len(list((folder / "torn" / "examples").glob("shard*"))) == 1
     invoke(*collecting(folder, "torn", "--resume"))
@@ -111,8 +112,8 @@ def test_an_interrupted_run_goes_on_to_the_same_head(
 
 
 def test_earlier_examples_need_no_model(folder: Path, whole: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("load_model", "load_lesson"):
-        monkeypatch.setattr(workshop, name, lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(predictor_workshop, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(subject, "load_pair", lambda *_, **__: pytest.fail("a model was loaded"))
     examples = ["--examples", str(whole[0] / "examples"), *TRAINING]
     invoke(*options(folder, "again", *examples))
     assert files(folder / "again") == files(whole[0])
@@ -122,7 +123,7 @@ def test_earlier_examples_need_no_model(folder: Path, whole: tuple[Path, Any], m
 
 
 def test_a_share_of_the_targets_tokens_makes_no_sense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workshop, "load_lesson", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(subject, "load_pair", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match="--mix is for draft models"):
         invoke(*collecting(folder, "mixed", "--mix", "0.2"))
 

@@ -96,7 +96,7 @@ def test_the_policy_can_be_switched_and_the_text_stays(chat: Chat) -> None:
 
 
 def test_a_policy_that_cannot_run_changes_nothing(pair: Pair) -> None:
-    headless = load_pair(PROFILE, with_heads=False)
+    headless = load_pair(PROFILE, with_predictors=False)
     for chat, policy in ((Chat(headless, PROFILE), "specdec++"), (Chat(pair, PROFILE), "svpi")):
         before = chat.policy
         with pytest.raises(ProfileError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pretend_cuda import Devices
 from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, spread, unexpected
-from toys import noisy_copy, random_head, random_model, toy_disco
+from toys import noisy_copy, random_model, random_predictor, toy_disco
 
 from specctl.decoding.composition import Stage, build_drafter, compose
 from specctl.decoding.drafters import Drafter, ModelDrafter
@@ -16,11 +16,6 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.draft_training.lessons import Teacher
-from specctl.heads.draft_states import ModelStates
-from specctl.heads.examples import Example
-from specctl.heads.mixing import acceptance, signals
-from specctl.heads.training import weighted_loss
 from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
@@ -34,6 +29,11 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.replay.recording import metering
 from specctl.replay.recording.sequence_recording import read_sequence
+from specctl.training.drafts.lessons import Teacher
+from specctl.training.predictors.draft_states import ModelStates
+from specctl.training.predictors.examples import Example
+from specctl.training.predictors.mixing import acceptance, signals
+from specctl.training.predictors.predictor_learner import weighted_loss
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")
@@ -81,8 +81,8 @@ def test_pairs(cuda: Devices, devices: tuple[str, str], text: list[int]) -> None
     for engine in ("eager", "static", "graph"):
         target, draft = models(cuda, *devices, engine=engine)
         assert said(target, ModelDrafter(draft, Constant(4))) == text
-        head = cuda.move(random_head(32, spread=0.15), devices[1])
-        sampled.append(said(target, ModelDrafter(draft, POLICIES["specdec++"](), head=head), FILTERED))
+        head = cuda.move(random_predictor(32, spread=0.15), devices[1])
+        sampled.append(said(target, ModelDrafter(draft, POLICIES["specdec++"](), predictor=head), FILTERED))
     assert sampled[0] == sampled[1] == sampled[2]
 
 
@@ -96,7 +96,7 @@ def test_block_verification(cuda: Devices) -> None:
 
 def test_a_disco_head(cuda: Devices, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1")
-    assert said(target, ModelDrafter(draft, POLICIES["disco"](), head=toy_disco())) == text
+    assert said(target, ModelDrafter(draft, POLICIES["disco"](), predictor=toy_disco())) == text
 
 
 @pytest.mark.parametrize("draft_on", ["cuda:0", "cuda:2"])
@@ -112,8 +112,8 @@ def test_a_target_that_is_spread(cuda: Devices, draft_on: str, text: list[int]) 
 def test_a_draft_that_is_spread_gives_its_head_one_state(cuda: Devices, text: list[int]) -> None:
     target = EagerRunner(on(cuda, random_model("llama"), "cuda:2"), VOCABULARY)
     draft = EagerRunner(spread(cuda, noisy_copy("llama"), "cuda:0", "cuda:1"), VOCABULARY)
-    head = cuda.move(random_head(32, spread=0.15), "cuda:0")
-    assert said(target, ModelDrafter(draft, POLICIES["specdec++"](), head=head)) == text
+    head = cuda.move(random_predictor(32, spread=0.15), "cuda:0")
+    assert said(target, ModelDrafter(draft, POLICIES["specdec++"](), predictor=head)) == text
     draft.rollback(0)
     draft.extend(PROMPT, keep=1)
     cuda.ledger.clear()
@@ -129,8 +129,8 @@ def test_a_draft_that_is_spread_gives_its_head_one_state(cuda: Devices, text: li
 @pytest.mark.representatives("sampled")
 def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None:
     target, middle, lowest = models(cuda, "cuda:0", "cuda:1", "cuda:2")
-    head = cuda.move(random_head(32, spread=0.15), "cuda:1")
-    stages = [Stage(middle, POLICIES["specdec++"](max_draft=4), head=head), Stage(lowest, Constant(2))]
+    head = cuda.move(random_predictor(32, spread=0.15), "cuda:1")
+    stages = [Stage(middle, POLICIES["specdec++"](max_draft=4), predictor=head), Stage(lowest, Constant(2))]
     assert said(target, compose(stages), sampling) == text or sampling is FILTERED
 
 
@@ -178,15 +178,15 @@ def test_drafting_in_parallel(cuda: Devices, text: list[int]) -> None:
 @pytest.mark.representatives("in blocks", "greedy")
 def test_recording_for_replay(cuda: Devices, sampling: Sampling) -> None:
     """Branches that share a cache, and predictions along them."""
-    head = cuda.move(random_head(32, spread=0.15), "cuda:1")
-    pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_heads=({"": head},))
+    head = cuda.move(random_predictor(32, spread=0.15), "cuda:1")
+    pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_predictors=({"": head},))
     draws = torch.Generator("cuda:0").manual_seed(0)
     drafted = read_sequence(pair, PROMPT[:8], PROMPT[8:14], 20, 3, sampling, draws)
     assert drafted is not None
 
 
 def test_measuring_costs(cuda: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_heads=({},))
+    pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_predictors=({},))
     times = PassMeter(pair, 16, 2).measure(1)
     assert set(times.target) == {1, 2}
     monkeypatch.setattr(metering, "PASSES", 2)
@@ -212,7 +212,7 @@ def test_a_step_of_training_a_head_up_to_its_loss(cuda: Devices) -> None:
     example = Example(0, *tokens, *torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
     losses = []
     for draft, device in ((random_model("llama"), "cpu"), (on(cuda, random_model("llama"), "cuda:1"), "cuda:1")):
-        states, head = ModelStates(draft), random_head(32, spread=0.15)
+        states, head = ModelStates(draft), random_predictor(32, spread=0.15)
         assert states.device == torch.device(device)
         mixed = states.mix([example], 0.5, "a seed")
         hidden = states.of([example], mixed)

@@ -73,7 +73,7 @@ def test_what_a_draft_head_replays_is_captured_before_it(make: Callable[[], Any]
         head = build_head_runner(cuda.move(make(), "cuda:0"), VOCABULARY, "the head", settings)
         assert head.reads_states
         pair.target.watch(head.layers)
-        pair = replace(pair, drafts=(head,), named_heads=({},))
+        pair = replace(pair, drafts=(head,), named_predictors=({},))
         sampling = SamplingTable(max_new_tokens=24, temperature=1.0)
         warm_up(pair, sampling, longest=3)
         before = len(cuda.captures)

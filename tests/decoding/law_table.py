@@ -131,7 +131,7 @@ class Case:
 
     def drafter(self) -> Drafter:
         policy = self.policy()
-        return ModelDrafter(TableRunner(DRAFT), policy, head=head_for(policy, HEAD))
+        return ModelDrafter(TableRunner(DRAFT), policy, predictor=head_for(policy, HEAD))
 
 
 # A policy without an entry above is still tested, with its defaults.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import FAMILIES, TableRunner, random_head, random_model, related_table, seeded, table, toy_head
+from toys import FAMILIES, TableRunner, random_model, random_predictor, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
@@ -16,7 +16,7 @@ PROMPT = [5, 9, 2]
 @pytest.mark.parametrize("reads_signals", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_heads_word_on_the_token_before(family: str, reads_signals: bool) -> None:
-    head = random_head(32, depth=2, reads_signals=reads_signals, spread=0.2)
+    head = random_predictor(32, depth=2, reads_signals=reads_signals, spread=0.2)
     record = frozenset({"accept_prob", "entropy", "top_prob", "token_prob"})
     drafter = ModelDrafter(EagerRunner(random_model(family), 64), Constant(6), record, head)
     drafter.begin(Sampling(temperature=1.0, top_k=8), frozenset(), seeded(3))
@@ -39,7 +39,7 @@ def test_without_being_asked_for_it_costs_nothing() -> None:
             return super().extend(tokens, keep)
 
     logits = related_table(table(1), 2)
-    drafter = ModelDrafter(Plain(logits), Constant(3), head=toy_head(logits, 3))
+    drafter = ModelDrafter(Plain(logits), Constant(3), predictor=toy_head(logits, 3))
     drafter.begin(Sampling(), frozenset(), None)
     assert [step.accept_prob for step in drafter.draft([1, 2], 3).steps] == [None] * 3
 

@@ -15,8 +15,8 @@ from toys import (
     TableRunner,
     ToyDraftHead,
     head_for,
-    random_head,
     random_model,
+    random_predictor,
     related_table,
     table,
 )
@@ -206,7 +206,9 @@ HEAD_CASES = [*{case.name: case for case in HEAD_CASES}.values(), Case("constant
 def toy_drafter(case: Case) -> ModelDrafter:
     head = random_eagle3(states=3, vocabulary=3, tokens=[0, 2] if case.sampling == FEW else None, seed=4)
     policy = case.policy()
-    return ModelDrafter(HeadRunner(head, 3, capacity=16), policy, head=head_for(policy, random_head(8, seed=3)))
+    return ModelDrafter(
+        HeadRunner(head, 3, capacity=16), policy, predictor=head_for(policy, random_predictor(8, seed=3))
+    )
 
 
 @pytest.mark.parametrize("case", HEAD_CASES, ids=str)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from scipy.stats import chisquare
-from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, related_table, seeded, table
+from toys import FAMILIES, TableRunner, noisy_copy, random_model, random_predictor, related_table, seeded, table
 
 from specctl.decoding.along import CHUNK
 from specctl.decoding.draft_tokens import draw_along, predict_acceptance
@@ -60,7 +60,7 @@ def test_long_answers_are_read_in_chunks() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_predicts_each_draft_token_after_the_text_before_it(family: str) -> None:
-    draft, head = EagerRunner(random_model(family), 64), random_head(32, spread=0.2)
+    draft, head = EagerRunner(random_model(family), 64), random_predictor(32, spread=0.2)
     prompt, answer = [3, 1], torch.randint(1, 64, (20,), generator=seeded(6)).tolist()
     drawn = draw_along(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
     predicted = predict_acceptance(draft, head, prompt, answer, drawn)

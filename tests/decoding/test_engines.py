@@ -13,8 +13,8 @@ from toys import (
     generated,
     head_for,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     seeded,
 )
 from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.crossed
 
 LENGTH = 48
 PROMPTS = (1, 5, 9), tuple(torch.randint(1, 64, (70,), generator=seeded(5)).tolist())
-HEAD = random_head(hidden_size=32, spread=0.15)
+HEAD = random_predictor(hidden_size=32, spread=0.15)
 ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "static": lambda model: StaticRunner(model, 64),
     "graph": lambda model: GraphRunner(model, 64, Replays()),
@@ -60,7 +60,7 @@ def written(
     target: Runner, draft: Runner, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
 ) -> list[int]:
     policy = POLICIES[name](**STOPPING.get(name, {}))
-    drafter = ModelDrafter(draft, policy, head=head_for(policy, HEAD))
+    drafter = ModelDrafter(draft, policy, predictor=head_for(policy, HEAD))
     with torch.inference_mode():
         target.rollback(0)
         drafter.rollback(0)

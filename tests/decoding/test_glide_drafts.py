@@ -8,7 +8,7 @@ import torch
 from law_table import FEW, SAMPLINGS, Case, Enumeration, enumerate_decode, error, expected_law
 from test_draft_heads import PROMPT, play
 from toy_heads import random_glide
-from toys import Replays, TableRunner, random_head, random_model, related_table, table
+from toys import Replays, TableRunner, random_model, random_predictor, related_table, table
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -150,8 +150,8 @@ CASES = [replace(case, length=2, limit=3) if case.sampling == "T=1" else case fo
 
 def toy_drafter(case: Case, *, laws: bool = False) -> ModelDrafter:
     head = random_glide(vocabulary=3, depth=DEPTH, seed=4, spread=0.7)
-    predictor = random_head(8, seed=3) if "accept_prob" in case.policy().signals else None
-    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), head=predictor, laws=laws)
+    predictor = random_predictor(8, seed=3) if "accept_prob" in case.policy().signals else None
+    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), predictor=predictor, laws=laws)
 
 
 def law_of(make: Callable[[], Drafter], case: Case, layers: Sequence[int] = LAYERS) -> Enumeration:

@@ -10,8 +10,8 @@ from toys import (
     generated,
     head_for,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     seeded,
 )
 from transformers import PreTrainedModel
@@ -25,7 +25,7 @@ from specctl.policies import POLICIES
 
 LENGTH = 4 * WINDOW
 SHORT, LONG = (1, 5, 9), tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
-HEAD = random_head(hidden_size=32)
+HEAD = random_predictor(hidden_size=32)
 
 
 def drafts(family: str) -> dict[str, PreTrainedModel]:
@@ -42,7 +42,7 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
     target = EagerRunner(random_model(family), 64)
     policy = POLICIES[name](**STOPPING.get(name, {}))
-    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, head=head_for(policy, HEAD))
+    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, predictor=head_for(policy, HEAD))
     with torch.inference_mode():
         for prompt in (SHORT, LONG):
             target.rollback(0)

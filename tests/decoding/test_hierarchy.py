@@ -195,7 +195,7 @@ def test_a_head_judges_the_token_fed_before(reads_signals: bool) -> None:
     """Across inner rounds too: the first row of one is the last token of the one before."""
     head, policy = toy_head(MID, 9, reads_signals=reads_signals), SpecDecPlusPlus(threshold=1.0, max_draft=9)
     drafter = PreVerifiedDrafter(
-        ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), policy, head=head, record={"token_prob"}
+        ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), policy, predictor=head, record={"token_prob"}
     )
     text, checked = [1, 2], 0
     for round_ in decode(TableRunner(TARGET), drafter, text.copy(), 60, PLAIN, generator=seeded(8)):

@@ -96,7 +96,7 @@ def test_a_head_at_the_middle_model_leaves_the_law_of_the_target(reads_signals: 
     def drafter() -> Drafter:
         inner = ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=0.87, max_draft=2))
         policy = SpecDecPlusPlus(threshold=0.6, min_draft=1, max_draft=3)
-        return PreVerifiedDrafter(inner, TableRunner(MID), policy, head=head)
+        return PreVerifiedDrafter(inner, TableRunner(MID), policy, predictor=head)
 
     found, wrong = enumerated(drafter, length=3, limit=4)
     assert wrong < EXACT

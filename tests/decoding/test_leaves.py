@@ -23,8 +23,8 @@ from toys import (
     generated,
     head_for,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     related_table,
     seeded,
     table,
@@ -318,7 +318,10 @@ def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) 
         policy = POLICIES[name](**STOPPING.get(name, {}))
         target = ENGINES[engine](random_model(family))
         chain = ModelDrafter(
-            ENGINES[engine](noisy_copy(family, 0.05)), policy, head=head_for(policy, random_head(32)), laws=True
+            ENGINES[engine](noisy_copy(family, 0.05)),
+            policy,
+            predictor=head_for(policy, random_predictor(32)),
+            laws=True,
         )
         one = LeafDrafter(chain, rule)
         with torch.inference_mode():

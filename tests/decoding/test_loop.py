@@ -44,7 +44,7 @@ class Play:
         sequence = list(prompt)
         self.target = TableRunner(target, sequence)
         self.draft = TableRunner(draft, sequence)
-        drafter = ModelDrafter(self.draft, policy, head=head_for(policy, HEAD)) if policy is not None else None
+        drafter = ModelDrafter(self.draft, policy, predictor=head_for(policy, HEAD)) if policy is not None else None
         if prefilled:
             prefill(self.target, drafter, prompt)
             assert self.target.tokens == prompt[:-1]

@@ -10,8 +10,8 @@ from toys import (
     Replays,
     TableRunner,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     related_table,
     seeded,
     table,
@@ -74,7 +74,7 @@ def test_it_is_the_heads_word_on_the_law_behind_the_token(family: str, sampling:
 def test_a_middle_model_numbers_the_tokens_of_its_block() -> None:
     middle = related_table(table(1), 2)
     inner = ModelDrafter(TableRunner(related_table(middle, 3)), Constant(2))
-    drafter = PreVerifiedDrafter(inner, TableRunner(middle), Constant(8), record=OWN, head=HEAD)
+    drafter = PreVerifiedDrafter(inner, TableRunner(middle), Constant(8), record=OWN, predictor=HEAD)
     drafter.begin(Sampling(), frozenset(), None)
     with torch.inference_mode():
         steps = drafter.draft([1, 2], 8).steps
@@ -90,7 +90,7 @@ def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, 
     model = noisy_copy("llama")
     drafts = []
     for runner in (EagerRunner(model, 64), make(model, 64)):
-        drafter = ModelDrafter(runner, Disco(threshold=0.0, max_draft=6), head=HEAD)
+        drafter = ModelDrafter(runner, Disco(threshold=0.0, max_draft=6), predictor=HEAD)
         drafter.begin(Sampling(), frozenset(), None)
         with torch.inference_mode():
             drafts.append(drafter.draft(PROMPT, 6).steps)
@@ -136,10 +136,10 @@ def test_without_being_asked_for_nothing_is_read(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("the largest probabilities were read")
 
     monkeypatch.setattr(Softmax, "tops", never)
-    drafter = ModelDrafter(TableRunner(table(1)), Constant(3), head=HEAD)
+    drafter = ModelDrafter(TableRunner(table(1)), Constant(3), predictor=HEAD)
     drafter.begin(Sampling(), frozenset(), None)
     assert [step.own_accept_prob for step in drafter.draft([1, 2], 3).steps] == [None] * 3
-    drafter = ModelDrafter(TableRunner(table(1)), Disco(), head=HEAD)
+    drafter = ModelDrafter(TableRunner(table(1)), Disco(), predictor=HEAD)
     drafter.begin(Sampling(), frozenset(), None)
     with pytest.raises(AssertionError, match="were read"):
         drafter.draft([1, 2], 3)
@@ -150,11 +150,11 @@ def runner() -> Runner:
 
 
 def test_a_policy_needs_a_head_of_its_kind() -> None:
-    states = random_head(5)
+    states = random_predictor(5)
     with pytest.raises(ValueError, match="needs a DISCO head"):
-        ModelDrafter(runner(), Disco(), head=states)
+        ModelDrafter(runner(), Disco(), predictor=states)
     with pytest.raises(ValueError, match="needs a head on hidden states"):
-        ModelDrafter(runner(), SpecDecPlusPlus(), head=HEAD)
+        ModelDrafter(runner(), SpecDecPlusPlus(), predictor=HEAD)
     both = pair_of(runner(), runner(), heads=[states])
     assert {"accept_prob", "own_accept_prob"} <= readable(both)
     for name in ("disco", "specdec++"):

@@ -10,7 +10,16 @@ import torch
 from law_table import BY_BLOCK, TARGET
 from onnx_models import needs_onnx
 from quantised_forms import ONNX, OTHER_WAYS, TORCHAO, TRAINED, TREES, Form, target_of
-from toys import STOPPING, WITHOUT_FORESIGHT, TableRunner, generated, head_for, noisy_copy, random_head, random_model
+from toys import (
+    STOPPING,
+    WITHOUT_FORESIGHT,
+    TableRunner,
+    generated,
+    head_for,
+    noisy_copy,
+    random_model,
+    random_predictor,
+)
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
@@ -36,7 +45,7 @@ pytest.importorskip("torchao")
 PROMPT = (1, 5, 9)
 LENGTH = 32
 OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog was sad because")
-HEAD = random_head(hidden_size=32)
+HEAD = random_predictor(hidden_size=32)
 CHAINS = [way for way in OTHER_WAYS if way not in TREES]
 
 
@@ -57,7 +66,7 @@ def quantised(folder: Path, quantize: str) -> PreTrainedModel:
 def rounds(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> list[Round]:
     runner = EagerRunner(target, 64)
     stopping = POLICIES[policy](**STOPPING.get(policy, {}))
-    drafter = ModelDrafter(EagerRunner(draft, 64), stopping, head=head_for(stopping, HEAD))
+    drafter = ModelDrafter(EagerRunner(draft, 64), stopping, predictor=head_for(stopping, HEAD))
     with torch.inference_mode():
         prefill(runner, drafter, PROMPT)
         return list(decode(runner, drafter, PROMPT, LENGTH, Sampling()))

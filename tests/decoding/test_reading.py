@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from toys import random_head, seeded
+from toys import random_predictor, seeded
 
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draws import uniforms
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 HERE = torch.device("cpu")
@@ -18,10 +18,10 @@ HERE = torch.device("cpu")
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, top_k=9)], ids=["greedy", "1", "0.7"])
 @pytest.mark.parametrize(
     "head",
-    [None, random_head(32, reads_signals=False), random_head(32)],
+    [None, random_predictor(32, reads_signals=False), random_predictor(32)],
     ids=["no head", "a head", "a head that reads signals"],
 )
-def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: AcceptanceHead | None) -> None:
+def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: StatePredictor | None) -> None:
     reader = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head, foresees=True)
     previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
     for seed in range(20):

@@ -19,8 +19,8 @@ from toys import (
     TableRunner,
     head_for,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     related_table,
     seeded,
     table,
@@ -123,7 +123,7 @@ class Written:
 
 def table_written(policy: StoppingPolicy, sampling: Sampling, seed: int, *, runs_ahead: bool) -> Written:
     runner = AheadTable(DRAFT, runs_ahead=runs_ahead)
-    drafter = Noting(runner, policy, head=head_for(policy, HEAD))
+    drafter = Noting(runner, policy, predictor=head_for(policy, HEAD))
     with torch.inference_mode(), steady_clocks():
         rounds = list(decode(TableRunner(TARGET), drafter, [1, 2], 60, sampling, {EOS}, seeded(seed)))
     return Written(tuple(rounds), tuple(drafter.held), len(runner.extended))
@@ -235,7 +235,7 @@ def test_output_has_the_law_of_the_target(case: Case, monkeypatch: pytest.Monkey
 
 
 SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
-PREDICTS = random_head(hidden_size=32, spread=0.15)
+PREDICTS = random_predictor(hidden_size=32, spread=0.15)
 PROMPT = torch.randint(1, 64, (30,), generator=seeded(5)).tolist()
 CAPTURED: dict[str, Callable[[], Runner]] = {
     "a draft model": lambda: GraphRunner(noisy_copy("llama"), 64, Replays()),
@@ -267,7 +267,7 @@ def target() -> Runner:
 
 
 def model_written(draft: Runner, policy: StoppingPolicy, sampling: Sampling) -> Written:
-    drafter = Noting(draft, policy, head=head_for(policy, PREDICTS))
+    drafter = Noting(draft, policy, predictor=head_for(policy, PREDICTS))
     with torch.inference_mode():
         target().rollback(0)
         prefill(target(), drafter, PROMPT)

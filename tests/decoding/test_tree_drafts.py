@@ -42,8 +42,8 @@ from toys import (
     generated,
     head_for,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     related_table,
     seeded,
     table,
@@ -105,7 +105,7 @@ POLICIES_TESTED: dict[str, tuple[str, dict[str, object]]] = {
 def drafter(policy: str = "constant", size: TreeSize = SMALL) -> TreeDrafter:
     name, values = POLICIES_TESTED[policy]
     rule = POLICIES[name](**values)
-    return TreeDrafter(TableRunner(DRAFT), rule, size, head=head_for(rule, HEAD))
+    return TreeDrafter(TableRunner(DRAFT), rule, size, predictor=head_for(rule, HEAD))
 
 
 def wrong_by(make: Callable[[], Drafter], sampling: Sampling = PLAIN, **more: Any) -> float:
@@ -365,7 +365,7 @@ def rounded(step: DraftStep) -> DraftStep:
 def test_a_tree_of_one_beam_is_the_chain(policy: str) -> None:
     name, values = POLICIES_TESTED[policy]
     rule = POLICIES[name](**values)
-    chain = ModelDrafter(TableRunner(DRAFT), rule, head=head_for(rule, HEAD))
+    chain = ModelDrafter(TableRunner(DRAFT), rule, predictor=head_for(rule, HEAD))
     expected = rounds_of(chain, Sampling(), TableRunner(TARGET))
     assert rounds_of(drafter(policy, TreeSize(64, 1)), Sampling(), TableRunner(TARGET)) == expected
     assert any(round_.drafted for round_ in expected)
@@ -493,8 +493,8 @@ def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
     for name in WITHOUT_FORESIGHT if engine == "eager" else ("svip", "cost-optimal"):
         policy = POLICIES[name](**STOPPING.get(name, {}))
         target = ENGINES[engine](random_model(family))
-        draft, head = ENGINES[engine](noisy_copy(family, 0.05)), head_for(policy, random_head(32))
-        one = TreeDrafter(draft, policy, TreeSize(24, 4), head=head)
+        draft, head = ENGINES[engine](noisy_copy(family, 0.05)), head_for(policy, random_predictor(32))
+        one = TreeDrafter(draft, policy, TreeSize(24, 4), predictor=head)
         with torch.inference_mode():
             for prompt in (SHORT, LONG):
                 target.rollback(0)

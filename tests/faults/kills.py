@@ -25,10 +25,8 @@ import torch
 
 from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
-from specctl.heads import workshop  # noqa: F401
-from specctl.learning import answer_folder as learning_collecting
-from specctl.learning import saved_state
 from specctl.replay.recording import collecting, metering
+from specctl.training import collected, saved_state, subjects  # noqa: F401
 from tests.checkpoints import llama_config, save_model
 
 Items = Iterable[tuple[str, Any]]
@@ -217,7 +215,7 @@ def kill(kills: int, seed: int, say: Callable[[str], None] = lambda _: None) -> 
         stack.enter_context(patch.multiple(metering, **rough))
         stack.enter_context(patch.object(collecting, "PASSES", rough["PASSES"]))
         stack.enter_context(patch.object(saved_state, "SAVE_SECONDS", 0.02))
-        stack.enter_context(patch.object(learning_collecting, "PROMPTS_PER_SHARD", 4))
+        stack.enter_context(patch.object(collected, "PROMPTS_PER_SHARD", 4))
         for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
             stack.enter_context(patch.dict(os.environ))
             del os.environ[name]

@@ -10,13 +10,13 @@ from checkpoints import llama_config, save_model
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save_model as save_shared
 from torch import nn
-from toys import random_head
+from toys import random_predictor
 
 from specctl.errors import ModelError
 from specctl.models.files.stored_weights import files_hash
 from specctl.models.loading.assembly import load_pair
-from specctl.models.predictors.acceptance_head import AcceptanceHead, head_from, head_from_published
-from specctl.models.predictors.head_checkpoint import CONFIG, WEIGHTS, locate_head, save_head
+from specctl.models.predictors.predictor_checkpoint import CONFIG, WEIGHTS, locate_predictor, save_predictor
+from specctl.models.predictors.state_predictor import StatePredictor, predictor_from, predictor_from_published
 from specctl.profile.schema import Profile
 
 WIDTH = 16
@@ -41,12 +41,14 @@ class PublishedHead(nn.Module):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_head(tmp_path / "head", random_head(WIDTH, reads_signals=False), {"draft_model": "some/draft"}, "# A card\n")
+    save_predictor(
+        tmp_path / "head", random_predictor(WIDTH, reads_signals=False), {"draft_model": "some/draft"}, "# A card\n"
+    )
     return tmp_path / "head"
 
 
 def test_one_block_worked_out_by_hand() -> None:
-    head = AcceptanceHead(2, depth=1)
+    head = StatePredictor(2, depth=1)
     with torch.no_grad():
         head.blocks[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         head.blocks[0].bias.copy_(torch.tensor([0.0, -2.0]))
@@ -60,7 +62,7 @@ def test_one_block_worked_out_by_hand() -> None:
 
 
 def test_signals_are_read_by_the_last_layer() -> None:
-    head = random_head(4, depth=2)
+    head = random_predictor(4, depth=2)
     hidden, signals = torch.ones(4), torch.tensor([0.5, 0.25, 0.125])
     with torch.inference_mode():
         moved = head(hidden, signals) - head(hidden, torch.zeros(3))
@@ -69,16 +71,16 @@ def test_signals_are_read_by_the_last_layer() -> None:
 
 def test_an_untrained_block_is_the_identity() -> None:
     torch.manual_seed(0)
-    head = AcceptanceHead(WIDTH, depth=3)
+    head = StatePredictor(WIDTH, depth=3)
     hidden = torch.randn(5, WIDTH)
     assert torch.equal(head(hidden), head.output(hidden)[:, 0])
 
 
 @pytest.mark.parametrize("reads_signals", [False, True])
 def test_a_saved_head_comes_back(tmp_path: Path, reads_signals: bool) -> None:
-    head = random_head(WIDTH, depth=2, reads_signals=reads_signals)
-    save_head(tmp_path, head, {"draft_model": "m"}, "# Card\n")
-    loaded = locate_head(str(tmp_path)).load(WIDTH)
+    head = random_predictor(WIDTH, depth=2, reads_signals=reads_signals)
+    save_predictor(tmp_path, head, {"draft_model": "m"}, "# Card\n")
+    loaded = locate_predictor(str(tmp_path)).load(WIDTH)
     assert (loaded.depth, loaded.hidden_size, loaded.reads_signals) == (2, WIDTH, reads_signals)
     hidden, signals = torch.randn(7, WIDTH), torch.rand(7, 3)
     assert torch.equal(head(hidden, signals), loaded(hidden, signals))
@@ -97,7 +99,7 @@ def test_the_published_layout_becomes_one_logit(tmp_path: Path, depth: int, shar
     else:
         save_file({name: weight.clone() for name, weight in published.state_dict().items()}, path)
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": WIDTH, "num_layers": depth}))
-    head = locate_head(str(tmp_path)).load(WIDTH)
+    head = locate_predictor(str(tmp_path)).load(WIDTH)
     assert head.depth == depth
     hidden = torch.randn(50, WIDTH)
     torch.testing.assert_close(head.accept_prob(hidden), published.model(hidden).softmax(-1)[:, 1])
@@ -105,13 +107,13 @@ def test_the_published_layout_becomes_one_logit(tmp_path: Path, depth: int, shar
 
 def test_weights_of_something_else_are_refused() -> None:
     with pytest.raises(ModelError, match="not those of an acceptance head"):
-        head_from({"lm_head.weight": torch.ones(2, 2)})
+        predictor_from({"lm_head.weight": torch.ones(2, 2)})
     linear = {"output.weight": torch.ones(1, 4), "output.bias": torch.ones(1)}
-    assert head_from(linear).depth == 0
+    assert predictor_from(linear).depth == 0
     with pytest.raises(ModelError, match="not those of an acceptance head"):
-        head_from({**linear, "blocks.1.weight": torch.ones(4, 4)})
+        predictor_from({**linear, "blocks.1.weight": torch.ones(4, 4)})
     with pytest.raises(ModelError, match="SpecDec"):
-        head_from_published({"model.0.weight": torch.ones(3, 4), "model.0.bias": torch.ones(3)}, 0)
+        predictor_from_published({"model.0.weight": torch.ones(3, 4), "model.0.bias": torch.ones(3)}, 0)
 
 
 def broken(folder: Path, how: str) -> None:
@@ -155,14 +157,14 @@ def broken(folder: Path, how: str) -> None:
 def test_a_damaged_head_is_told_in_one_message(folder: Path, how: str, message: str) -> None:
     broken(folder, how)
     with pytest.raises(ModelError, match=message) as caught:
-        locate_head(str(folder)).load(WIDTH)
+        locate_predictor(str(folder)).load(WIDTH)
     assert caught.value.hint
     assert caught.value.exit_code == 3
 
 
 def test_a_head_of_another_width_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"of 16 numbers; the draft's have 32") as caught:
-        locate_head(str(folder)).load(32)
+        locate_predictor(str(folder)).load(32)
     assert "some/draft" in caught.value.hint
 
 
@@ -197,21 +199,23 @@ def profile(models: Path, head: Path) -> Profile:
 
 def test_a_head_comes_with_the_pair_if_wanted(models: Path, folder: Path) -> None:
     pair = load_pair(profile(models, folder))
-    assert pair.head is not None
-    assert pair.head.hidden_size == WIDTH
-    assert load_pair(profile(models, folder), with_heads=False).head is None
-    assert load_pair(profile(models, folder), with_drafts=False).head is None
+    assert pair.predictor is not None
+    assert pair.predictor.hidden_size == WIDTH
+    assert load_pair(profile(models, folder), with_predictors=False).predictor is None
+    assert load_pair(profile(models, folder), with_drafts=False).predictor is None
 
 
 def test_a_head_of_another_draft_is_refused_or_warned_about(models: Path, tmp_path: Path) -> None:
     right = files_hash([models / "draft" / "model.safetensors"])
     wrong = files_hash([models / "target" / "model.safetensors"])
     for sha256 in (right, wrong):
-        save_head(tmp_path / sha256, random_head(WIDTH), {"draft_model": "old/draft", "draft_sha256": sha256}, "")
-    assert load_pair(profile(models, tmp_path / right)).head is not None
+        save_predictor(
+            tmp_path / sha256, random_predictor(WIDTH), {"draft_model": "old/draft", "draft_sha256": sha256}, ""
+        )
+    assert load_pair(profile(models, tmp_path / right)).predictor is not None
     with pytest.raises(ModelError, match=r"trained on other weights.*old/draft"):
         load_pair(profile(models, tmp_path / wrong))
     heard: list[str] = []
-    assert load_pair(profile(models, tmp_path / wrong), on_foreign_head=heard.append).head is not None
+    assert load_pair(profile(models, tmp_path / wrong), on_foreign_predictor=heard.append).predictor is not None
     assert len(heard) == 1
     assert "old/draft" in heard[0]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import noisy_copy, random_head, random_model, seeded
+from toys import noisy_copy, random_model, random_predictor, seeded
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -77,10 +77,10 @@ def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
 def test_tokens_are_those_of_the_eager_engine(sampling: Sampling, policy: str) -> None:
     targets, drafts = twins("llama"), twins("llama", copy=True)
-    head = random_head(hidden_size=32, spread=0.15).cuda()
+    head = random_predictor(hidden_size=32, spread=0.15).cuda()
     texts = []
     for target, draft in zip(targets, drafts, strict=True):
-        drafter = ModelDrafter(draft, POLICIES[policy](), head=head)
+        drafter = ModelDrafter(draft, POLICIES[policy](), predictor=head)
         with torch.inference_mode():
             prefill(target, drafter, TOKENS[:30])
             draws = torch.Generator("cuda").manual_seed(0)

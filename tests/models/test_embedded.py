@@ -61,8 +61,8 @@ def test_the_family_shares_a_tokenizer_and_a_long_context(pair: Pair) -> None:
 
 def test_the_head_belongs_to_the_draft(pair: Pair) -> None:
     """Loading refuses one that was trained on other weights."""
-    assert pair.head is not None
-    assert pair.head.hidden_size == pair.models[1].config.hidden_size
+    assert pair.predictor is not None
+    assert pair.predictor.hidden_size == pair.models[1].config.hidden_size
 
 
 def test_the_draft_head_has_one_that_stops_its_drafts(said: list[int]) -> None:

@@ -48,13 +48,13 @@ def test_lookups_take_their_places_among_the_drafts(checkpoints):
     below = single.draft.model_copy(update={"draft": DraftTable.model_validate(lookup)})
     pair = load_pair(single.model_copy(update={"draft": below}))
     assert [type(draft) for draft in pair.drafts] == [EagerRunner, LookupRunner]
-    assert (pair.above, pair.heads, len(pair.models), pair.context) == ((None, 0), (None, None), 2, 48)
+    assert (pair.above, pair.predictors, len(pair.models), pair.context) == ((None, 0), (None, None), 2, 48)
     # In a benchmark: a lookup first, then the draft, then the lookup below a model of its own.
     tables = [below.draft, single.draft, single.draft, below.draft]
     pair = load_pair(single, drafts=tables, above=(None, None, 1, 2), heads=[[], [], [], []])
     assert [type(draft) for draft in pair.drafts] == [LookupRunner, EagerRunner, EagerRunner, LookupRunner]
     assert pair.verifiers == (None, None, 1, 2)
-    assert [len(pair.models), len(pair.heads)] == [3, 4]
+    assert [len(pair.models), len(pair.predictors)] == [3, 4]
     assert load_pair(single.model_copy(update={"draft": below.draft})).context == 64
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import FAMILIES, Replays, random_head, random_model, seeded
+from toys import FAMILIES, Replays, random_model, random_predictor, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -17,7 +17,7 @@ from specctl.decoding.rows.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
@@ -109,11 +109,11 @@ def test_a_prompt_of_several_pieces(keep: int) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "head",
-    [None, random_head(32, reads_signals=False), random_head(32)],
+    [None, random_predictor(32, reads_signals=False), random_predictor(32)],
     ids=["no head", "a head", "a head that reads signals"],
 )
 def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
-    engine: str, sampling: Sampling, head: AcceptanceHead | None
+    engine: str, sampling: Sampling, head: StatePredictor | None
 ) -> None:
     model = random_model("llama")
     fused, plain = ENGINES[engine](model), EagerRunner(model, VOCABULARY)

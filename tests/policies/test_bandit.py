@@ -81,7 +81,7 @@ def test_it_reads_what_its_arms_read() -> None:
     assert Setting("bandit").signals == {"entropy", "top_prob"}
     setting = Setting.of(parse_policy('bandit:arms=["specdec++","cost-optimal:use_head=true"]'))
     assert setting.signals == setting.build().signals == {"accept_prob", "entropy", "top_prob"}
-    assert setting.needs_head
+    assert setting.needs_predictor
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("none", "bandit")])

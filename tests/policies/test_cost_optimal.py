@@ -310,11 +310,11 @@ def test_what_a_heads_prediction_means_is_learned_from_the_verdict_on_its_token(
         DraftStep(place, place, entropy=0.5, top_prob=0.8, accept_prob=predicted)
         for place, predicted in enumerate((1.0, 0.05, 0.95), start=1)
     )
-    before = policy._accepted_by_head.predict(*_features(steps[1]), log_odds(0.95))
+    before = policy._accepted_as_predicted.predict(*_features(steps[1]), log_odds(0.95))
     for _ in range(60):
         policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
-    assert policy._accepted_by_head.predict(*_features(steps[1]), log_odds(0.95)) < 0.3 < before
-    assert policy._accepted_by_head.predict(*_features(steps[0]), log_odds(0.05)) > 0.6
+    assert policy._accepted_as_predicted.predict(*_features(steps[1]), log_odds(0.95)) < 0.3 < before
+    assert policy._accepted_as_predicted.predict(*_features(steps[0]), log_odds(0.05)) > 0.6
 
 
 def test_foresight_reads_no_distribution_and_stops_before_a_token_that_is_predicted_to_fail() -> None:

@@ -53,15 +53,15 @@ def test_what_a_setting_says_of_its_policy_is_what_the_policy_does(name: str) ->
     policy = setting.build()
     assert setting.signals == policy.signals
     assert setting.drafts == policy.drafts == (name != "none")
-    assert setting.needs_head == (name in ("specdec++", "disco"))
+    assert setting.needs_predictor == (name in ("specdec++", "disco"))
     assert setting.longest_draft >= policy.draft_limit()
     own = {one.name: getattr(policy, one.name) for one in fields(policy) if one.init}  # type: ignore[arg-type]
     assert setting.all_values == own
 
 
 def test_signals_follow_the_values() -> None:
-    assert Setting.of({"name": "cost-optimal", "use_head": True}).needs_head
-    assert not Setting("cost-optimal").needs_head
+    assert Setting.of({"name": "cost-optimal", "use_head": True}).needs_predictor
+    assert not Setting("cost-optimal").needs_predictor
 
 
 @pytest.mark.parametrize(

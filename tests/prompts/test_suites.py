@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specctl.errors import UsageError
-from specctl.prompts.formats import MT_BENCH, SUITES
+from specctl.prompts.suite_formats import MT_BENCH, SUITES
 from specctl.prompts.suites import load_records, load_suite, suite_names
 
 OTHER_GROUPS = ("translation", "summarization", "qa", "math_reasoning", "rag")

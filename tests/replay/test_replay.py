@@ -12,8 +12,8 @@ from toys import (
     WINDOW,
     Ticks,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     seeded,
 )
 from traced import live, pair_of, shape, trace_of
@@ -61,7 +61,7 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
 }
 # Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.
 DRAFTING, VERIFYING = 2.0, 4.0
-HEAD = random_head(32, depth=1, spread=0.15)
+HEAD = random_predictor(32, depth=1, spread=0.15)
 CASES = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
 
 

@@ -152,10 +152,10 @@ def test_block_traces_survive_a_file(kind: str, tmp_path: Path) -> None:
 
 def test_another_head_has_its_own_word_in_blocks() -> None:
     pair = drafts_of_a_model()
-    head = next(iter(pair.named_heads[0].values()))
-    trace = recorded(replace(pair, named_heads=({"own": head, "other": head},)), 4)
-    assert trace.of_head("own").draft is trace.draft
-    other = trace.of_head("other")
+    head = next(iter(pair.named_predictors[0].values()))
+    trace = recorded(replace(pair, named_predictors=({"own": head, "other": head},)), 4)
+    assert trace.of_predictor("own").draft is trace.draft
+    other = trace.of_predictor("other")
     assert other.draft is not trace.draft
     assert [other.draft.step(0, index) for index in (1, 2, 3)] == [trace.draft.step(0, index) for index in (1, 2, 3)]
 

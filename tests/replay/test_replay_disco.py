@@ -13,8 +13,8 @@ from toys import toy_disco
 
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.analysis.verdicts import verdicts
-from specctl.models.predictors.disco_head import DiscoHead
-from specctl.models.predictors.trained_heads import disco_heads
+from specctl.models.predictors.disco_predictor import DiscoPredictor
+from specctl.models.predictors.trained_predictors import disco_predictors
 from specctl.replay.play import Player, play
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
@@ -22,10 +22,10 @@ from specctl.replay.traces import Trace
 PARTS: Sequence[Part] = [("disco", {"threshold": 0.65}, False)]
 
 
-def forgetful(head: DiscoHead) -> DiscoHead:
+def forgetful(head: DiscoPredictor) -> DiscoPredictor:
     """The head, but for it every token is the first of its round."""
     biases = zip(head.hidden_bias, head.hidden_weight, strict=True)
-    return DiscoHead(
+    return DiscoPredictor(
         tuple((*row[:-1], 0.0) for row in head.hidden_weight),
         tuple(bias + row[-1] for bias, row in biases),
         head.output_weight,
@@ -38,13 +38,13 @@ def test_a_replay_that_forgets_where_the_round_began_is_caught() -> None:
     pair = toy.pair()
     expected = law_of(walk(lambda: first_two(live(pair, PARTS, PROMPT, toy.limit, PLAIN))))
 
-    def difference(head: DiscoHead) -> float:
+    def difference(head: DiscoPredictor) -> float:
         def replayed(trace: Trace) -> Hashable:
             return first_two(list(play([Player(policies(PARTS)[0])], trace.of_disco([head]), pair.eos)))
 
         return largest_difference(law_of((replayed(trace), p) for trace, p in traces(toy)), expected)
 
-    (head,) = disco_heads(pair.named_heads[0]).values()
+    (head,) = disco_predictors(pair.named_predictors[0]).values()
     assert difference(head) < EXACT
     assert difference(forgetful(head)) > 1e3 * EXACT
 
@@ -61,7 +61,7 @@ def test_a_trace_without_a_head_says_nothing_of_it() -> None:
 
 def test_a_file_keeps_the_heads_of_every_draft(tmp_path: Path) -> None:
     pair, trace = greedy("llama", 2)
-    heads = [disco_heads(named) for named in pair.named_heads]
+    heads = [disco_predictors(named) for named in pair.named_predictors]
     path = tmp_path / "trace.jsonl"
     with path.open("w", encoding="utf-8") as stream:
         TRACES.append(stream, TraceHeader(40, [], ["own_accept_prob"], {}, disco=heads))

@@ -18,8 +18,8 @@ from toys import (
     TableRunner,
     Ticks,
     ToyDraftHead,
-    random_head,
     random_model,
+    random_predictor,
     related_table,
     table,
     toy_head,
@@ -73,7 +73,7 @@ def toy_pair(eos: frozenset[int], longest: int | None) -> Pair:
 def chain_pair(eos: frozenset[int], _: int | None) -> Pair:
     """A real head: its rounds are recorded side by side."""
     head = random_eagle3(layers=(0, 1), states=6, vocabulary=6, tokens=[0, 2, 3, 5], seed=5)
-    acceptance = random_head(8, seed=5, spread=0.5)
+    acceptance = random_predictor(8, seed=5, spread=0.5)
     target = table(21, spread=1.0, vocabulary=6)
     return pair_of(TableRunner(target), HeadRunner(head, 6), eos=eos, heads=[acceptance])
 
@@ -83,13 +83,13 @@ def model_pair(eos: frozenset[int], _: int | None) -> Pair:
     shape_of_layer = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
     head = random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=shape_of_layer, spread=0.5)
     target = EagerRunner(random_model("llama"), 64)
-    return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_head(16, spread=0.2)])
+    return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_predictor(16, spread=0.2)])
 
 
 def crossing_pair(eos: frozenset[int], _: int | None) -> Pair:
     """A head that attends to what the verifier cached, and reads the first token of a text too."""
     head = random_glide(vocabulary=6, depth=2, seed=5)
-    heads = [random_head(8, seed=5, spread=0.5)]
+    heads = [random_predictor(8, seed=5, spread=0.5)]
     return pair_of(TableRunner(table(21, spread=1.0, vocabulary=6)), HeadRunner(head, 6), eos=eos, heads=heads)
 
 
@@ -99,7 +99,7 @@ def block_pair(eos: frozenset[int], _: int | None, markov: MarkovKind | None = N
     head = random_block(block_size=5, vocabulary=6, tokens=[0, 2, 3, 5], markov=markov, shape=shape_of_layer, seed=2)
     runner = BlockRunner(head, 6, capacity=16)
     return pair_of(
-        TableRunner(table(21, spread=1.0, vocabulary=6)), runner, eos=eos, heads=[random_head(6, spread=0.5)]
+        TableRunner(table(21, spread=1.0, vocabulary=6)), runner, eos=eos, heads=[random_predictor(6, spread=0.5)]
     )
 
 
@@ -346,10 +346,10 @@ def test_a_longer_draft_than_recorded_is_refused() -> None:
 
 def test_another_head_has_its_own_word() -> None:
     pair, trace = greedy("toy")
-    named = {**pair.named_heads[0], "other": toy_head(table(8, vocabulary=VOCABULARY), 77)}
-    both = trace_of(replace(pair, named_heads=(named,)), PROMPT, trace.tokens, LENGTH, DEPTH, Sampling())
+    named = {**pair.named_predictors[0], "other": toy_head(table(8, vocabulary=VOCABULARY), 77)}
+    both = trace_of(replace(pair, named_predictors=(named,)), PROMPT, trace.tokens, LENGTH, DEPTH, Sampling())
     other = trace_of(
-        replace(pair, named_heads=({"other": named["other"], "disco": named["disco"]},)),
+        replace(pair, named_predictors=({"other": named["other"], "disco": named["disco"]},)),
         PROMPT,
         trace.tokens,
         LENGTH,
@@ -359,9 +359,9 @@ def test_another_head_has_its_own_word() -> None:
     start = next(start for start, run in enumerate(grid_of(trace).accepted_runs) if run)
     for index in (1, 2, 3):
         assert both.draft.step(start, index) == trace.draft.step(start, index)
-        assert both.of_head("other").draft.step(start, index) == other.draft.step(start, index)
-    assert both.of_head("other").draft.step(start, 2) != trace.draft.step(start, 2)
-    assert trace.of_head("its own").draft is trace.draft
+        assert both.of_predictor("other").draft.step(start, index) == other.draft.step(start, index)
+    assert both.of_predictor("other").draft.step(start, 2) != trace.draft.step(start, 2)
+    assert trace.of_predictor("its own").draft is trace.draft
 
 
 def fewest_passes(trace: Trace) -> int:
@@ -441,6 +441,6 @@ def test_a_block_that_costs_the_same_at_any_length_is_drafted_whole_or_not_at_al
 def test_a_draft_head_below_another_draft_is_refused(middles: int) -> None:
     pair, _ = greedy("toy")
     drafts = *[TableRunner(table(1, vocabulary=VOCABULARY))] * middles, pair.drafts[0]
-    below = replace(pair, drafts=drafts, named_heads=({},) * len(drafts))
+    below = replace(pair, drafts=drafts, named_predictors=({},) * len(drafts))
     with pytest.raises(UsageError, match="what that draft had read when the round began"):
         trace_of(below, PROMPT, [1, 2], LENGTH, DEPTH, GREEDY)

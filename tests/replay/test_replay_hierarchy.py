@@ -14,8 +14,8 @@ from toys import (
     FAMILIES,
     WINDOW,
     noisy_copy,
-    random_head,
     random_model,
+    random_predictor,
     seeded,
 )
 from traced import pair_of, shape, trace_of
@@ -27,7 +27,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.predictors.trained_heads import first_for
+from specctl.models.predictors.trained_predictors import first_for
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
@@ -80,7 +80,7 @@ FOUR: list[Part] = [
     ("self-verify", {"max_draft": 8}, False),
     ("constant", {"draft_length": 3}, False),
 ]
-HEAD = random_head(32, depth=1, spread=0.15)
+HEAD = random_predictor(32, depth=1, spread=0.15)
 
 
 class SharedClock:
@@ -143,7 +143,9 @@ def players(parts: Sequence[Part]) -> list[Player]:
 def live(pair: Pair, parts: Sequence[Part], prompt: Sequence[int], limit: int, sampling: Sampling, seed: int = 0):
     stages = [
         Stage(runner, policy, once, first_for(policy.signals, named.values()))
-        for runner, policy, (*_, once), named in zip(pair.drafts, policies(parts), parts, pair.named_heads, strict=True)
+        for runner, policy, (*_, once), named in zip(
+            pair.drafts, policies(parts), parts, pair.named_predictors, strict=True
+        )
     ]
     drafter = compose(stages)
     at_work = next((n for n, (name, *_) in enumerate(parts) if name == "none"), len(parts))

@@ -29,12 +29,12 @@ def test_another_head_has_its_own_word():
     along = DraftSteps([5, 6, 9], [0.1] * 3, [0.9] * 3, [0.9] * 3, [0.5, 0.6, 0.7], {"other": [0.1, 0.2, 0.3]})
     branch = DraftSteps([3], [1.1], [0.3], [0.3], [0.2], {"other": [0.4]})
     trace = replace(some_trace(), draft=recorded_by_place([True, True, False], along, {2: branch}))
-    assert trace.of_head(None) is trace
-    assert trace.of_head("its own").draft is trace.draft
-    other = trace.of_head("other")
+    assert trace.of_predictor(None) is trace
+    assert trace.of_predictor("its own").draft is trace.draft
+    other = trace.of_predictor("other")
     assert [other.draft.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.3, 0.4]
     assert [trace.draft.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.7, 0.2]
-    assert trace.of_head("other").draft is other.draft
+    assert trace.of_predictor("other").draft is other.draft
 
 
 def test_a_round_begins_with_nothing_a_head_could_judge():

@@ -2,16 +2,14 @@
 
 import pytest
 
-from specctl.draft_training import workshop as drafts
-from specctl.heads import workshop as heads
-from specctl.learning import answer_folder as collecting
-from specctl.learning import replicated_shards
-from specctl.learning.replicated_shards import collect_by_replicas
 from specctl.observing.progress import SILENT
 from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import Lost
+from specctl.training import collected
+from specctl.training.drafts.draft_workshop import DraftHeads
+from specctl.training.predictors.predictor_workshop import Predictors
 from tests.checkpoints import llama_config, save_model
 from tests.replicas.in_process import InProcess
 
@@ -40,8 +38,7 @@ def suite(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    for module in (collecting, replicated_shards):
-        monkeypatch.setattr(module, "PROMPTS_PER_SHARD", 3)
+    monkeypatch.setattr(collected, "PROMPTS_PER_SHARD", 3)
 
 
 def contents(folder):
@@ -53,11 +50,10 @@ def test_examples_of_heads(profile, suite, kind, tmp_path):
     found = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        job = Job("specctl.heads.collection:replica", {"profile": profile, "kind": kind})
+        job = Job("specctl.training.subjects:replica", {"profile": profile, "kind": kind})
         replicas = None if name == "one" else lambda job=job: InProcess(job)
-        found[name] = heads.collect_examples(
-            tmp_path / name, profile, suite, SILENT, resume=False, kind=kind, replicas=replicas
-        ).folder
+        source = Predictors(profile, kind).collect(tmp_path / name, suite, SILENT, resume=False, replicas=replicas)
+        found[name] = source.material
     assert found["two"].done == PROMPTS
     assert found["two"].left_out == found["one"].left_out != {}
     assert contents(tmp_path / "two" / "examples") == contents(tmp_path / "one" / "examples")
@@ -66,7 +62,8 @@ def test_examples_of_heads(profile, suite, kind, tmp_path):
 def test_answers_of_drafts_go_on_where_an_earlier_run_ended(profile, suite, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    expected = drafts.collect_answers(tmp_path / "one", profile, suite, SILENT, resume=False).folder
+    subject = DraftHeads(profile)
+    expected = subject.collect(tmp_path / "one", suite, SILENT, resume=False).material
 
     class Dying(InProcess):
         """Ends over the third shard, whoever gets it."""
@@ -78,11 +75,10 @@ def test_answers_of_drafts_go_on_where_an_earlier_run_ended(profile, suite, tmp_
                 return [Lost(replica, "was ended by signal 9")]
             return super().wait(seconds)
 
-    job = Job("specctl.draft_training.collection:replica", {"profile": profile})
-    started = {"profile": profile, "suite": suite, "progress": SILENT}
+    job = Job("specctl.training.subjects:replica", {"profile": profile, "kind": "draft"})
     with pytest.raises(ReplicaError, match="no replica survived prompts 7 to 9; was ended by signal 9"):
-        drafts.collect_answers(tmp_path / "two", **started, resume=False, replicas=lambda: Dying(job, count=1))
-    found = drafts.collect_answers(tmp_path / "two", **started, resume=True, replicas=lambda: InProcess(job)).folder
+        subject.collect(tmp_path / "two", suite, SILENT, resume=False, replicas=lambda: Dying(job, count=1))
+    found = subject.collect(tmp_path / "two", suite, SILENT, resume=True, replicas=lambda: InProcess(job)).material
     assert found.done == expected.done == PROMPTS
     assert contents(tmp_path / "two" / "answers") == contents(tmp_path / "one" / "answers")
 
@@ -93,8 +89,8 @@ def test_progress_counts_every_prompt(profile, suite, tmp_path):
     def advance(tokens=0):
         counted.append(tokens)
 
-    folder = drafts.AnswerFolder.create(tmp_path / "answers", {}, PROMPTS)
-    job = Job("specctl.draft_training.collection:replica", {"profile": profile})
-    collect_by_replicas(folder, suite.prompts, InProcess(job, count=3), advance)
+    folder = DraftHeads.folder.create(tmp_path / "answers", {}, PROMPTS)
+    job = Job("specctl.training.subjects:replica", {"profile": profile, "kind": "draft"})
+    collected.collect(folder, suite.prompts, InProcess(job, count=3), advance)
     assert len(counted) == PROMPTS
     assert counted[6] == 0 < counted[0]

@@ -21,19 +21,20 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from specctl.decoding.sampling import Sampling
-from specctl.draft_training.answers import Answer
-from specctl.draft_training.courses import new_head
-from specctl.draft_training.evaluation import drafts_of_head, drafts_of_model, evaluate
-from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.recipes import Recipe, Schedule
-from specctl.draft_training.report import Result, result_tables
-from specctl.draft_training.training import Training
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.embedded import model_path
 from specctl.reporting.table import as_markdown
+from specctl.training.drafts.courses import new_head
+from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model
+from specctl.training.drafts.draft_learner import DraftLearner
+from specctl.training.drafts.draft_report import Result, result_tables
+from specctl.training.drafts.lessons import Teacher
+from specctl.training.drafts.recipes import Recipe
+from specctl.training.drafts.target_answers import Answer
+from specctl.training.epochs import Schedule, Training
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus
 from tools.embedded.recipe import finished
 from tools.embedded.teacher import continue_prompts
@@ -43,9 +44,9 @@ MASK = 1
 DEPTH = 7
 """Tokens of the rounds that are evaluated."""
 HEADS = {
-    "eagle3": Recipe("eagle3", steps=5, rounds=0.25),
-    "glide": Recipe("glide", steps=5),
-    "dspark": Recipe("dspark", depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
+    "eagle3": Recipe("eagle3", steps=5, rounds=0.25, optimizer="muon"),
+    "glide": Recipe("glide", steps=5, optimizer="muon"),
+    "dspark": Recipe("dspark", depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64, optimizer="muon"),
 }
 
 
@@ -138,7 +139,7 @@ def compare(
             some = [
                 Answer(0, greedy, text[:size], text[size:]) for likeliest, size, text in texts if likeliest == greedy
             ]
-            found = evaluate(teacher, list(drafts.values()), some, Sampling(0.0 if greedy else 1.0), depth)
+            found = acceptance_in_rounds(teacher, list(drafts.values()), some, Sampling(0.0 if greedy else 1.0), depth)
             results += [Result(d, f"{domain}, {name}", each) for d, each in zip(drafts, found, strict=True)]
     return results
 
@@ -194,9 +195,10 @@ def main() -> None:
     texts = lessons(course, answers, encode_documents(tokenizer, corpus.training_documents()))
 
     head = new_head(recipe, target, None, MASK, course.seed)
-    schedule = Schedule(1, course.batch_size, course.lr, "muon", course.seed)
-    training = Training(head, recipe, schedule, Teacher(target, head.layers), texts, args.work / f"{args.kind}.state")
-    training.run(lambda: print(f"step {training.step}/{training.steps}  loss {training.loss:.3f}", flush=True))
+    learner = DraftLearner(head, recipe, Teacher(target, head.layers), texts, course.seed)
+    schedule = Schedule(1, course.batch_size, course.lr, course.seed)
+    training = Training(learner, schedule, len(texts), args.work / f"{args.kind}.state")
+    training.run(lambda: print(f"step {training.step}/{training.steps}  loss {learner.loss:.3f}", flush=True))
     export(head.bfloat16(), recipe, course, texts, training.steps, args.output / args.kind, target, draft, unseen)
 
 

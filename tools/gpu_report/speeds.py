@@ -147,7 +147,7 @@ def policy_speeds(to: Recorder, stage: Stage) -> None:
     usual: float | None = None
     for policy in ("none", *(policy for policy in POLICIES if policy != "none")):
         setting = Setting.of({"name": policy})
-        if policy != "none" and (setting.needs_head or setting.policy == "confidence"):
+        if policy != "none" and (setting.needs_predictor or setting.policy == "confidence"):
             continue
         drafter = build_drafter(pair, setting) if policy != "none" else None
         prompts = [stage.prompt(context + shift) for shift in range(stage.sized(4, 1))]

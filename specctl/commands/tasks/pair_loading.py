@@ -26,7 +26,7 @@ def load(
     drafts: "Sequence[ModelTable] | None" = None,
     above: Sequence[int | None] = (),
     heads: Sequence[Sequence[str]] | None = None,
-    with_heads: bool = True,
+    with_predictors: bool = True,
     foreign_head: bool = False,
     leaves: bool | None = None,
     tree: "TreeSize | None" = None,
@@ -42,7 +42,7 @@ def load(
         profile: names the models and how their passes run.
         console: writes to standard error.
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
-        drafts, above, heads, with_heads: as in `load_pair`.
+        drafts, above, heads, with_predictors: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
         leaves: whether drafts are to have leaves; None for what the profile says of leaves and trees.
         tree: the size of the trees that drafts are to be; None for chains, where ``leaves`` is given.
@@ -70,7 +70,7 @@ def load(
             trees=leaves or tree is not None,
             draft_trees=tree is not None,
         )
-        pair = _kept(profile, engines, with_heads, lambda what: show(f"loading {what}")) if not models else None
+        pair = _kept(profile, engines, with_predictors, lambda what: show(f"loading {what}")) if not models else None
         if pair is None:
             from specctl.models.loading.assembly import load_pair
 
@@ -79,8 +79,8 @@ def load(
                 drafts=drafts,
                 above=above,
                 heads=heads,
-                with_heads=with_heads,
-                on_foreign_head=warn if foreign_head else None,
+                with_predictors=with_predictors,
+                on_foreign_predictor=warn if foreign_head else None,
                 engines=engines,
                 torch_weights=torch_weights,
                 progress=lambda what: show(f"loading {what}"),
@@ -104,11 +104,11 @@ def load(
 
 
 def _kept(
-    profile: "Profile", engines: "EngineSettings", with_heads: bool, progress: Callable[[str], None]
+    profile: "Profile", engines: "EngineSettings", with_predictors: bool, progress: Callable[[str], None]
 ) -> "Pair | None":
     """The profile's pair, if graphs are there for all its models and no head is wanted."""
     levels = profile.draft.levels if profile.draft is not None else ()
-    if engines.engine not in ("onnx", "auto") or (with_heads and any(level.head is not None for level in levels)):
+    if engines.engine not in ("onnx", "auto") or (with_predictors and any(level.head is not None for level in levels)):
         return None
     from specctl.models.loading.kept_pair import kept_pair
 

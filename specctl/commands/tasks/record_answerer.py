@@ -41,12 +41,12 @@ def load_answerers(
     draft = profile.draft.at_work() if profile.draft is not None else None
     profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
     levels = draft.setting.levels if draft is not None else ()
-    with_heads = traced or any(level.needs_head for level in levels)
+    with_predictors = traced or any(level.needs_predictor for level in levels)
     pair = load(
         profile,
         progress.console,
         expected_tokens=expected_tokens,
-        with_heads=with_heads,
+        with_predictors=with_predictors,
         foreign_head=foreign_head,
         quiet=quiet,
         models=False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.token_reader import Foresee
-from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep
 
@@ -19,7 +19,7 @@ TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 
 
 class AcceptancePredictor(Protocol):
-    """Predicts whether a draft token will be accepted, as `AcceptanceHead` does.
+    """Predicts whether a draft token will be accepted, as `StatePredictor` does.
 
     Attributes:
         reads_signals: whether it reads the token's own signals too.
@@ -47,9 +47,9 @@ def packed_signals(packed: "Sequence[float] | torch.Tensor") -> "Sequence[float]
     return packed[1 : 1 + len(DISTRIBUTION_SIGNALS)]
 
 
-def own_accept_prob(head: DiscoHead, numbers: Mapping[str, float], index: int) -> float:
+def own_accept_prob(predictor: DiscoPredictor, numbers: Mapping[str, float], index: int) -> float:
     """A DISCO head's acceptance probability of the ``index``-th token of a round, from its numbers on the host."""
-    return head.own_accept_prob([numbers[name] for name in TOP_FIELDS], numbers["entropy"], index)
+    return predictor.own_accept_prob([numbers[name] for name in TOP_FIELDS], numbers["entropy"], index)
 
 
 def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> DraftStep:

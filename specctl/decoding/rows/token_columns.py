@@ -6,7 +6,7 @@ import torch
 
 from specctl.decoding.rows.rows_of import rows_of
 from specctl.models.passes.forward import Forward, Numbers
-from specctl.models.predictors.trained_heads import TrainedHead, disco_heads, state_heads
+from specctl.models.predictors.trained_predictors import TrainedPredictor, disco_predictors, state_predictors
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 NOTHING = (0.0,) * len(DISTRIBUTION_SIGNALS)
@@ -17,7 +17,7 @@ def token_columns(
     forward: Forward,
     chosen: torch.Tensor,
     previous: Sequence[float] | Sequence[Sequence[float]] | None = None,
-    heads: Mapping[str, TrainedHead] | None = None,
+    predictors: Mapping[str, TrainedPredictor] | None = None,
     *,
     tops: bool = False,
 ) -> torch.Tensor:
@@ -30,17 +30,17 @@ def token_columns(
         previous: for heads, ``(B, 3)`` `DISTRIBUTION_SIGNALS` of the steps that drew the tokens before; ``(3,)``, those
             of the step before the first, if each further token follows the one in the row before. None for the first
             tokens of rounds, which no draft token precedes.
-        heads: the draft's trained heads by name.
+        predictors: the draft's trained heads by name.
         tops: whether to read the largest probabilities although no DISCO head does.
 
     Returns:
         ``(B, W)`` float32: `DISTRIBUTION_SIGNALS`, a prediction of each head that reads hidden states and, where there
         is a DISCO head, the `specctl.policies.TOP_PROBS` largest probabilities.
     """
-    heads = heads or {}
+    predictors = predictors or {}
     rows = rows_of(forward)
     found = [_tensor(column) for column in rows.signals(chosen, frozenset(DISTRIBUTION_SIGNALS)).values()]
-    if reading := state_heads(heads).values():
+    if reading := state_predictors(predictors).values():
         if previous is None:
             found += [torch.ones_like(found[0])] * len(reading)
         else:
@@ -49,8 +49,8 @@ def token_columns(
             before = own.new_tensor(previous)
             # A row's hidden state is of the token before its position, and so must the signals be.
             before = torch.cat([before[None], own[:-1]]) if before.ndim == 1 else before
-            found += [head.accept_prob(forward.hidden, before) for head in reading]
-    if tops or disco_heads(heads):
+            found += [predictor.accept_prob(forward.hidden, before) for predictor in reading]
+    if tops or disco_predictors(predictors):
         found += _tensor(rows.top_probs()).unbind(-1)
     return torch.stack(found, dim=1)
 

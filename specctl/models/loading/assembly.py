@@ -18,9 +18,9 @@ from specctl.models.placing.architecture import require_supported_rules
 from specctl.models.placing.engine_table import build_runner, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
-from specctl.models.predictors.disco_head import DiscoHead
-from specctl.models.predictors.head_checkpoint import locate_head, mismatch, require_kind
-from specctl.models.predictors.trained_heads import TrainedHead
+from specctl.models.predictors.disco_predictor import DiscoPredictor
+from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, require_kind
+from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.pair import Pair, in_a_row
@@ -40,8 +40,8 @@ def load_pair(
     drafts: Sequence[ModelTable] | None = None,
     above: Sequence[int | None] = (),
     heads: Sequence[Sequence[str]] | None = None,
-    with_heads: bool = True,
-    on_foreign_head: Callable[[str], None] | None = None,
+    with_predictors: bool = True,
+    on_foreign_predictor: Callable[[str], None] | None = None,
     engines: EngineSettings | None = None,
     measured: bool = True,
     torch_weights: bool = True,
@@ -55,7 +55,7 @@ def load_pair(
         drafts: tables of the drafts to load instead of the profile's, in the order of `Pair.drafts`.
         above: as in `Pair`, for ``drafts``.
         heads: for each of ``drafts`` the names of the heads to load, instead of the head in its table.
-        with_heads: whether to load the heads in the drafts' tables.
+        with_predictors: whether to load the heads in the drafts' tables.
         on_foreign_head: called with a warning if a head was trained on another draft's weights; without it, such a head
             is an error.
         engines: how forward passes run; by default as set in the profile.
@@ -76,7 +76,7 @@ def load_pair(
     tables = model_tables(profile)[: None if with_drafts else 1]
     if drafts is not None:
         tables = [tables[0], *(("draft", table) for table in drafts)]
-    wanted = [own_heads(table) if with_heads else [] for _, table in tables[1:]] if heads is None else heads
+    wanted = [own_heads(table) if with_predictors else [] for _, table in tables[1:]] if heads is None else heads
     levels = [Level(role, table, names) for (role, table), names in zip(tables, [[], *wanted], strict=True)]
     above = tuple(above or in_a_row(len(levels) - 1))
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
@@ -90,7 +90,7 @@ def load_pair(
     if profile.generation_config:
         require_supported_rules(files[-1])
     for name in chain.from_iterable(wanted):
-        locate_head(name)
+        locate_predictor(name)
     levels = load_found(levels, above, progress)
     target = levels[0].model
     assert target is not None, "the target is no draft head"
@@ -115,7 +115,7 @@ def load_pair(
         vocabulary,
         settings,
         torch_weights=torch_weights,
-        on_foreign_head=on_foreign_head,
+        on_foreign_predictor=on_foreign_predictor,
         progress=progress,
     )
     for place, own in tokenizers.items():
@@ -138,7 +138,7 @@ def load_pair(
         eos=eos,
         context=min(runner.context for runner in runners),
         models=tuple(one.model.model for one in made.levels if one.model is not None),
-        named_heads=made.named_heads,
+        named_predictors=made.named_predictors,
         above=above,
         threads=threads.by_engine(made.bare),
         vocabulary=vocabulary,
@@ -154,14 +154,14 @@ class Assembled:
         bare: the target's runner, without others around it.
         target: what verifies.
         drafts: as in `Pair`.
-        named_heads: as in `Pair`.
+        named_predictors: as in `Pair`.
     """
 
     levels: Sequence[Level]
     bare: Runner
     target: Runner
     drafts: tuple[Runner, ...]
-    named_heads: tuple[dict[str, TrainedHead], ...]
+    named_predictors: tuple[dict[str, TrainedPredictor], ...]
 
 
 def assemble(
@@ -171,7 +171,7 @@ def assemble(
     settings: EngineSettings,
     *,
     torch_weights: bool = True,
-    on_foreign_head: Callable[[str], None] | None = None,
+    on_foreign_predictor: Callable[[str], None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Assembled:
     """Make the runners of a target and its drafts, and let each draft head read the states of its verifier.
@@ -211,13 +211,13 @@ def assemble(
     for runner, upper in zip(runners[1:], above, strict=True):
         if runner.reads_states:
             reader_of(runners, upper).watch(runner.layers)
-    named: list[dict[str, TrainedHead]] = []
+    named: list[dict[str, TrainedPredictor]] = []
     for level, runner in zip(levels[1:], runners[1:], strict=True):
-        loading: dict[str, TrainedHead] = {}
+        loading: dict[str, TrainedPredictor] = {}
         for name in level.heads if level.network is not None else ():
             progress(name)
-            head = _load_head(level, name, on_foreign_head)
-            loading[name] = head if isinstance(head, DiscoHead) else head.to(runner.device)
+            head = _load_predictor(level, name, on_foreign_predictor)
+            loading[name] = head if isinstance(head, DiscoPredictor) else head.to(runner.device)
         named.append(loading)
     return Assembled(levels, bare, verifier, tuple(runners[1:]), tuple(named))
 
@@ -244,12 +244,12 @@ def own_heads(table: ModelTable) -> list[str]:
     """The head that a draft's table names, of a kind that its policy reads."""
     if not isinstance(table, DraftTable) or table.head is None:
         return []
-    require_kind(locate_head(table.head), table.policy)
+    require_kind(locate_predictor(table.head), table.policy)
     return [table.head]
 
 
-def _load_head(level: Level, name: str, on_foreign: Callable[[str], None] | None) -> TrainedHead:
-    checkpoint = locate_head(name)
+def _load_predictor(level: Level, name: str, on_foreign: Callable[[str], None] | None) -> TrainedPredictor:
+    checkpoint = locate_predictor(name)
     assert level.network is not None, "a lookup has no states"
     head = checkpoint.load(level.network.hidden_size)
     if level.found is not None and (reason := mismatch(checkpoint, level.found.checkpoint)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, locate
 from specctl.models.files.stored_weights import files_hash, stored_weights
-from specctl.models.predictors.head_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_head, on_hub
+from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
 from specctl.profile.schema import IN_TARGET, Profile
 
 
@@ -39,7 +39,7 @@ class Contents:
             if level.has_files and level.model != IN_TARGET:
                 checkpoints[key] = locate(level, key)
             if level.head is not None:
-                folder = locate_head(level.head).folder
+                folder = locate_predictor(level.head).folder
                 names = (CONFIG, WEIGHTS, PUBLISHED_WEIGHTS)
                 found[f"{key}.head"] = [folder / name for name in names if (folder / name).is_file()]
                 if on_hub(level.head):

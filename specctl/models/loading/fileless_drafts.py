@@ -51,12 +51,12 @@ class Places:
             above: as in `Pair`, for all drafts.
             vocabulary: the pair's shared vocabulary.
         """
-        runners, heads = iter(pair.drafts), iter(pair.named_heads)
+        runners, heads = iter(pair.drafts), iter(pair.named_predictors)
         return replace(
             pair,
             drafts=tuple(
                 next(runners) if one.has_files else runner_without_files(one, vocabulary) for one in self.drafts
             ),
-            named_heads=tuple(next(heads) if one.has_files else {} for one in self.drafts),
+            named_predictors=tuple(next(heads) if one.has_files else {} for one in self.drafts),
             above=tuple(above),
         )

@@ -219,7 +219,7 @@ def _opened(
         eos=frozenset(eos),
         context=min(runner.context for runner in runners),
         models=(),
-        named_heads=tuple({} for _ in runners[1:]),
+        named_predictors=tuple({} for _ in runners[1:]),
         above=tuple(places.above(above)),
         threads=threads,
         vocabulary=vocabulary,

@@ -79,7 +79,7 @@ class Found:
         """The model; None for a draft head, which is loaded after its verifier."""
         return load_inspected(self.checkpoint, self.table, self.quantization) if self.head is None else None
 
-    def load_head(self, verifier: LoadedModel | None) -> "LoadedHead":
+    def load_predictor(self, verifier: LoadedModel | None) -> "LoadedHead":
         """The draft head, beside the model whose states it reads."""
         assert self.head is not None
         if verifier is not None and verifier.sharding is not None:
@@ -214,6 +214,6 @@ def load_found(levels: Sequence[Level], above: Sequence[int | None], progress: C
     for place, one in files.items():
         if one.head is not None:
             progress(levels[place].table.model)
-            network = one.load_head(reader_of(loaded, above[place - 1]).model)
+            network = one.load_predictor(reader_of(loaded, above[place - 1]).model)
             loaded[place] = replace(levels[place], network=network)
     return loaded

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specctl.models.onnx.engine_row import OnnxEngine
-from specctl.models.placing.torch_engines import EagerEngine, GraphEngine, StaticEngine
+from specctl.models.placing.engine_rows import EagerEngine, GraphEngine, OnnxEngine, StaticEngine
 from specctl.models.running import engines
 from specctl.models.running.engines import Choice, Engine, EngineSettings, Where
 from specctl.profile.schema import Engine as EngineName

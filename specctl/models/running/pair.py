@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.predictors.trained_heads import TrainedHead
+from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import Threads, torch_threads
 
@@ -27,7 +27,7 @@ class Pair:
         context: the longest sequence that every model can hold, in tokens.
         models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
             are none. Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
-        named_heads: for each draft its trained heads by name, on the draft's device; the first is the default.
+        named_predictors: for each draft its predictors by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
         threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
@@ -40,7 +40,7 @@ class Pair:
     eos: frozenset[int]
     context: int
     models: "tuple[PreTrainedModel, ...]"
-    named_heads: tuple[Mapping[str, TrainedHead], ...] = ()
+    named_predictors: tuple[Mapping[str, TrainedPredictor], ...] = ()
     above: tuple[int | None, ...] = ()
     threads: Threads | None = None
     vocabulary: int = 1 << 31
@@ -51,9 +51,9 @@ class Pair:
         return torch_threads() if self.threads is None else self.threads.number
 
     @property
-    def heads(self) -> tuple[TrainedHead | None, ...]:
+    def predictors(self) -> tuple[TrainedPredictor | None, ...]:
         """The first head of each draft; None for a draft without one."""
-        return tuple(next(iter(heads.values()), None) for heads in self.named_heads)
+        return tuple(next(iter(predictors.values()), None) for predictors in self.named_predictors)
 
     @property
     def verifiers(self) -> tuple[int | None, ...]:
@@ -61,14 +61,16 @@ class Pair:
         return self.above or in_a_row(len(self.drafts))
 
     @property
-    def head(self) -> TrainedHead | None:
+    def predictor(self) -> TrainedPredictor | None:
         """The first head of the first draft; None without a draft or head."""
-        return self.heads[0] if self.named_heads else None
+        return self.predictors[0] if self.named_predictors else None
 
     @property
     def lower(self) -> "Pair":
         """The pair in which the first draft is the target of the drafts below it."""
-        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:], above=())
+        return replace(
+            self, target=self.drafts[0], drafts=self.drafts[1:], named_predictors=self.named_predictors[1:], above=()
+        )
 
     def devices(self, draft: int | None) -> frozenset[str]:
         """The devices on which the weights of a draft are, or of the target for None."""

@@ -93,7 +93,7 @@ class CostOptimal(Rule):
     use_head: bool = False
     use_foresight: bool = False
     _accepted: OnlineLogistic = field(init=False, repr=False)
-    _accepted_by_head: OnlineLogistic = field(init=False, repr=False)
+    _accepted_as_predicted: OnlineLogistic = field(init=False, repr=False)
     _next: OnlineLogistic = field(init=False, repr=False)
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
@@ -122,7 +122,7 @@ class CostOptimal(Rule):
         self._restart()
 
     def _restart(self) -> None:
-        self._accepted, self._accepted_by_head, self._next, self._first = (
+        self._accepted, self._accepted_as_predicted, self._next, self._first = (
             OnlineLogistic(prior.mean, prior.variance, DRIFT)
             for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
         )
@@ -179,8 +179,8 @@ class CostOptimal(Rule):
             self._survival_before = 1.0
         elif self.use_head:
             # A step's accept_prob is about the token before it.
-            head_log_odds = log_odds(read(step.accept_prob))
-            self._survival_before *= self._accepted_by_head.predict(*self._last_features, head_log_odds)
+            predicted_log_odds = log_odds(read(step.accept_prob))
+            self._survival_before *= self._accepted_as_predicted.predict(*self._last_features, predicted_log_odds)
         else:
             self._survival_before = self._survival
         self._last_features = _features(step)
@@ -228,8 +228,8 @@ class CostOptimal(Rule):
                 self._accepted.learn(outcome, confidence, outlook)
                 if self.use_head and position < round_.drafted:
                     # A step's accept_prob is about the token before it.
-                    head_log_odds = log_odds(read(round_.steps[position].accept_prob))
-                    self._accepted_by_head.learn(outcome, confidence, outlook, head_log_odds)
+                    predicted_log_odds = log_odds(read(round_.steps[position].accept_prob))
+                    self._accepted_as_predicted.learn(outcome, confidence, outlook, predicted_log_odds)
             surplus = self._rates.surplus(token_before)
             if step.index == 1:
                 self._first.learn(outcome, surplus)

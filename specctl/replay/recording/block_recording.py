@@ -10,7 +10,7 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import NOTHING, token_columns, token_row
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.trained_heads import TrainedHead, state_heads
+from specctl.models.predictors.trained_predictors import TrainedPredictor, state_predictors
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
@@ -41,7 +41,7 @@ class BlockReading:
 
     Attributes:
         target, draft: the models.
-        heads: the draft's heads by name, the one that it usually uses first.
+        predictors: the draft's heads by name, the one that it usually uses first.
         prompt: at least one id.
         text: N ids that the target wrote.
         limit: the token limit under which they were written.
@@ -53,7 +53,7 @@ class BlockReading:
 
     target: Runner
     draft: Runner
-    heads: Mapping[str, TrainedHead]
+    predictors: Mapping[str, TrainedPredictor]
     prompt: Sequence[int]
     text: Sequence[int]
     limit: int
@@ -95,12 +95,12 @@ class BlockReading:
         values: list[list[float]] = []
         readers = [self.draft, self.target]
         for part, (drafting, verifying) in read_along(
-            readers, self.prompt, self.text, hidden=bool(state_heads(self.heads)), cached=True
+            readers, self.prompt, self.text, hidden=bool(state_predictors(self.predictors)), cached=True
         ):
             logits = drafting.logits  # (C, V)
             written = torch.tensor(self.text[part], device=logits.device)
             last = values[-1][: len(DISTRIBUTION_SIGNALS)] if values else NOTHING
-            values += token_columns(drafting, written, last, self.heads).tolist()
+            values += token_columns(drafting, written, last, self.predictors).tolist()
             above = self.sampling.probs(verifying.logits)  # (C, V)
             own_probs = self.sampling.probs(logits).to(above.device)
             coins = torch.rand(len(above), generator=self.generator, device=self.generator.device).to(above.device)
@@ -195,7 +195,9 @@ class BlockReading:
         first = [branch.tokens[0] for branch in branches]
         length = max(branch.room for branch in branches) - 1
         sequence = [*self.prompt, *self.text]
-        continue_branches(self.draft, sequence, starts, first, length, choose, hidden=bool(state_heads(self.heads)))
+        continue_branches(
+            self.draft, sequence, starts, first, length, choose, hidden=bool(state_predictors(self.predictors))
+        )
 
     def _draw(self, branches: Sequence[Tail], forward: Forward, rows: Sequence[int], chosen: torch.Tensor) -> None:
         """The next token of some branches, at their rows of a pass; noted in ``chosen`` ``(B,)`` too."""
@@ -204,9 +206,11 @@ class BlockReading:
         chosen[rows] = drawn
         previous = [(branch.drafted_values or branch.values)[-1][: len(DISTRIBUTION_SIGNALS)] for branch in branches]
         own_rows = Forward(logits, None if forward.hidden is None else forward.hidden[rows])
-        values = token_columns(own_rows, drawn, previous, self.heads).tolist()
+        values = token_columns(own_rows, drawn, previous, self.predictors).tolist()
         for branch, token, own, row in zip(branches, drawn.tolist(), values, logits, strict=True):
             branch.draft(token, own, row)
 
     def _steps(self, tokens: list[int], values: Sequence[Sequence[float]]) -> DraftSteps:
-        return draft_steps(tokens, [list(column) for column in zip(*values, strict=True)], state_heads(self.heads))
+        return draft_steps(
+            tokens, [list(column) for column in zip(*values, strict=True)], state_predictors(self.predictors)
+        )

@@ -14,7 +14,7 @@ from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.models.predictors.trained_heads import disco_heads
+from specctl.models.predictors.trained_predictors import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Advance, Progress
@@ -70,7 +70,7 @@ def collect_traces(
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     verification = verification_replayed(Sampling.of(profile.sampling), len(pair.drafts))
-    disco = [disco_heads(named) for named in pair.named_heads]
+    disco = [disco_predictors(named) for named in pair.named_predictors]
     signals = sorted(readable(pair))
     header = TraceHeader(
         depth, sorted(pair.eos), signals, provenance, list(heads), verification, disco if any(disco) else []

@@ -9,7 +9,7 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.trained_heads import TrainedHead, state_heads
+from specctl.models.predictors.trained_predictors import TrainedPredictor, state_predictors
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.chances import BlockChances
@@ -24,7 +24,7 @@ from specctl.replay.recording.tails import HELD
 def read_grid(
     target: Runner,
     draft: Runner,
-    heads: Mapping[str, TrainedHead],
+    predictors: Mapping[str, TrainedPredictor],
     prompt: Sequence[int],
     text: Sequence[int],
     limit: int,
@@ -41,7 +41,7 @@ def read_grid(
     Args:
         target: the verifier; its cache is read anew.
         draft: what drafts from its states.
-        heads: the draft's trained heads by name, the one that it usually uses first.
+        predictors: the draft's trained heads by name, the one that it usually uses first.
         prompt: at least one id.
         text: N ids, at least one.
         limit: the token limit under which the text was generated.
@@ -51,12 +51,12 @@ def read_grid(
         eos: ids that end a sequence.
     """
     verifier = ReadText(target, draft.layers, prompt, text, sampling)
-    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(state_heads(heads)))
+    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(state_predictors(predictors)))
     depth = depth if draft.longest is None else min(depth, draft.longest)
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
     rooms = [max(0, min(depth, limit - start - 1)) for start in range(len(text))]
-    reading = GridReading(verifier, text, sampling, generator, coins, heads, eos)
+    reading = GridReading(verifier, text, sampling, generator, coins, predictors, eos)
     return reading.grid(rounds, rooms, draft.longest)
 
 
@@ -70,7 +70,7 @@ class GridReading:
         sampling: as in decoding.
         generator: draws draft tokens, and tosses coins.
         coins: ``(N,)`` uniform in [0, 1), which decide the verdict at each position; None when greedy.
-        heads: the draft's trained heads by name.
+        predictors: the draft's trained heads by name.
         eos: ids that end a sequence.
     """
 
@@ -79,7 +79,7 @@ class GridReading:
     sampling: Sampling
     generator: torch.Generator
     coins: torch.Tensor | None
-    heads: Mapping[str, TrainedHead]
+    predictors: Mapping[str, TrainedPredictor]
     eos: frozenset[int]
 
     def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> Recorded:
@@ -107,7 +107,7 @@ class GridReading:
                 row.finish()
         sampled = not self.sampling.greedy
         return recorded_by_start(
-            [row.steps(state_heads(self.heads)) for row in rows],
+            [row.steps(state_predictors(self.predictors)) for row in rows],
             [row.accepted for row in rows],
             longest,
             [row.chances for row in rows] if sampled and not block else None,
@@ -168,7 +168,7 @@ class GridReading:
         else:
             chosen, verdicts = self._sampled(rows, logits, judged)
         previous = [row.newest[: len(DISTRIBUTION_SIGNALS)] for row in rows] if len(rows[0]) else None
-        columns = token_columns(forward, chosen, previous, self.heads).tolist()
+        columns = token_columns(forward, chosen, previous, self.predictors).tolist()
         for row, token, values, own in zip(rows, chosen.tolist(), columns, logits, strict=True):
             row.draft(token, values, own)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):

@@ -90,8 +90,8 @@ class Row:
             self.passing += self.tail.passing
             self.tail = None
 
-    def steps(self, heads: Iterable[str]) -> DraftSteps:
+    def steps(self, predictors: Iterable[str]) -> DraftSteps:
         """The tokens with their signals and the predictions of heads of these names."""
-        names = list(heads)
+        names = list(predictors)
         columns = list(map(list, zip(*self.values, strict=True))) or [[] for _ in (*DISTRIBUTION_SIGNALS, *names)]
         return replace(draft_steps(self.tokens, columns, names), next_accept_prob=self.foreseen or None)

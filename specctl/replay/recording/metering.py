@@ -14,7 +14,7 @@ from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
-from specctl.models.predictors.trained_heads import TrainedHead, first_for, signal_of, state_heads
+from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of, state_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.timing import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal
@@ -58,7 +58,7 @@ def measure(
     sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
     hierarchy = len(pair.drafts) > 1
     missing = set(TRAINED_SIGNALS)
-    missing -= {signal_of(head) for head in _heads(pair).values()}
+    missing -= {signal_of(predictor) for predictor in _predictors(pair).values()}
     if hierarchy or pair.drafts[0].foresee is None:
         missing.add("next_accept_prob")
     own = [signals for signals in sets if signals.isdisjoint(missing)]
@@ -87,12 +87,12 @@ def _measure_top(
         (c, k): ([], []) for c in contexts for k in lengths
     }
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
-    on_states = state_heads(_heads(pair))
+    on_states = state_predictors(_predictors(pair))
     several = on_states if len(on_states) > 1 else {}
     # Heads of one shape cost the same, which separate measurements would not show. DISCO heads hardly differ.
     shapes = {
-        name: (sum(weight.numel() for weight in head.parameters()), head.reads_signals)
-        for name, head in several.items()
+        name: (sum(weight.numel() for weight in predictor.parameters()), predictor.reads_signals)
+        for name, predictor in several.items()
     }
     predicting: dict[tuple[int, bool], list[float]] = {shape: [] for shape in shapes.values()}
     typical = min(TYPICAL, longest)
@@ -109,8 +109,8 @@ def _measure_top(
                             for measured, time in zip(plain[context, length], times, strict=True):
                                 measured.append(time)
             for signals in sets:
-                head = first_for(signals, _heads(pair).values())
-                reading = _reading_ms(pair, sequence, typical, signals, sampling, head)
+                predictor = first_for(signals, _predictors(pair).values())
+                reading = _reading_ms(pair, sequence, typical, signals, sampling, predictor)
                 if number >= WARM_UPS:
                     read[signals].append(reading)
             for name, shape in shapes.items():
@@ -136,15 +136,15 @@ def _reading_ms(
     length: int,
     signals: SignalSet,
     sampling: Sampling,
-    head: TrainedHead | None,
+    predictor: TrainedPredictor | None,
 ) -> float:
     """Milliseconds that reading signals adds for each drafted token of a round.
 
     A first round with these signals warms up; the difference is taken between the two rounds after it.
     """
-    _round(pair, sequence, length, signals, sampling, head)
+    _round(pair, sequence, length, signals, sampling, predictor)
     bare = _round(pair, sequence, length, frozenset(), sampling)[0]
-    return (_round(pair, sequence, length, signals, sampling, head)[0] - bare) / length
+    return (_round(pair, sequence, length, signals, sampling, predictor)[0] - bare) / length
 
 
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
@@ -156,8 +156,8 @@ def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampli
     def verifying(signals: SignalSet) -> float:
         inner = ModelDrafter(pair.drafts[1], typical)
         block = Constant(draft_length=TYPICAL + 1)
-        head = first_for(signals, _heads(pair).values())
-        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, head=head)
+        predictor = first_for(signals, _predictors(pair).values())
+        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, predictor=predictor)
         drafter.begin(sampling, frozenset(), None)
         (round_,) = drafter.draft(sequence, TYPICAL + 1).inner
         wait(pair.drafts[0].device)
@@ -190,7 +190,7 @@ def _round(
     length: int,
     signals: SignalSet,
     sampling: Sampling,
-    head: TrainedHead | None = None,
+    predictor: TrainedPredictor | None = None,
 ) -> tuple[float, float]:
     """Milliseconds of drafting and of verifying one round of a fixed length.
 
@@ -200,7 +200,7 @@ def _round(
     reread = min(length // 2, len(sequence) - 1) if pair.drafts[0].reads_states else 0
     forget(pair.drafts[0], len(sequence) - 1, reread)
     policy = (Asked if signals else Constant)(draft_length=max(1, length))
-    drafter = ModelDrafter(pair.drafts[0], policy, signals, head)
+    drafter = ModelDrafter(pair.drafts[0], policy, signals, predictor)
     drafter.begin(sampling, frozenset(), None)
     draft_device, target_device = pair.drafts[0].device, pair.target.device
     wait(draft_device)
@@ -217,9 +217,9 @@ def _round(
     return (drafted - began) * 1e3, (verified - drafted) * 1e3
 
 
-def _heads(pair: Pair) -> Mapping[str, TrainedHead]:
+def _predictors(pair: Pair) -> Mapping[str, TrainedPredictor]:
     """The heads of the first draft by name."""
-    return pair.named_heads[0] if pair.named_heads else {}
+    return pair.named_predictors[0] if pair.named_predictors else {}
 
 
 def _fill(pair: Pair, sequence: list[int]) -> None:

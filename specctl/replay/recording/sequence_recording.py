@@ -10,7 +10,7 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import NOTHING, token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.trained_heads import TrainedHead, state_heads
+from specctl.models.predictors.trained_predictors import TrainedPredictor, state_predictors
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
@@ -58,13 +58,15 @@ def read_sequence(
     require_recordable(len(pair.drafts), any(draft.reads_states for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
     if (draft := pair.drafts[0]).layers:
-        heads = pair.named_heads[0]
-        return read_grid(pair.target, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos)
+        predictors = pair.named_predictors[0]
+        return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:
         runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
     if sampling.in_blocks:
-        heads, verifier = pair.named_heads[0], pair.target
-        return BlockReading(verifier, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos).read()
+        predictors, verifier = pair.named_predictors[0], pair.target
+        return BlockReading(
+            verifier, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos
+        ).read()
     reading = _Reading(pair, depth, sampling, generator, matched, tops)
     return reading.read(0, prompt, output, output, limit - 2)
 
@@ -109,8 +111,8 @@ class _Reading:
                 leaves one position to the verifier.
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
         """
-        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
-        names = state_heads(heads)
+        draft, predictors, sampling = self.pair.drafts[level], self._predictors(level), self.sampling
+        names = state_predictors(predictors)
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
         rejected = [
@@ -130,7 +132,7 @@ class _Reading:
                 chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
             rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
             previous = [row[: len(DISTRIBUTION_SIGNALS)] for row in rows]
-            new_rows = token_columns(forward, chosen, previous, heads, tops=self.tops).tolist()
+            new_rows = token_columns(forward, chosen, previous, predictors, tops=self.tops).tolist()
             for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
@@ -174,7 +176,7 @@ class _Reading:
 
         The models read the whole text in few passes.
         """
-        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        draft, predictors, sampling = self.pair.drafts[level], self._predictors(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         apart = sampling.greedy or self.matched
         readers: list[Runner] = [draft] if apart else [draft, verifier]
@@ -182,7 +184,7 @@ class _Reading:
         accepted: list[bool] = []
         chances: list[float] = []
         columns: list[torch.Tensor] = []
-        hidden = bool(state_heads(heads))
+        hidden = bool(state_predictors(predictors))
         for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=hidden, cached=True):
             logits = forward.logits  # (C, V)
             written = torch.tensor(verifier_tokens[part], device=logits.device)
@@ -203,10 +205,10 @@ class _Reading:
             tokens += drafted.tolist()
             accepted += verdicts.tolist()
             last = columns[-1][-1, : len(DISTRIBUTION_SIGNALS)].tolist() if columns else previous or NOTHING
-            columns.append(token_columns(forward, drafted, last, heads, tops=self.tops))
-        along = draft_steps(tokens, torch.cat(columns).T.tolist(), state_heads(heads))
+            columns.append(token_columns(forward, drafted, last, predictors, tops=self.tops))
+        along = draft_steps(tokens, torch.cat(columns).T.tolist(), state_predictors(predictors))
         return along, accepted, None if apart else chances
 
-    def _heads(self, level: int) -> Mapping[str, TrainedHead]:
+    def _predictors(self, level: int) -> Mapping[str, TrainedPredictor]:
         """A draft's heads by name, the head that it usually uses first."""
-        return self.pair.named_heads[level]
+        return self.pair.named_predictors[level]

@@ -53,7 +53,7 @@ def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalB
 def greedy_trace(pair: Pair, text: Text) -> Trace:
     """The trace of a text with the first draft."""
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
-    first = replace(pair, drafts=pair.drafts[:1], named_heads=({},))
+    first = replace(pair, drafts=pair.drafts[:1], named_predictors=({},))
     with torch.inference_mode():
         draft = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
     origin = text.prompt, text.category, 0, len(text.ids), text.limit

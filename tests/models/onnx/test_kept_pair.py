@@ -71,7 +71,7 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
         "times smaller."
     ]
     assert isinstance(pair.tokenizer, BareTokenizer)
-    for name in ("eos", "context", "vocabulary", "named_heads", "above", "verifiers"):
+    for name in ("eos", "context", "vocabulary", "named_predictors", "above", "verifiers"):
         assert getattr(pair, name) == getattr(loaded, name), name
     for mine, theirs in zip((pair.target, *pair.drafts), (loaded.target, *loaded.drafts), strict=True):
         assert mine.engine == theirs.engine == "onnx"
@@ -236,11 +236,11 @@ def test_verification_of_one_width_and_drafts_without_files(profile: Profile) ->
         profile.model_copy(update={"draft": lookup}),
         profile.model_copy(update={"draft": both}),
     ):
-        pair, loaded = opened(changed), load_pair(changed, with_heads=False, torch_weights=False)
+        pair, loaded = opened(changed), load_pair(changed, with_predictors=False, torch_weights=False)
         assert pair is not None
         runners = [(one.target, *one.drafts) for one in (pair, loaded)]
         assert [each.engine for each in runners[0]] == [each.engine for each in runners[1]]
-        assert (pair.above, pair.named_heads) == (loaded.above, loaded.named_heads)
+        assert (pair.above, pair.named_predictors) == (loaded.above, loaded.named_predictors)
         assert written(pair, changed) == written(loaded, changed)
 
 

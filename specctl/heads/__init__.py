@@ -1,1 +1,0 @@
-"""Training acceptance heads (SpecDec++, DISCO): collecting examples, training, evaluation and reports."""

@@ -1,1 +1,0 @@
-"""What every training needs: a folder of data that grows prompt by prompt, and a state to resume from."""

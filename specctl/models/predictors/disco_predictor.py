@@ -1,0 +1,80 @@
+"""DISCO's classifier: will a token be accepted that is drawn from this distribution, at this place of a round? No torch
+here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from operator import mul
+from typing import TYPE_CHECKING
+
+from specctl.errors import ModelError
+from specctl.policies import TOP_PROBS
+
+if TYPE_CHECKING:
+    import torch
+
+FEATURES = TOP_PROBS + 2
+"""What it reads: the largest probabilities, the entropy, and the number of the token in its round."""
+_STEEPEST = 60.0
+"""Largest logit, beyond which the sigmoid is 1 or 0 all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoPredictor:
+    """A network of two layers, sigmoid(w . relu(W x + b) + c) (DISCO: Mamou and others 2024, arXiv 2405.04304).
+
+    It is computed on the host, from numbers that reach it with the token: a few hundred multiplications take less time
+    there than starting one operation of a GPU, and replay computes the very same.
+
+    Attributes:
+        hidden_weight: W, H rows of `FEATURES` numbers: for the largest probabilities from the likeliest down, for the
+            entropy in nats, and for the index from 1.
+        hidden_bias: b, H numbers.
+        output_weight: w, H numbers.
+        output_bias: c.
+    """
+
+    hidden_weight: tuple[tuple[float, ...], ...]
+    hidden_bias: tuple[float, ...]
+    output_weight: tuple[float, ...]
+    output_bias: float
+
+    def own_accept_prob(self, top_probs: Sequence[float], entropy: float, index: int) -> float:
+        """The acceptance probability of a token.
+
+        Args:
+            top_probs: the `TOP_PROBS` largest probabilities of the draft's softmax at temperature 1, descending; 0 for
+                those that a small vocabulary lacks.
+            entropy: of this softmax, in nats.
+            index: the number of the token in its round, from 1.
+        """
+        features = (*top_probs, entropy, float(index))
+        logit = self.output_bias
+        for weights, bias, weight in zip(self.hidden_weight, self.hidden_bias, self.output_weight, strict=True):
+            logit += weight * max(0.0, sum(map(mul, weights, features), bias))
+        return 1 / (1 + exp(-max(-_STEEPEST, min(_STEEPEST, logit))))
+
+
+def disco_predictor_from(weights: Mapping[str, "torch.Tensor"]) -> DiscoPredictor:
+    """A head from its stored weights: ``hidden.weight`` ``(H, 12)``, ``output.weight`` ``(1, H)`` and their biases.
+
+    Raises:
+        ModelError: names or shapes do not fit.
+    """
+    width = len(weights.get("hidden.bias", ()))
+    wanted = {
+        "hidden.weight": (width, FEATURES),
+        "hidden.bias": (width,),
+        "output.weight": (1, width),
+        "output.bias": (1,),
+    }
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if shapes != wanted or not width:
+        first = next((name for name in [*wanted, *sorted(shapes)] if shapes.get(name) != wanted.get(name)), "none")
+        raise ModelError(f"the weights are not those of a DISCO head (first: {first} {list(shapes.get(first, ()))})")
+    return DiscoPredictor(
+        tuple(map(tuple, weights["hidden.weight"].double().tolist())),
+        tuple(weights["hidden.bias"].double().tolist()),
+        tuple(weights["output.weight"][0].double().tolist()),
+        float(weights["output.bias"]),
+    )

@@ -1,0 +1,138 @@
+"""The loop over epochs in which networks are trained."""
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from specctl.training import saved_state
+from specctl.training.saved_state import SavedState
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The course of a training.
+
+    Attributes:
+        epochs: passes over the items, each in a new order.
+        batch_size: items in a step.
+        lr: the highest learning rate; it falls to 0 along half a cosine.
+        seed: of the weights, the order of the items, and all else that a learner draws.
+    """
+
+    epochs: int = 3
+    batch_size: int = 8
+    lr: float = 5e-5
+    seed: int = 0
+
+    def rate(self, step: int, steps: int, warm_up: float) -> float:
+        """The learning rate of a step, counted from 0; ``warm_up`` is the share of the steps in which it rises."""
+        warm = max(1, round(warm_up * steps))
+        return self.lr * min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+class Learner(ABC):
+    """Networks that learn from numbered items.
+
+    Attributes:
+        networks: what is trained.
+        optimizers: of their weights.
+        facts: what the training depends on, besides its schedule and the number of items, as values that JSON holds.
+        warm_up: share of the steps in which the learning rate rises.
+        clip: the longest gradient of a network; None for any.
+    """
+
+    networks: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    facts: dict[str, Any]
+    warm_up = 0.0
+    clip: float | None = None
+
+    @abstractmethod
+    def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:
+        """Add up the gradients of a batch. What is drawn depends on these numbers and a seed only.
+
+        Args:
+            batch: the items' numbers.
+            epoch, step: of this batch, each counted from 0.
+        """
+
+
+class Training:
+    """Trains networks, and can go on where an earlier run ended.
+
+    Args:
+        learner: its weights change.
+        schedule: the course.
+        items: how many there are to learn from, at least one.
+        checkpoint: file with the state of the training. If it exists, the training continues from this state, with the
+            same result as without an interruption.
+
+    Attributes:
+        step, steps: number of steps done, and in total.
+        seconds: training time so far, over all runs.
+
+    Raises:
+        UsageError: the checkpoint is damaged or belongs to another training run.
+    """
+
+    def __init__(self, learner: Learner, schedule: Schedule, items: int, checkpoint: Path) -> None:
+        self._learner, self._schedule, self._items = learner, schedule, items
+        facts = {**learner.facts, "schedule": asdict(schedule), "items": items}
+        self._saved = SavedState(checkpoint, facts, learner.networks, learner.optimizers)
+        self._per_epoch = math.ceil(items / schedule.batch_size)
+        self.steps = schedule.epochs * self._per_epoch
+        self.step, self.seconds = self._saved.restore()
+
+    def run(self, after_step: Callable[[], None] = lambda: None) -> None:
+        """Train to the end. An interrupt leaves a checkpoint of the last whole step."""
+        saved, changing = perf_counter(), False
+        for network in self._learner.networks:
+            network.train()
+        try:
+            while self.step < self.steps:
+                epoch, done = divmod(self.step, self._per_epoch)
+                for batch in batches(self._items, self._schedule, epoch)[done:]:
+                    began = perf_counter()
+                    for optimizer in self._learner.optimizers:
+                        optimizer.zero_grad()
+                    self._learner.gradients(batch, epoch, self.step)
+                    changing = True
+                    self._descend()
+                    self.step += 1
+                    changing = False
+                    self.seconds += perf_counter() - began
+                    after_step()
+                    if perf_counter() - saved > saved_state.SAVE_SECONDS or self.step % self._per_epoch == 0:
+                        self._saved.save(self.step, self.seconds)
+                        saved = perf_counter()
+        except KeyboardInterrupt:
+            if not changing and self.step:
+                self._saved.save(self.step, self.seconds)
+            raise
+        for network in self._learner.networks:
+            network.eval()
+
+    def _descend(self) -> None:
+        if self._learner.clip is not None:
+            for network in self._learner.networks:
+                nn.utils.clip_grad_norm_(network.parameters(), self._learner.clip)
+        rate = self._schedule.rate(self.step, self.steps, self._learner.warm_up)
+        for optimizer in self._learner.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+
+
+def batches(items: int, schedule: Schedule, epoch: int) -> list[list[int]]:
+    """The items' numbers of each step of an epoch, in an order that depends on the seed and the epoch only."""
+    order = list(range(items))
+    random.Random(f"order/{schedule.seed}/{epoch}").shuffle(order)
+    return [order[first : first + schedule.batch_size] for first in range(0, items, schedule.batch_size)]

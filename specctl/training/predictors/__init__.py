@@ -1,0 +1,1 @@
+"""Training predictors (SpecDec++, DISCO): collecting examples, training, evaluation and reports."""

@@ -1,0 +1,218 @@
+"""How well heads predict acceptance on unseen examples, compared with single signals."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, xlogy
+
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal
+from specctl.statistics.association import Bin, auroc
+from specctl.statistics.intervals import Floats
+from specctl.statistics.soft_logistic import fit_logistic
+from specctl.training.material import Split
+from specctl.training.predictors.draft_states import DraftStates
+from specctl.training.predictors.examples import Example
+from specctl.training.predictors.mixing import signals
+from specctl.training.predictors.predictor_learner import PredictorRecipe, Trained
+
+BINS = 10
+SEQUENCES_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well predictions match the true acceptance probability P; lower is better, except for ``auroc``.
+
+    Attributes:
+        kl: mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3.
+        loss: mean cross-entropy in nats, with the rejection weight of the head's training.
+        ece: expected calibration error over ten bins of equal width.
+        auroc: the probability that an accepted token has a higher prediction than a rejected one, if each token is
+            accepted with probability P; None if every P is 0 or every P is 1.
+    """
+
+    kl: float
+    loss: float
+    ece: float
+    auroc: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A head compared with logistic curves through single signals, on the same tokens.
+
+    Attributes:
+        recipe: how the head was trained.
+        tokens, prompts: number of tokens and prompts in the evaluation.
+        accepted: mean acceptance probability P.
+        predictor: the score of the head.
+        signals: the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the head's
+            rejection weight, for the other scores with weight 1.
+        reliability: mean P by predicted acceptance.
+    """
+
+    recipe: PredictorRecipe
+    tokens: int
+    prompts: int
+    accepted: float
+    predictor: Score
+    signals: dict[str, Score]
+    reliability: list[Bin]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return {
+            "tokens": self.tokens,
+            "prompts": self.prompts,
+            "accepted": self.accepted,
+            "head": asdict(self.predictor),
+            "signals": {name: asdict(found) for name, found in self.signals.items()},
+        }
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """`metrics` with whose they are, and more."""
+        return {
+            "depth": self.recipe.depth,
+            "reject_weight": self.recipe.reject_weight,
+            **self.metrics,
+            "reliability": [asdict(each) for each in self.reliability],
+            "beaten_by": self.beaten_by,
+        }
+
+    @property
+    def beaten_by(self) -> list[str]:
+        """Signals at least as good as the head: by KL if the rejection weight is 1, else by the weighted loss."""
+        plain = self.recipe.reject_weight == 1
+
+        def value(score: Score) -> float:
+            return score.kl if plain else score.loss
+
+        return [name for name, score in self.signals.items() if value(score) <= value(self.predictor)]
+
+
+def evaluate(
+    draft: DraftStates,
+    predictors: Sequence[Trained],
+    recipes: Sequence[PredictorRecipe],
+    split: Split[Example],
+    seed: int,
+    after_batch: Callable[[], None] = lambda: None,
+) -> list[Evaluation]:
+    """Evaluate all heads on the development examples with one pass over them.
+
+    As in training, a draft model reads a mix of the target's tokens X and the draft tokens Y, and a draft head's states
+    are those of its rounds. Heads are compared with the signals of the step in which the draft drew Y; in this step a
+    draft model had read X only.
+
+    Args:
+        draft: gives the hidden states of the draft that the heads were trained on.
+        predictors: the heads, in the order of the recipes.
+        recipes: how the heads were trained.
+        split: heads and curves are evaluated on its development examples; curves are fitted to its training examples.
+        seed: seed of the mix.
+        after_batch: called after each batch of 32 examples.
+    """
+    mixed = draft.mix(split.dev, f"evaluation/{seed}")
+    logits: list[list[torch.Tensor]] = [[] for _ in predictors]
+    for first in range(0, len(mixed), SEQUENCES_AT_ONCE):
+        with torch.inference_mode():
+            batch = slice(first, first + SEQUENCES_AT_ONCE)
+            hidden = draft.of(split.dev[batch], mixed[batch])
+            seen = signals(split.dev[batch], mixed[batch]).to(hidden.device)
+            for found, predictor in zip(logits, predictors, strict=True):
+                found.append(predictor(hidden, seen).cpu())
+        after_batch()
+    drafted = [item.drafted for item in mixed]
+    truth = _column(split.dev, "acceptance", drafted)
+    curves = _Curves(split, drafted, truth)
+    evaluations = []
+    for found, recipe in zip(logits, recipes, strict=True):
+        predicted = torch.cat(found).double().numpy()
+        evaluations.append(
+            Evaluation(
+                recipe=recipe,
+                tokens=len(truth),
+                prompts=len({example.number for example in split.dev}),
+                accepted=float(truth.mean()),
+                predictor=score(predicted, truth, recipe.reject_weight),
+                signals=curves.scores(recipe.reject_weight),
+                reliability=reliability(expit(predicted), truth),
+            )
+        )
+    return evaluations
+
+
+class _Curves:
+    """Logistic curves of single signals and their scores, computed once for each rejection weight."""
+
+    def __init__(self, split: Split[Example], drafted: Sequence[torch.Tensor], truth: Floats) -> None:
+        self._fitted_to = {name: _column(split.train, name) for name in DISTRIBUTION_SIGNALS}
+        self._accepted = _column(split.train, "acceptance")
+        self._evaluated_on = {name: _column(split.dev, name, drafted) for name in DISTRIBUTION_SIGNALS}
+        self._truth = truth
+        self._scores: dict[float, dict[str, Score]] = {}
+
+    def scores(self, reject_weight: float) -> dict[str, Score]:
+        if reject_weight not in self._scores:
+            self._scores[reject_weight] = {name: self._score(name, reject_weight) for name in DISTRIBUTION_SIGNALS}
+        return self._scores[reject_weight]
+
+    def _score(self, name: Signal, reject_weight: float) -> Score:
+        curve = fit_logistic(self._fitted_to[name], self._accepted, reject_weight)
+        weighted = score(curve.logits(self._evaluated_on[name]), self._truth, reject_weight)
+        if reject_weight == 1:
+            return weighted
+        plain = self.scores(1.0)[name]
+        return Score(plain.kl, weighted.loss, plain.ece, plain.auroc)
+
+
+def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
+    """Score predictions of acceptance.
+
+    Args:
+        logits: ``(N,)`` logits of the predicted acceptance.
+        accepted: ``(N,)`` acceptance probabilities P.
+        reject_weight: weight of a rejection in ``loss``; an acceptance has weight 1.
+    """
+    log_accept, log_reject = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)
+    rejected = 1 - accepted
+    entropy = -(xlogy(accepted, accepted) + xlogy(rejected, rejected))
+    heavy = reject_weight * rejected
+    weighted = -(accepted * log_accept + heavy * log_reject).sum() / (accepted + heavy).sum()
+    predicted = expit(logits)
+    return Score(
+        kl=float((-(accepted * log_accept + rejected * log_reject) - entropy).mean()),
+        loss=float(weighted),
+        ece=sum(abs(b.value - b.middle) * b.count for b in reliability(predicted, accepted)) / len(predicted),
+        auroc=auroc(logits, accepted),
+    )
+
+
+def reliability(predicted: Floats, accepted: Floats) -> list[Bin]:
+    """Mean and quartiles of P by predicted acceptance, in ten bins of equal width over [0, 1]; empty bins are left out.
+
+    Args:
+        predicted: ``(N,)`` predicted acceptance.
+        accepted: ``(N,)`` acceptance probabilities P.
+    """
+    position = np.minimum((predicted * BINS).astype(int), BINS - 1)
+    bins = []
+    for number in np.unique(position):
+        inside, chosen = predicted[position == number], accepted[position == number]
+        lower, upper = map(float, np.quantile(chosen, (0.25, 0.75)))
+        edges = float(number / BINS), float((number + 1) / BINS)
+        bins.append(Bin(*edges, float(inside.mean()), len(chosen), float(chosen.mean()), lower, upper))
+    return bins
+
+
+def _column(examples: Sequence[Example], name: str, chosen: Sequence[torch.Tensor] | None = None) -> Floats:
+    columns = [getattr(example, name) for example in examples]
+    if chosen is not None:
+        columns = [column[mask] for column, mask in zip(columns, chosen, strict=True)]
+    column: Floats = torch.cat(columns).double().numpy()
+    return column

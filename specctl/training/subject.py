@@ -1,0 +1,205 @@
+"""What a command trains: the material that it needs, and the folder that it writes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.session import Session
+from specctl.errors import UsageError
+from specctl.models.loading.assembly import load_pair
+from specctl.models.running.pair import Pair
+from specctl.observing.progress import Progress
+from specctl.observing.prompt_answers import Answered
+from specctl.profile.schema import PolicyTable, Profile, SamplingTable
+from specctl.prompts.suites import Suite
+from specctl.replicas.replica import Replicas
+from specctl.training.collected import Collector, collect
+from specctl.training.epochs import Learner, Schedule, Training
+from specctl.training.material import INDEX, Item, Material
+
+STATE = "training.safetensors"
+"""The state that an interrupted training goes on from; a whole run has none."""
+
+Models = TypeVar("Models")
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[Item, Models]):
+    """What is learnt from.
+
+    Attributes:
+        material: completely collected.
+        models: what training needs of the models.
+    """
+
+    material: Material[Item]
+    models: Models
+
+
+class Subject(ABC, Generic[Item, Models]):
+    """What a command trains.
+
+    Args:
+        profile: names the models. Acceptance heads and hierarchies are left out of it, and a policy that reads a head
+            is replaced by ``constant``.
+
+    Attributes:
+        command: its name, for messages.
+        folder: of its material, in the folder that it writes.
+        ends: files that it writes last: any of them says that all is written.
+        others: further files by which its folder is known.
+        profile: what is left of it.
+    """
+
+    command: str
+    folder: type[Material[Item]]
+    ends: Collection[str]
+    others: Collection[str]
+
+    def __init__(self, profile: Profile) -> None:
+        if (draft := profile.draft) is not None:
+            policy = PolicyTable(name="constant") if draft.policy.setting.needs_predictor else draft.policy
+            draft = draft.model_copy(update={"policy": policy, "head": None, "draft": None})
+        self.profile = profile.model_copy(update={"draft": draft})
+
+    def facts(self, suite: Suite) -> dict[str, Any]:
+        """Everything that the material depends on; with equal facts it is equal."""
+        profile = self.profile
+        tables = {"target": profile.target} | ({} if profile.draft is None else {"draft": profile.draft})
+        return {
+            "target": profile.target.model,
+            "draft": None if profile.draft is None else profile.draft.model,
+            "policy": None if profile.draft is None else profile.draft.policy.model_dump(mode="json"),
+            "sampling": profile.sampling.model_dump(mode="json"),
+            # Wherever their file lies.
+            "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
+            "prompt": profile.prompt.model_dump(mode="json"),
+            **{f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None},
+        }
+
+    def sampling(self, number: int) -> SamplingTable:  # noqa: ARG002 - where all prompts are answered alike
+        """How the prompt of an index is answered."""
+        return self.profile.sampling
+
+    @abstractmethod
+    def items(self, pair: Pair, found: Answered) -> Iterable[Item]:
+        """What is made of an answered prompt."""
+
+    def collector(self, pair: Pair) -> Collector[Item]:
+        """How prompts become material. The draft's policy does not change the answers' distribution."""
+        prompt_format = PromptFormat.of(pair.tokenizer, self.profile.prompt)
+
+        def answerer(number: int) -> Answerer:
+            draft = self.profile.draft
+            drafter = None if draft is None else build_drafter(pair, draft.policy.setting)
+            return Answerer(Session(pair, drafter), prompt_format, self.sampling(number))
+
+        return Collector(answerer, partial(self.items, pair))
+
+    @abstractmethod
+    def check(self, material: Material[Item]) -> None:
+        """Raise UsageError if material of an earlier run is not for these models."""
+
+    @abstractmethod
+    def models(self, pair: Pair | None, progress: Progress) -> Models:
+        """What training needs of the models, loaded unless a pair is given."""
+
+    def load(self, progress: Progress) -> Pair:
+        with progress.doing("loading") as say:
+            return load_pair(
+                self.profile, with_predictors=False, measured=False, progress=lambda what: say(f"loading {what}")
+            )
+
+    def is_finished(self, output: Path) -> bool:
+        """Whether an earlier run into this folder is complete; what it no longer needs is then removed.
+
+        Raises:
+            UsageError: the folder holds something, but nothing that the command alone writes.
+        """
+        held = {path.name.removesuffix(".part") for path in output.iterdir()}
+        if held and not held & {self.folder.contents, STATE, *self.others}:
+            raise UsageError(f"{output} holds nothing that specctl {self.command} has written", "use another folder")
+        if not held & set(self.ends):
+            return False
+        (output / STATE).unlink(missing_ok=True)
+        return True
+
+    def start_over(self, output: Path) -> None:
+        """Remove what tells that an earlier run into this folder got anywhere."""
+        for name in (*self.ends, *self.others, STATE, f"{self.folder.contents}/{INDEX}"):
+            (output / name).unlink(missing_ok=True)
+
+    def open(self, path: Path, progress: Progress) -> Source[Item, Models]:
+        """The material that an earlier run collected.
+
+        Raises:
+            UsageError: it cannot be read, or is not for these models.
+        """
+        material = self.folder.open(path)
+        with progress.doing("reading the models' files"):
+            self.check(material)
+        return Source(material, self.models(None, progress))
+
+    def collect(
+        self,
+        output: Path,
+        suite: Suite,
+        progress: Progress,
+        *,
+        resume: bool,
+        replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
+    ) -> Source[Item, Models]:
+        """The material made of these prompts; what is missing is collected first.
+
+        Args:
+            output: the folder to write; the material is in a folder inside it.
+            suite: the prompts.
+            progress: receives the stages.
+            resume: continue what an earlier run left in the folder, instead of starting over.
+            replicas: starts replicas that collect (`specctl.training.subjects.replica`) and end before anything is
+                loaded here; None to collect in this process.
+
+        Raises:
+            UsageError: the folder holds material of other models, prompts or settings.
+        """
+        path = output / self.folder.contents
+        with progress.doing("reading the models' files"):
+            facts = self.facts(suite)
+        material = self.folder.open(path) if resume and (path / INDEX).exists() else None
+        if material is not None:
+            material.require_same(facts)
+        pair: Pair | None = None
+        if material is None or material.done < material.prompts:
+            with ExitStack() as stack:
+                source: Collector[Item] | Replicas
+                if replicas is not None:
+                    source = stack.enter_context(replicas())
+                else:
+                    pair = self.load(progress)
+                    source = self.collector(pair)
+                    if told := PromptFormat.of(pair.tokenizer, self.profile.prompt).note(self.profile.prompt):
+                        progress.say(f"note: {told}")
+                if material is None:
+                    self.start_over(output)
+                    material = self.folder.create(path, facts, len(suite.prompts))
+                with progress.counting("answers", material.prompts, material.done) as advance:
+                    collect(material, suite.prompts, source, advance)
+            progress.say(f"{material.contents}: {material.prompts} prompts in {material.seconds:.1f} s, in {path}")
+        return Source(material, self.models(pair, progress))
+
+    def train(
+        self, output: Path, learner: Learner, schedule: Schedule, items: Sequence[Item], progress: Progress
+    ) -> float:
+        """Train to the end, from where an earlier run ended; the seconds that all runs took."""
+        training = Training(learner, schedule, len(items), output / STATE)
+        with progress.counting("steps", training.steps, training.step) as advance:
+            training.run(advance)
+        progress.say(f"training: {training.steps} steps in {training.seconds:.1f} s")
+        return training.seconds

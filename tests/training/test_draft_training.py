@@ -1,0 +1,62 @@
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from made import DRAWN, MASK, answer, chain_target, draft_learner, greedy_answers, recipe
+from toys import random_model
+
+from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.eagle3 import Eagle3Head
+from specctl.training.drafts.courses import COURSES, new_head
+from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head
+from specctl.training.drafts.lessons import Teacher
+from specctl.training.epochs import Schedule, Training
+
+
+@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.representatives("eagle3", "dflash")
+def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
+    target = chain_target()
+    answers = greedy_answers(target, 28)
+    learner = draft_learner(recipe(kind), answers[:24], target)
+    training = Training(learner, Schedule(8, 4, 5e-3), 24, tmp_path / "state")
+    teacher = Teacher(target, learner.head.layers)
+
+    def accepted(head: ChainHead | BlockHead) -> float:
+        (found,) = acceptance_in_rounds(teacher, [drafts_of_head(head.eval(), 3)], answers[24:], Sampling(), 3)
+        return found.lengths[-1]
+
+    untrained = deepcopy(learner.head)
+    losses: list[float] = []
+    training.run(lambda: losses.append(learner.loss or 0.0))
+    assert len(losses) == training.steps == 48
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+    assert accepted(learner.head) > accepted(untrained) + 0.6
+
+
+def test_what_is_shared_with_the_target_is_not_trained(tmp_path: Path) -> None:
+    target = random_model("llama")
+    before = {name: weight.clone() for name, weight in target.state_dict().items()}
+    learner = draft_learner(recipe("dspark"), [answer(number) for number in range(4)], target)
+    Training(learner, Schedule(1, 4, 1e-2), 4, tmp_path / "state").run()
+    assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
+
+
+def test_a_new_eagle3_head_begins_with_the_targets_output_rows() -> None:
+    target, tokens = random_model("llama"), torch.tensor(DRAWN)
+    before = target.get_input_embeddings().weight.clone()
+    head, again = (new_head(recipe("eagle3", depth=2), target, tokens, MASK, 1) for _ in range(2))
+    assert isinstance(head, Eagle3Head)
+    assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight[tokens])
+    assert torch.equal(target.get_input_embeddings().weight, before)
+    assert 0.01 < float(head.fc.weight.detach().std()) < 0.03
+    assert all(torch.equal(one, two) for one, two in zip(head.parameters(), again.parameters(), strict=True))
+
+
+def test_another_seed_makes_another_head() -> None:
+    one, same, other = (new_head(recipe("eagle3"), random_model("llama"), None, MASK, seed) for seed in (0, 0, 1))
+    assert torch.equal(one.get_parameter("fc.weight"), same.get_parameter("fc.weight"))
+    assert not torch.equal(one.get_parameter("fc.weight"), other.get_parameter("fc.weight"))
