@@ -23,11 +23,12 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.token_reader import Foresee
 from specctl.models.passes.tree_paths import path_to
 from specctl.models.passes.watching import cut_states
 from specctl.models.predictors.disco_predictor import FEATURES, DiscoPredictor
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.runner import Forward, joined
+from specctl.models.running.runner import Forward, Runner, joined
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -54,7 +55,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class TableRunner:
+class TableRunner(Runner):
     """A `Runner` whose next-token logits are looked up by the last two tokens; its states are these logits.
 
     ``sequence`` is the text so far as the test knows it (prompt and emitted tokens, kept up to date by the test):
@@ -127,6 +128,10 @@ class TableRunner:
         rows = torch.stack([self.table[pair] for pair in pairwise(window)])  # (T, V)
         return {layer: rows + layer for layer in self._watched}
 
+    @property
+    def foresee(self) -> Foresee | None:
+        return self.next_accept_prob if self.foresees else None
+
     def next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
         """A number that depends on the token and the one before it, and not on the one that is drafted next."""
         return self.table[self.tokens[-1], int(token)].softmax(-1).max()
@@ -150,8 +155,8 @@ class StateTable(TableRunner):
         return {layer: torch.tensor(states[-count:])[:, None].float() for layer in self._watched} or None
 
 
-class ToyDraftHead:
-    """A `StateReader` whose law depends on the verifier's states and, beyond them, on where the round began.
+class ToyDraftHead(Runner):
+    """A draft head whose law depends on the verifier's states and, beyond them, on where the round began.
 
     It reads token x_p with the state of place p - 1, or with its own guess where that is not known. What it has read so
     far makes a number, and the number chooses the noise on its logits, which grows with the number of guesses.
@@ -163,6 +168,8 @@ class ToyDraftHead:
         longest: the most tokens of a round.
     """
 
+    runs_model = False
+    verifies = False
     layers = (LAYER,)
     state_size = 1
     no_trees: str | None = None
@@ -211,7 +218,7 @@ class ToyDraftHead:
             self._true = kept[2]
         return joined(rows)
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `TreeRunner`
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
         self.rollback(self._true)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:

@@ -29,7 +29,7 @@ from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.placing.memory import load_config
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.observing.timing import fill
@@ -65,7 +65,7 @@ def onnx_runner(table: ModelTable) -> Runner:
     profile = Profile(target=table, engine="onnx")
     settings = EngineSettings.of(profile, notice=print, progress=print)
     pair = load_pair(profile, with_drafts=False, engines=settings, measured=False, torch_weights=False)
-    if not engine_name(pair.target).startswith("onnx"):
+    if not pair.target.engine.startswith("onnx"):
         raise SystemExit("onnxruntime does not run it")
     return pair.target
 

@@ -22,9 +22,9 @@ from specctl.models.loading.loaded_target import assembled, form_of, in_memory
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import Runner
-from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.models.running.token_rules import TokenRules
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 
@@ -230,7 +230,7 @@ class _Target:
         self.forget()  # what a call left that ended in an exception
         self._turn += 1
         turn = self._turn
-        target = ruled(self.runner, request.rules) if request.rules.active else self.runner
+        target = RuledRunner(self.runner, request.rules) if request.rules.active else self.runner
         drafter = self._drafter(target, request.rules)
         room = min((runner.context for runner in self._drafts), default=0) - len(request.prompt)
         if room < 1:
@@ -257,7 +257,7 @@ class _Target:
         stages = [
             Stage(
                 # A lookup has no scores: what it copies against the rules the target rejects.
-                ruled(runner, rules) if rules.active and not isinstance(runner, LookupRunner) else runner,
+                RuledRunner(runner, rules) if rules.active and runner.index is None else runner,
                 policy,
                 setting.once,
                 predictor_of(heads, setting),

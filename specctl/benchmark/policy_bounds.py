@@ -7,7 +7,7 @@ import torch
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.decoding.along import read_along
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.observing.findings import OraclePasses, Stretches
 from specctl.observing.results import BASELINE, Run, RunSet
 from specctl.observing.round_robin import Emit, RoundRobin
@@ -70,7 +70,7 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
     """
     draft, known = pair.drafts[0], run.prompt in results.oracle
     texts = list(zip(prompt_ids, run.turns, strict=True))
-    if isinstance(draft, StateReader):
+    if draft.reads_states:
         if not known:
             limits = [min(run.length, pair.room(ids)) for ids in prompt_ids]
             traces = (

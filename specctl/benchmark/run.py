@@ -11,7 +11,6 @@ import torch
 from specctl.benchmark.plan import Plan
 from specctl.benchmark.policy_bounds import find_bounds
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.models.running.eager_pair import is_eager
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import Failed
 from specctl.observing.progress import Progress
@@ -100,7 +99,7 @@ def header_of(pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = Mappin
         facts.versions[SCIKIT_LEARN] = scikit_learn()
     return Header(
         **asdict(facts),
-        candidates=[one for one in candidates.all if one.engine is None or not is_eager(pair)],
+        candidates=[one for one in candidates.all if one.engine is None or not pair.is_eager],
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 
@@ -118,7 +118,7 @@ def measured_engine(asked: Engine, facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     on_cuda = any(str(device).startswith("cuda") for device in facts.get("devices", {}).values())
     name = str(facts.get("engines", {}).get("target", ""))
-    known = next((engine for engine in ("eager", "static", "graph") if name.startswith(engine)), None)
+    known = next((engine for engine in get_args(Engine) if name.startswith(engine)), None)
     if asked != "auto" or not on_cuda or known is None:
         return {}
     return {"engine": known, "compile": "compiled" in name}

@@ -99,7 +99,6 @@ def _read(
     from specctl.analysis.readings import judge
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
-    from specctl.models.running.runner import StateReader
     from specctl.observing.run_facts import gather
 
     facts = gather(pair, profile, suite)
@@ -107,7 +106,7 @@ def _read(
     readings: Readings | None = None
     with progress.counting("prompts", len(suite.prompts)) as advance:
         asked = pair, suite.prompts, profile.sampling, prompt_format
-        if isinstance(pair.drafts[0], StateReader):
+        if pair.drafts[0].reads_states:
             judged, failures = read_rounds(*asked, advance)
         else:
             readings, failures = read_prompts(*asked, advance)

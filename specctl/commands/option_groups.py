@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -18,6 +18,7 @@ from specctl.commands.options import (
     complete_profile,
     warn,
 )
+from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
@@ -71,7 +72,7 @@ class RunOptions:
         str | None,
         typer.Option(
             "--engine",
-            metavar="auto|eager|static|graph|onnx",
+            metavar="|".join(get_args(Engine)),
             help="How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
             rich_help_panel=RUNNING,
         ),

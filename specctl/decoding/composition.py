@@ -10,12 +10,9 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
-from specctl.models.predictors.foresight import foresight_of
 from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of
-from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.tree_runner import tree_obstacle, tree_runner
+from specctl.models.running.runner import Runner
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
     LOOKUP_SIGNALS,
@@ -33,7 +30,7 @@ def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
     signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
     signals |= {signal_of(predictor) for predictors in pair.named_predictors for predictor in predictors.values()}
-    if any(isinstance(draft, LookupRunner) or foresight_of(draft) for draft in pair.drafts):
+    if any(draft.index is not None or draft.foresee is not None for draft in pair.drafts):
         signals.add("next_accept_prob")
     return frozenset(signals)
 
@@ -58,13 +55,13 @@ def build_drafter(
         return None
     drafts = drafts or range(len(pair.drafts))
     for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):
-        if isinstance(pair.drafts[draft], StateReader) and pair.verifiers[draft] != upper:
+        if pair.drafts[draft].reads_states and pair.verifiers[draft] != upper:
             raise ProfileError(
                 "a draft head drafts for a model whose states it was not made to read",
                 "use it as it is used first in this command, directly below the same model",
             )
     for draft, level in zip(drafts, setting.levels, strict=False):
-        if isinstance(pair.drafts[draft], LookupRunner):
+        if pair.drafts[draft].index is not None:
             require_offered(level)
     stages = [
         Stage(
@@ -114,9 +111,9 @@ def compose_for(
     target: Runner, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
 ) -> Drafter | None:
     """`compose` with the leaves and trees of a setting, as far as the target and the first stage can read trees."""
-    if not stages or tree_obstacle(target):
+    if not stages or target.no_trees is not None:
         return compose(stages, record)
-    grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
+    grows = setting.tree is not None and stages[0].runner.no_trees is None
     return compose(stages, record, setting.leaves, setting.tree if grows else None)
 
 
@@ -141,13 +138,13 @@ def compose(
     if not stages or not stages[0].policy.drafts:
         return None
     top = stages[0]
-    if isinstance(top.runner, LookupRunner):
+    if top.runner.index is not None:
         return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
     made: frozenset[Signal] = frozenset() if top.predictor is None else frozenset({signal_of(top.predictor)})
     if missing := (top.policy.signals & TRAINED_SIGNALS) - made:
         raise _no_prediction(missing, top.predictor)
     inner = compose(stages[1:], record)
-    foreseeing = inner is None and foresight_of(top.runner) is not None
+    foreseeing = inner is None and top.runner.foresee is not None
     if not foreseeing and "next_accept_prob" in top.policy.signals:
         raise ProfileError(
             "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",
@@ -160,7 +157,7 @@ def compose(
     if tree is not None:
         if inner is not None:
             raise ProfileError("a tree is drafted by one model", "set draft.tree = 0, or leave out [draft.draft]")
-        return TreeDrafter(tree_runner(top.runner), top.policy, tree, record, top.predictor)
+        return TreeDrafter(top.runner, top.policy, tree, record, top.predictor)
     if inner is None:
         drafter = ModelDrafter(top.runner, top.policy, record, top.predictor, laws=leaves is not None)
     else:

@@ -20,8 +20,7 @@ from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.predictors.foresight import foresight_of
-from specctl.models.running.runner import AheadRunner, FusedRunner, Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
     Signal,
@@ -119,7 +118,7 @@ class ModelDrafter:
         self._signals = policy.signals | record
         self._predictor, self._disco = predictors_read(predictor, self._signals)
         self._foresees = "next_accept_prob" in self._signals
-        self._foresee = foresight_of(runner)
+        self._foresee = runner.foresee
         if self._foresees and self._foresee is None:
             raise ValueError("next_accept_prob needs a draft head that predicts it")
         reads_previous = self._predictor is not None and self._predictor.reads_signals
@@ -127,11 +126,8 @@ class ModelDrafter:
         self._previous: Sequence[float] | torch.Tensor | None = (
             (1.0,) * len(DISTRIBUTION_SIGNALS) if reads_previous else None
         )
-        self._fused = runner if isinstance(runner, FusedRunner) else None
-        self._ahead = runner if isinstance(runner, AheadRunner) else None
-        self._states = runner if isinstance(runner, StateReader) else None
         # In a compiled pass signals cost little, and reading all of them means one pass to compile for all policies.
-        reads_all = (self._fused is not None and self._fused.specialises) or reads_previous
+        reads_all = runner.specialises or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         if self._disco is not None:
             self._read |= {"entropy"}
@@ -145,11 +141,11 @@ class ModelDrafter:
 
     @property
     def witnessed(self) -> int | None:
-        return None if self._states is None else self._states.witnessed
+        return self.runner.witnessed if self.runner.reads_states else None
 
     def witness(self, start: int, states: States) -> None:
-        if self._states is not None:
-            self._states.witness(start, states)
+        if self.runner.reads_states:
+            self.runner.witness(start, states)
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos
@@ -170,7 +166,7 @@ class ModelDrafter:
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         self._start = len(sequence)
-        longest = None if self._states is None else self._states.longest
+        longest = self.runner.longest
         self._steps.begin(sequence[self.runner.length :], longest_draft(self.policy, budget, longest), self._reach)
         steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, longest)
         self._steps.end()
@@ -182,7 +178,7 @@ class ModelDrafter:
 
     @property
     def _reach(self) -> Reach:
-        if self._ahead is None or not self._ahead.runs_ahead:
+        if not self.runner.runs_ahead:
             return Reach.NONE
         return Reach.ALL if never_stops(self.policy) else Reach.ONE
 
@@ -193,7 +189,7 @@ class ModelDrafter:
             step: which.
             count: how many steps of the round came before it.
         """
-        if self._states is None:  # a draft head goes back to what it was shown by itself
+        if not self.runner.reads_states:  # a draft head goes back to what it was shown by itself
             self.runner.rollback(self._start + count - 1)
         if step.mark is not None:
             self._uniforms.go_back(step.mark)
@@ -215,21 +211,21 @@ class ModelDrafter:
         uniform = None if self._sampling.greedy else self._uniforms.next()
         packed: list[float] | torch.Tensor
         law: Numbers | None
-        if self._fused is not None and len(pending) <= self._fused.widest_read:
+        if len(pending) <= self.runner.widest_read:
             reader = self._reader
             fed = pending if isinstance(pending, Sequence) else [pending[0]]
             previous = None if self._previous is None else numbers_on(self.runner.device, self._previous)
-            packed, law = self._fused.read(fed, reader, uniform, previous)
+            packed, law = self.runner.read(fed, reader, uniform, previous)
         else:
             reader = self._reader if predicts else self._blind
-            assert isinstance(pending, Sequence), "a token on the device is read by an `AheadRunner`"
+            assert isinstance(pending, Sequence), "a token on the device is read within its pass"
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
             packed, law = rows_of(forward).read(reader, uniform, state, self._previous, self._foresee)
         if self._previous is not None:
             self._previous = packed_signals(packed)
-        if self._ahead is None or isinstance(packed, list):
+        if isinstance(packed, list) or not self.runner.runs_ahead:
             values = packed if isinstance(packed, list) else packed.tolist()
             return StartedStep(reader, values, [int(values[0])], law, mark)
         return StartedStep(reader, self._steps.readback.send(packed), packed[:1], law, mark)
@@ -237,7 +233,7 @@ class ModelDrafter:
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
         # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.
-        stay = round_.accepted if self._states is None else len(round_.kept_tokens)
+        stay = len(round_.kept_tokens) if self.runner.reads_states else round_.accepted
         self.rollback(self._start + stay)
 
     def rollback(self, length: int) -> None:

@@ -13,7 +13,7 @@ from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
 
@@ -60,7 +60,7 @@ class PreVerifiedDrafter:
         predictor: AcceptancePredictor | DiscoPredictor | None = None,
         laws: bool = False,
     ) -> None:
-        if isinstance(runner, StateReader):
+        if runner.reads_states:
             raise ValueError("a draft head cannot verify a draft in one pass")
         self.inner = inner
         self.runner = runner

@@ -7,7 +7,7 @@ from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.watching import States
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.runner import Runner
 from specctl.policies import LOOKUP_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round
 
@@ -58,10 +58,11 @@ class LookupDrafter:
 
     witnessed: int | None = None
 
-    def __init__(self, runner: LookupRunner, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
+    def __init__(self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
         if unknown := (policy.signals | record) - LOOKUP_SIGNALS:
             raise ValueError(f"a lookup does not have {', '.join(sorted(unknown))}")
-        self.runner = runner
+        assert runner.index is not None, "only a lookup's text is looked up"
+        self.runner, self._places = runner, runner.index
         self.policy = policy
         self._foresees = "next_accept_prob" in policy.signals | record
         self._rates = MatchRates()
@@ -77,12 +78,12 @@ class LookupDrafter:
         self._index(sequence[:-1])
 
     def _index(self, sequence: Sequence[int]) -> None:
-        self.runner.index.append(sequence[self.runner.length :])
+        self._places.append(sequence[self.runner.length :])
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         self._index(sequence)
-        text, match = self.runner.index.tokens, self.runner.index.match
+        text, match = self._places.tokens, self._places.match
         self._matched = 0 if match is None else match.length
         copied: list[int] = []
 

@@ -26,9 +26,8 @@ from specctl.models.passes.forward import joined_numbers
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
-from specctl.models.running.engines import engine_name
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.policies import Setting
 from specctl.records import Round, StopReason
 
@@ -146,12 +145,12 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
             f"{setting.policy} to decide",
             "take constant, or leave out parallel",
         )
-    if isinstance(pair.drafts[draft], StateReader):
+    if pair.drafts[draft].reads_states:
         raise ProfileError(
             "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
             "leave out parallel",
         )
-    if any(engine_name(runner).startswith("graph") for runner in (pair.target, pair.drafts[draft])):
+    if pair.target.captures or pair.drafts[draft].captures:
         raise ProfileError(
             "[draft] parallel: CUDA captures no graph while another thread uses it",
             'set engine = "static" or "eager", or leave out parallel',

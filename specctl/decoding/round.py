@@ -19,7 +19,6 @@ from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.watching import cut_states
 from specctl.models.running.runner import Runner
-from specctl.models.running.tree_runner import tree_runner
 from specctl.records import Round
 
 NOTHING = Draft([], None, (), None)
@@ -112,7 +111,7 @@ def verified_round(
     if isinstance(found.rows, slice):
         verifier.rollback(found.start + found.rows.stop)
     else:
-        tree_runner(verifier).keep_path(found.rows)
+        verifier.keep_path(found.rows)
     if drafter is not None:
         if (states := cut_states(found.forward.states, found.rows)) is not None:
             drafter.witness(found.start, states)
@@ -203,7 +202,7 @@ def _read_tree(
     """How many tokens were cached before the pass over a tree, whose root is the sequence's last token; the pass."""
     _catch_up(verifier, drafter, sequence)
     start = verifier.length
-    return start, tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
+    return start, verifier.extend_tree(tree.tokens, tree.parents)
 
 
 def judge(

@@ -11,7 +11,7 @@ from specctl.decoding.rows.rows_of import numbers_on, rows_of
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.running.tree_runner import TreeRunner, tree_runner
+from specctl.models.running.runner import Runner
 from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep, Round
@@ -30,7 +30,7 @@ class TreeDrafter(ModelDrafter):
     tokens, one for each level.
 
     Args:
-        runner: the draft, a `TreeRunner`.
+        runner: the draft, one that reads trees.
         policy: asked after each level.
         size: of the trees.
         record, head: as for `ModelDrafter`.
@@ -41,7 +41,7 @@ class TreeDrafter(ModelDrafter):
 
     def __init__(
         self,
-        runner: TreeRunner,
+        runner: Runner,
         policy: StoppingPolicy,
         size: TreeSize,
         record: Set[Signal] = frozenset(),
@@ -79,7 +79,7 @@ class TreeDrafter(ModelDrafter):
         """How deep a tree may be: the last level is not read."""
         room = min(LARGEST_TREE - 1, self.runner.context - self._start)
         deepest = 1 + max(0, room) // self.size.beams
-        longest = None if self._states is None else self._states.longest
+        longest = self.runner.longest
         return deepest if longest is None else min(deepest, longest)
 
     def _level(self, pending: Sequence[int], index: int) -> DraftStep:
@@ -103,7 +103,7 @@ class TreeDrafter(ModelDrafter):
         if index == 1:
             return [ROOT], self.runner.extend(pending, keep=1)
         beams = self._tree.beams(self.size.beams, self._eos)
-        forward = tree_runner(self.runner).extend_tree(
+        forward = self.runner.extend_tree(
             [self._tree.tokens[beam] for beam in beams],
             [self._places[self._tree.parents[beam]] for beam in beams],
             before=len(self._places),
@@ -131,7 +131,7 @@ class TreeDrafter(ModelDrafter):
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
-        if self._states is not None:
+        if self.runner.reads_states:
             # A draft head goes back to what it was shown by itself, and it was shown the states of what stays.
             self.runner.rollback(self._start + len(round_.kept_tokens))
             return
@@ -144,7 +144,7 @@ class TreeDrafter(ModelDrafter):
                 break  # of the last level, or not continued
             path.append(self._places[child])
             at = child
-        tree_runner(self.runner).keep_path(path)
+        self.runner.keep_path(path)
 
     def rollback(self, length: int) -> None:
         self._places = {ROOT: 0}

@@ -9,12 +9,9 @@ from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.predictors.trained_predictors import signal_of
-from specctl.models.running.engines import engine_name
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
-from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.tree_runner import tree_obstacle, tree_runner
+from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, Signal
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
@@ -34,7 +31,7 @@ def warm_up(
         longest: the most tokens that are drafted in a round. What is captured is so for all widths up to it, and for
             texts as long as a short prompt with its completion; other passes are captured as they come.
     """
-    captures = any(engine_name(runner).startswith("graph") for runner in (pair.target, *pair.drafts))
+    captures = any(runner.captures for runner in (pair.target, *pair.drafts))
     few = ordinary_tokens(4, pair.vocabulary, pair.eos)
     if captures:
         end = min(SHORTEST + settings.max_new_tokens, pair.context - longest - 4)
@@ -57,20 +54,20 @@ def _warm_up_after(
             runner.rollback(0)
             _witness(runner, len(text))
             runner.extend(text, keep=0)  # makes the buffers
-            if runner not in pair.drafts[-1:] and not isinstance(runner, StateReader):  # those verify nothing
+            if runner.verifies and runner not in pair.drafts[-1:]:
                 for width in (1, *widths):
                     runner.rollback(len(text))
                     runner.extend([text[place % 4] for place in range(width)], keep=width)
-        if (leaves or tree is not None) and not tree_obstacle(pair.target):
-            tree_runner(pair.target).extend_tree(text[:3], [0, 0])
-        if tree is not None and pair.drafts and not tree_obstacle(pair.drafts[0]):
+        if (leaves or tree is not None) and pair.target.no_trees is None:
+            pair.target.extend_tree(text[:3], [0, 0])
+        if tree is not None and pair.drafts and pair.drafts[0].no_trees is None:
             pair.drafts[0].rollback(len(text))
-            grown = TreeDrafter(tree_runner(pair.drafts[0]), Constant(2), tree)
+            grown = TreeDrafter(pair.drafts[0], Constant(2), tree)
             grown.begin(sampling, frozenset(), None)
             grown.draft([*text, *text[:2]], budget=2)
         # Any draft may be the lowest level, and its head may or may not be used.
         for runner, predictor in zip(pair.drafts, pair.predictors, strict=True):
-            if isinstance(runner, LookupRunner):
+            if runner.index is not None:
                 continue
             for predicts in (False, True) if predictor is not None else (False,):
                 record = frozenset[Signal]({signal_of(predictor)} if predicts and predictor is not None else ())
@@ -78,11 +75,11 @@ def _warm_up_after(
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
                 # Of a draft that a model wrote and that was kept as a whole, the last token and the target's are
                 # pending. A draft head is shown states of what was accepted, and reads that and the target's token.
-                for count in (0, 1, *widths) if isinstance(runner, StateReader) else (1,):
+                for count in (0, 1, *widths) if runner.reads_states else (1,):
                     runner.rollback(len(text) - 1)
                     _witness(runner, len(text) - 1 + count)
                     drafter.draft([*text, *(text[place % 4] for place in range(count))], budget=2)
-                if predicts and isinstance(predictor, StatePredictor) and not isinstance(runner, StateReader):
+                if predicts and isinstance(predictor, StatePredictor) and not runner.reads_states:
                     runner.extend(text[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
@@ -90,6 +87,6 @@ def _warm_up_after(
 
 def _witness(runner: Runner, count: int) -> None:
     """Let a draft head know states of ``count`` places; they may be any."""
-    if isinstance(runner, StateReader) and count > runner.witnessed:
+    if runner.reads_states and count > runner.witnessed:
         states = torch.zeros(count - runner.witnessed, runner.state_size, device=runner.device)
         runner.witness(runner.witnessed, dict.fromkeys(runner.layers, states))

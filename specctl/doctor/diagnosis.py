@@ -13,9 +13,9 @@ from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.loading.proportion import large_draft
-from specctl.models.onnx.onnx_engine import require_onnxruntime
 from specctl.models.placing.absent import lacking_devices
 from specctl.models.placing.architecture import generation_config, require_supported_rules
+from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, load_config
 from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device
 from specctl.models.placing.quantization import Quantization
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 CACHE_TOKENS = 4096
 MOSTLY = 0.5
-MAKING = 2.0
-"""Memory that the making of a graph takes beside a model's weights, as a multiple of these, rounded up (1.4 for a Llama
-of 1.2 billion weights, 1.9 for one of 135 million)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +67,10 @@ def diagnose(profile: Profile) -> Diagnosis:
     """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
     report = Diagnosis(versions(), device_memory())
     report.advice += [f"{why}." for why in (*POLICIES.broken.values(), *DRAFTERS.broken.values())]
-    if profile.engine == "onnx":
-        try:
-            require_onnxruntime()
-        except ModelError as error:
-            report.problems.append(Problem("engine", error.message, error.hint))
+    try:
+        engine_named(profile.engine).require()
+    except ModelError as error:
+        report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     tables = loading_order(model_tables(profile))
@@ -163,8 +159,8 @@ def _examine(
     _advise_on_room(checkpoint, work, room, on_cuda, report)
     if on_cuda and facts.key == "target" and engine == "auto" and not GRAPHS_MEASURED:
         report.advice.append(f"The target runs eagerly on CUDA ({UNMEASURED}).")
-    if profile.engine == "onnx":
-        _advise_on_graph(checkpoint, int(MAKING * need.weight_bytes(placement.dtype)), room, report)
+    if making := engine_named(engine).making:
+        _advise_on_graph(checkpoint, int(making * need.weight_bytes(placement.dtype)), room, report)
     return placement
 
 

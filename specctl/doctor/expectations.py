@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.doctor.diagnosis import Diagnosis
-from specctl.doctor.engine_choice import EngineChoice, engine_choice, head_choice
 from specctl.doctor.model_facts import ModelFacts
 from specctl.doctor.pass_bytes import WeightReads
 from specctl.models.files.checkpoint import locate
@@ -16,11 +15,12 @@ from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
+from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
 from specctl.models.placing.requirements import weighed
-from specctl.models.placing.working_room import GROWTH, working_bytes
+from specctl.models.placing.working_room import working_bytes
 from specctl.models.running.context import context_length
-from specctl.models.running.engines import EngineSettings
+from specctl.models.running.engines import EngineSettings, Where
 from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Expectation:
         reads: bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
         blocks: whether one pass drafts a whole block.
         longest: the most tokens of a draft; None for any number.
-        choice: its engine.
+        engine: how reports name it.
+        why: it was chosen, in a few words.
     """
 
     key: str
@@ -63,7 +64,8 @@ class Expectation:
     layers: int
     reads: tuple[int, ...]
     blocks: bool
-    choice: EngineChoice
+    engine: str
+    why: str
     longest: int | None = None
 
     @property
@@ -87,9 +89,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
     for key, table in tables:
         facts = known[key]
         if table.is_lookup:
-            found.append(
-                Expectation(key, None, {}, context, 0, 0, 1.0, 0, (), True, EngineChoice("lookup", "it has no model"))
-            )
+            found.append(Expectation(key, None, {}, context, 0, 0, 1.0, 0, (), True, "lookup", "it has no model"))
         elif isinstance(table, DraftTable) and (head := find_head(key, table, uppers[key])) is not None:
             if head.local:
                 found.append(_of_head(head, facts, uppers[key], context, profile))
@@ -109,7 +109,8 @@ def _of_model(
     quantised = "its checkpoint" if need.quantised else None
     if need.quantization is not None:
         quantised = need.quantization.scheme.package
-    settings, weights = EngineSettings.of(profile), sum(facts.devices.values())
+    where = Where(tuple(facts.devices), sum(facts.devices.values()), quantised)
+    choice = chosen(profile.engine, model, where, EngineSettings.of(profile))
     return Expectation(
         key=facts.key,
         dtype=dtype,
@@ -121,7 +122,8 @@ def _of_model(
         layers=reads.layers,
         reads=tuple(reads.bytes(need, dtype, width) for width in range(1, WIDEST + 1)),
         blocks=False,
-        choice=engine_choice(model, settings, list(facts.devices), weights, quantised),
+        engine=choice.name,
+        why=choice.why,
     )
 
 
@@ -140,6 +142,8 @@ def _of_head(
     reads = replace(WeightReads.of(network, None, None), layers=network.num_layers).bytes(need, dtype)
     if output is not None and network.borrowed_output is output:
         reads += sum(weight.numel() for weight in output.parameters()) * ITEM_BYTES[dtype]
+    where = Where(tuple(facts.devices), sum(facts.devices.values()))
+    choice = chosen_for_head(profile.engine, where, EngineSettings.of(profile))
     return Expectation(
         key=facts.key,
         dtype=dtype,
@@ -151,7 +155,8 @@ def _of_head(
         layers=network.num_layers,
         reads=(reads,) * WIDEST,
         blocks=head.writes_blocks,
-        choice=head_choice(EngineSettings.of(profile), list(facts.devices)),
+        engine=choice.name,
+        why=choice.why,
         longest=network.longest,
     )
 
@@ -170,7 +175,7 @@ def _working(config: Any, need: Estimate, dtype: str, engine: Engine, *, on_cuda
 
 
 def _spare(engine: Engine, *, on_cuda: bool) -> float:
-    return GROWTH.get(engine, GROWTH["eager"]) if on_cuda else 1.0
+    return engine_named(engine).spare if on_cuda else 1.0
 
 
 def _dtype(facts: ModelFacts) -> str:

@@ -11,10 +11,10 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
+from specctl.models.running.around import Around
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.engines import engine_name
-from specctl.models.running.pair import Pair, runs_model
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import timed
 from specctl.models.sharding.leader import is_sharded
@@ -91,10 +91,10 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
 
 
 def _passes(pair: Pair) -> Iterator[EnginePasses]:
-    runners = [pair.target, *filter(runs_model, pair.drafts)]
+    runners = [pair.target, *(draft for draft in pair.drafts if draft.runs_model)]
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
-        engines = {engine_name(runner): runner}
+        engines = {runner.engine: runner}
         if not is_sharded(model):
             engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
         yield from _passes_of(name, engines, ordinary_tokens(CONTEXT, pair.vocabulary, pair.eos))
@@ -125,8 +125,9 @@ def _passes_of(model: str, engines: Mapping[str, Runner], tokens: Sequence[int])
 def _difference(target: Runner, text: list[int]) -> float:
     """What the check of the target found; where nothing was rejected so far, some of a text is taken back."""
     checked = target
-    while not isinstance(checked, CheckedRunner):
-        checked = checked.runner  # type: ignore[attr-defined]
+    while isinstance(checked, Around) and not isinstance(checked, CheckedRunner):
+        checked = checked.runner
+    assert isinstance(checked, CheckedRunner), "the target is loaded with check"
     if checked.difference is None:
         with torch.inference_mode():
             checked.rollback(0)

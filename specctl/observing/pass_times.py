@@ -8,18 +8,12 @@ import torch
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.observing.results import PassTimes
 from specctl.observing.timing import fill
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
-
-
-def can_verify(runner: Runner) -> bool:
-    """Whether a draft can stand above another one."""
-    return not isinstance(runner, StateReader | LookupRunner)
 
 
 class PassMeter:
@@ -41,7 +35,7 @@ class PassMeter:
         # A single draft never verifies, so it only runs passes of one token; neither does a draft head or a lookup.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [
-            (runner, {width: list[float]() for width in (self._widths if can_verify(runner) else [1])})
+            (runner, {width: list[float]() for width in (self._widths if runner.verifies else [1])})
             for runner in several
         ]
 

@@ -12,7 +12,6 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.running.eager_pair import eager_pair
 from specctl.models.running.pair import Pair
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
@@ -75,7 +74,7 @@ class RoundRobin:
         if candidate.setting is None:
             peer = self._peers.get(candidate.label) or AssistedPeer(self._pair, candidate.name)
             return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
-        pair = self._pair if candidate.engine is None else eager_pair(self._pair)
+        pair = self._pair if candidate.engine is None else self._pair.eagerly()
         session = Session(pair, build_drafter(pair, candidate.setting, drafts=candidate.drafts))
         return _Lane(candidate, Answerer(session, self._format, self._settings), None)
 

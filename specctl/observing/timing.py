@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 
 
 def fill(runner: Runner, tokens: Sequence[int]) -> None:
@@ -22,6 +22,6 @@ def forget(runner: Runner, length: int, last: int) -> None:
 
 
 def _show_zeros(runner: Runner, start: int, count: int) -> None:
-    if isinstance(runner, StateReader) and count:
+    if runner.reads_states and count:
         states = torch.zeros(count, runner.state_size, device=runner.device)
         runner.witness(start, dict.fromkeys(runner.layers, states))

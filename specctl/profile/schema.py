@@ -22,6 +22,8 @@ from specctl.profile.model_table import ModelTable as ModelTable
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
 Engine = Literal["auto", "eager", "static", "graph", "onnx"]
+COMPILED = ("auto", "static", "graph")
+"""The engines whose passes can be compiled."""
 
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
 """The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
@@ -236,6 +238,6 @@ class Profile(Table):
     @classmethod
     def _compiled_engine(cls, compile: bool | str, info: ValidationInfo) -> bool | str:  # noqa: A002 - the key's name
         engine = info.data.get("engine")
-        if compile is True and engine in ("eager", "onnx"):
+        if compile is True and engine not in COMPILED:
             raise ValueError(f'needs engine = "static", "graph" or "auto"; {engine} passes are not compiled')
         return compile

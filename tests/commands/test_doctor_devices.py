@@ -19,13 +19,13 @@ from specctl.commands.tasks.device_report import Devices, examine_devices, secti
 from specctl.doctor import diagnosis
 from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose
-from specctl.doctor.engine_choice import ONNX_IF_FASTER, EngineChoice, engine_choice
 from specctl.models.onnx.automatic import LARGEST
 from specctl.models.onnx.engine_times import PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
+from specctl.models.placing.engine_table import build_runner, chosen
 from specctl.models.placing.memory import DeviceMemory
-from specctl.models.running.engines import EngineSettings, build_runner, engine_name
+from specctl.models.running.engines import EngineSettings, Where
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 GIB = 1 << 30
@@ -68,7 +68,7 @@ def test_a_pair_on_a_card(examine: Callable[..., Devices]) -> None:
     found = examine([card(), CPU], engine="graph")
 
     target, draft = found.models
-    assert [one.choice.engine for one in found.models] == ["graph", "graph"]
+    assert [one.engine for one in found.models] == ["graph", "graph"]
     # Per layer: q and o 16 x 16, k and v 8 x 16, three 16 x 32, two norms; then the output layer and a last norm.
     layer = 2 * 256 + 2 * 128 + 3 * 512 + 2 * 16
     assert target.reads[0] == 4 * (6 * layer + 258 * 16 + 16)
@@ -109,7 +109,7 @@ def test_a_target_over_two_cards_reads_its_parts_one_after_the_other(examine: Ca
     assert alone.outlook is not None
     assert spread.outlook is not None
     assert spread.outlook.step_ms["target"] == pytest.approx(alone.outlook.step_ms["target"], rel=1e-3)
-    assert spread.models[0].choice == EngineChoice("eager", "it is spread over several devices")
+    assert (spread.models[0].engine, spread.models[0].why) == ("eager", "it is spread over several devices")
     caches = [room.caches for room in spread.rooms]
     assert sum(caches) == pytest.approx(alone.rooms[0].caches, rel=1e-3)
 
@@ -229,15 +229,15 @@ def test_a_device_that_is_there_is_measured() -> None:
 def test_the_engine_is_the_one_that_is_built(family: str, engine: Any, compile_: bool) -> None:
     model = random_model(family)
     settings = EngineSettings(engine=engine, compile=compile_)
-    choice = engine_choice(model, settings, ["cpu"], LARGEST + 1, None)
-    assert choice.engine == engine_name(build_runner(model, 60, "it", settings))
+    choice = chosen(engine, model, Where(("cpu",), LARGEST + 1), settings)
+    assert choice.name == build_runner(model, 60, "it", settings).engine
 
 
 @pytest.mark.parametrize("quantised", [None, "torchao"])
 def test_onnx_is_chosen_where_it_could_be_faster(quantised: str | None) -> None:
-    choice = engine_choice(random_model("llama"), EngineSettings(), ["cpu"], 1000, quantised)
+    choice = chosen("auto", random_model("llama"), Where(("cpu",), 1000, quantised), EngineSettings())
     there = all(find_spec(package) for package in PACKAGES)
-    assert (choice.engine == ONNX_IF_FASTER) == (there and quantised is None)
+    assert (choice.name == "onnx or eager") == (there and quantised is None)
 
 
 @pytest.mark.parametrize(

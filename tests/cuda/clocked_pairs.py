@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.placing.engine_table import build_runner
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
 from tools.synthetic.shapes import Shape
 

@@ -9,7 +9,6 @@ from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
 
 from specctl.models.loading import model as loading
 from specctl.models.placing.placement import Placement
-from specctl.models.running.tree_runner import tree_runner
 from specctl.profile import resolve
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
@@ -22,7 +21,7 @@ def test_masks_are_numbers_in_aligned_rows(engine: str) -> None:
         runner.extend(TEXT[:21], keep=1)
         for width in (1, 2, 5):
             runner.extend(TEXT[:width], keep=width)
-        tree_runner(runner).extend_tree(TEXT[:3], [0, 0])
+        runner.extend_tree(TEXT[:3], [0, 0])
         masks = [mask for *_, mask in cuda.attended if mask is not None]
         assert len(masks) >= 3
         for mask in masks:

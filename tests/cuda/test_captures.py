@@ -11,11 +11,11 @@ from toys import random_model
 
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.head_engines import build_head_runner
+from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import READERS, Capturing
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 
 MODEL = tiny_model()
 
@@ -99,7 +99,7 @@ def test_what_waits_is_not_captured_and_leaves_nothing_behind(version: tuple[int
         torch.cuda.empty_cache()  # the allocator believes in no capture
         other = graph(cuda)
         read(other, 30)
-        assert other.prepares
+        assert other.preparing_seconds is not None
 
 
 @pytest.mark.parametrize("version", [(2, 11), (2, 13)], ids=str)
@@ -125,7 +125,7 @@ def test_a_capture_that_fails_in_the_middle_leaves_nothing_behind(version: tuple
         torch.cuda.empty_cache()
         other = graph(cuda)
         read(other, 30)
-        assert other.prepares
+        assert other.preparing_seconds is not None
 
 
 @pytest.mark.parametrize("engine", ["static", "graph"])
@@ -145,7 +145,7 @@ def test_memory_that_runs_out_while_buffers_grow_leaves_the_next_record_right(en
             cuda.memory.counts(least=1 << 60)
             assert read(runner, 20) == short
             assert read(runner, 540) == long
-            assert not isinstance(runner, Capturing) or runner.prepares
+            assert not isinstance(runner, Capturing) or runner.preparing_seconds is not None
 
 
 def test_errors_that_capturing_does_not_cause_are_raised() -> None:
@@ -180,7 +180,7 @@ def test_a_prompt_of_a_draft_head_is_not_captured() -> None:
     with Devices() as cuda:
         settings = EngineSettings(engine="graph", notice=unexpected)
         head = build_head_runner(cuda.move(chain_head(), "cuda:0"), VOCABULARY, "the head", settings)
-        assert isinstance(head, StateReader)
+        assert head.reads_states
         head.witness(0, {layer: torch.zeros(40, 32, device="cuda:0") for layer in head.layers})
         for length in (3, 9, 40):
             head.rollback(0)

@@ -8,12 +8,13 @@ from toys import random_model
 
 from specctl.calibration.calibrated import measured_engine
 from specctl.errors import ModelError
+from specctl.models.placing.engine_table import build_runner
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.placement import place
 from specctl.models.placing.working_room import CUDA_CONTEXT, working_bytes
 from specctl.models.running import engines
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.engines import EngineSettings, build_runner, engine_report
+from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.graph import GraphRunner
 from specctl.profile import resolve
 

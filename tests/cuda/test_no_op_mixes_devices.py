@@ -16,13 +16,12 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.draft_heads.head_engines import build_head_runner
+from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.tree_runner import tree_runner
+from specctl.models.running.runner import Runner
 from specctl.observing.pass_times import PassMeter
 from specctl.policies import POLICIES, Setting
 from specctl.policies.leaf_rule import leaf_rule
@@ -106,7 +105,7 @@ def test_a_target_that_is_spread(cuda: Devices, draft_on: str, text: list[int]) 
     target = EagerRunner(spread(cuda, random_model("llama"), "cuda:0", "cuda:1"), VOCABULARY)
     draft = EagerRunner(on(cuda, noisy_copy("llama"), draft_on), VOCABULARY)
     assert said(target, ModelDrafter(draft, Constant(4))) == text
-    tree = TreeDrafter(tree_runner(draft), Constant(2), TreeSize(tokens=6, beams=2))
+    tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))
     assert said(target, tree) == text
 
 
@@ -140,7 +139,7 @@ def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None
 @pytest.mark.representatives("graph-sampled", "eager-greedy")
 def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
-    tree = TreeDrafter(tree_runner(draft), Constant(2), TreeSize(tokens=6, beams=2))
+    tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))
     leaves = LeafDrafter(ModelDrafter(draft, Constant(3), laws=True), leaf_rule(2))
     for drafter in (tree, leaves):
         assert said(target, drafter, sampling) == text or sampling is FILTERED
@@ -153,7 +152,7 @@ def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: 
     (target,) = models(cuda, "cuda:0", engine=engine)
     settings = EngineSettings(engine=engine, notice=unexpected)  # type: ignore[arg-type]
     head = build_head_runner(cuda.move(make(), "cuda:1"), VOCABULARY, "the head", settings)
-    assert isinstance(head, StateReader)
+    assert head.reads_states
     target.watch(head.layers)
     for sampling in (GREEDY, FILTERED):
         assert said(target, ModelDrafter(head, Constant(3)), sampling) == text or sampling is FILTERED

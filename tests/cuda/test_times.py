@@ -16,9 +16,8 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.draft_heads.head_engines import build_head_runner
+from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import StateReader
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable
 
@@ -72,7 +71,7 @@ def test_what_a_draft_head_replays_is_captured_before_it(make: Callable[[], Any]
         pair = pair_on(cuda, "cuda:0", engine="graph", kinds=(random_model("llama"),))
         settings = EngineSettings(engine="graph", notice=unexpected)
         head = build_head_runner(cuda.move(make(), "cuda:0"), VOCABULARY, "the head", settings)
-        assert isinstance(head, StateReader)
+        assert head.reads_states
         pair.target.watch(head.layers)
         pair = replace(pair, drafts=(head,), named_predictors=({},))
         sampling = SamplingTable(max_new_tokens=24, temperature=1.0)

@@ -9,7 +9,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 from specctl.profile.schema import SamplingTable
 from specctl.records import FinishReason
 
@@ -19,13 +19,15 @@ PROMPT = TOKENIZER("once ")["input_ids"]
 EOS = 0
 
 
-class Reciter:
+class Reciter(Runner):
     """A `Runner` that knows what comes after the prompt by heart, but for the places in ``slips``."""
+
+    length = 0
 
     def __init__(self, text, slips=(), sharpness=50.0):
         said = [*PROMPT, *TOKENIZER(text)["input_ids"]]
         self.said = [1 if place in slips else token for place, token in enumerate(said)]
-        self.length, self.context, self.device = 0, 1 << 31, torch.device("cpu")
+        self.context, self.device = 1 << 31, torch.device("cpu")
         self._sharpness = sharpness
 
     def extend(self, tokens, keep, *, hidden=False):  # noqa: ARG002 - the seam's own signature

@@ -1,6 +1,6 @@
 """A session that keeps its caches reads only what is new in a prompt, and writes what a fresh session writes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from specctl.decoding.session import Session
 from specctl.jsonl import Record
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.watching import decoder_layers
+from specctl.models.running.around import Around
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
@@ -40,28 +41,17 @@ ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
 }
 
 
-class Counting:
-    """A `Runner` that notes how many tokens are read before the first round, by passes without logits."""
+class Counting(Around):
+    """A runner that notes how many tokens are read before the first round, by passes without logits."""
 
     def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.read_ahead: list[int] = []
-        self.context, self.device = runner.context, runner.device
-
-    @property
-    def length(self) -> int:
-        return self.runner.length
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if not keep:
             self.read_ahead.append(len(tokens))
         return self.runner.extend(tokens, keep, hidden=hidden)
-
-    def watch(self, layers: Iterable[int]) -> None:
-        self.runner.watch(layers)
-
-    def rollback(self, length: int) -> None:
-        self.runner.rollback(length)
 
     def taken(self) -> list[int]:
         found, self.read_ahead = self.read_ahead, []

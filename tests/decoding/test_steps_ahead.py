@@ -74,8 +74,8 @@ def ahead(pays: Pays) -> AbstractContextManager[object]:
 class AheadTable(TableRunner):
     """A `TableRunner` that reads a token within its pass, also one that is a tensor yet."""
 
-    specialises = False
     widest_read = 1
+    runs_ahead = True
 
     def __init__(self, logits: torch.Tensor, *, runs_ahead: bool = True) -> None:
         super().__init__(logits)

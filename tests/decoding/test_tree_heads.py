@@ -19,7 +19,6 @@ from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_paths import path_to
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.tree_runner import tree_obstacle
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import Round
@@ -61,7 +60,7 @@ def test_every_token_is_read_as_in_a_chain(engine: str, length: int, known: int)
     """Also after a single token, to which no other attends, and where states of the text are missing."""
     text, seen = TEXT[:length], min(known, length - 1)
     runner, again = (witnessed(HEADS[engine](head()), seen) for _ in range(2))
-    assert tree_obstacle(runner) is None
+    assert runner.no_trees is None
     with torch.inference_mode():
         runner.extend(text, keep=1)
         tokens, parents = text[-1:], list[int]()

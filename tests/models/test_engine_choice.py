@@ -10,16 +10,13 @@ from toys import noisy_copy, random_model
 from specctl.errors import ModelError
 from specctl.models.passes import compilation
 from specctl.models.passes.compilation import Compiler, missing_compiler
+from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import (
     LONG_RUN,
     EngineSettings,
-    build_runner,
-    engine_name,
     fixed_width,
-    preparing_seconds,
 )
-from specctl.models.running.runner import FusedRunner
 from specctl.models.running.static import StaticRunner
 
 TOKENS: list[int] = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -29,7 +26,7 @@ def built(family: str = "llama", **settings: Any) -> tuple[str, list[str]]:
     """The engine a model gets, and what is said about it."""
     heard: list[str] = []
     runner = build_runner(random_model(family), 60, "it", EngineSettings(notice=heard.append, **settings))
-    return engine_name(runner), heard
+    return runner.engine, heard
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,7 @@ def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deterministic_verification_needs_layers_that_can_go_back() -> None:
     runner = EagerRunner(random_model("llama"), 60)
-    assert engine_name(fixed_width(runner, random_model("llama"))) == "eager, blocks of 16"
+    assert fixed_width(runner, random_model("llama")).engine == "eager, blocks of 16"
     with pytest.raises(ModelError, match="sliding window"):
         fixed_width(EagerRunner(random_model("mistral"), 60), random_model("mistral"))
 
@@ -136,4 +133,4 @@ def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
                     each.rollback(each.length - width // 3)
     assert heard == []
     assert len(said) == 2 * len(models)
-    assert all(isinstance(runner, FusedRunner) and preparing_seconds(runner) for runner in compiled)
+    assert all(runner.widest_read and runner.preparing_seconds for runner in compiled)

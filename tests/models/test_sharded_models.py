@@ -26,7 +26,7 @@ from specctl.models.loading.model import LoadedModel, load_model
 from specctl.models.loading.model_shards import checking_runner, sharded_runner
 from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.engines import EngineSettings, engine_name, fixed_width
+from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.pair import Pair
 from specctl.models.sharding import leader as leading
 from specctl.policies import Setting
@@ -115,7 +115,7 @@ def test_a_model_in_shards_writes_what_it_writes_whole(families, family, placeme
     pair = families(family).sharded(placement, engine)
     alone, found = completed(families(family).pair, settings), completed(pair, settings)
     assert found.tokens == alone.tokens
-    assert engine_name(pair.target) == f"{engine}, {placement} over 2"
+    assert pair.target.engine == f"{engine}, {placement} over 2"
     accepted, drafted = sum(r.accepted for r in found.rounds), sum(r.drafted for r in found.rounds)
     assert 0 < accepted < drafted, "a test of nothing but acceptance, or of nothing but rejection"
 
@@ -243,13 +243,13 @@ def test_compiled_passes_of_shards_write_the_same(families):
     pair = families("llama").sharded(engine="static", compile=True)
     for settings in (GREEDY, SAMPLED):
         assert completed(pair, settings).tokens == completed(families("llama").pair, settings).tokens
-    assert engine_name(pair.target) == "static, compiled, tensor over 2"
+    assert pair.target.engine == "static, compiled, tensor over 2"
 
 
 def test_what_cannot_run_in_shards_falls_back_or_is_refused(families):
     said: list[str] = []
     runner = families("llama").sharded("pipeline", "graph", compile=True, notice=said.append).target
-    assert engine_name(runner) == "static, pipeline over 2"
+    assert runner.engine == "static, pipeline over 2"
     assert [line.partition("target runs ")[2].partition(":")[0] for line in said] == [
         "on the static engine",
         "uncompiled",
@@ -312,7 +312,7 @@ def test_a_profile_loads_its_target_in_shards(families):
     heard: list[str] = []
     pair = load_pair(Profile.model_validate({**tables, "check": True}), progress=heard.append)
     assert heard[0] == "2 processes for shards"
-    assert engine_name(pair.target) == "eager, tensor over 2"
+    assert pair.target.engine == "eager, tensor over 2"
     assert completed(pair).tokens == completed(family.pair).tokens
     assert isinstance(pair.target, CheckedRunner)
     assert pair.target.difference is not None

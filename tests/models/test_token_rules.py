@@ -21,10 +21,10 @@ from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.engines import eager_twin, engine_name
 from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import Runner
-from specctl.models.running.token_rules import RuledRunner, TokenRules, rules_in, unsupported_in
+from specctl.models.running.token_rules import TokenRules, rules_in, unsupported_in
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.profile.schema import Profile
@@ -193,16 +193,16 @@ def test_settings_without_effect_are_no_rules() -> None:
     assert not unsupported_in(config)
 
 
-def test_an_eager_twin_follows_the_same_rules_over_a_cache_of_its_own() -> None:
+def test_the_same_around_another_runner_follows_the_same_rules_over_a_cache_of_its_own() -> None:
     model = random_model("llama", seed=1)
     vocabulary = model.config.vocab_size
     rules = TokenRules.of(GenerationConfig(repetition_penalty=1.5), frozenset(), vocabulary, "cpu")
     ruled = RuledRunner(EagerRunner(model, vocabulary), rules)
     ruled.extend(list(PROMPT), keep=0)
-    twin = eager_twin(CheckedRunner(ruled, lambda: None, "target"), model, vocabulary)  # type: ignore[arg-type]
-    assert (twin.length, engine_name(twin)) == (0, "eager")
+    twin = CheckedRunner(ruled, lambda: None, "target").same_around(EagerRunner(model, vocabulary))  # type: ignore[arg-type]
+    assert (twin.length, twin.engine) == (0, "eager")
     found = twin.extend(list(PROMPT), keep=1).logits
     assert torch.equal(found, RuledRunner(EagerRunner(model, vocabulary), rules).extend(list(PROMPT), keep=1).logits)
     assert not torch.equal(found, EagerRunner(model, vocabulary).extend(list(PROMPT), keep=1).logits)
-    blocks = eager_twin(FixedWidthRunner(EagerRunner(model, vocabulary), 4), model, vocabulary)
-    assert engine_name(blocks) == "eager, blocks of 4"
+    blocks = FixedWidthRunner(EagerRunner(model, vocabulary), 4).same_around(EagerRunner(model, vocabulary))
+    assert blocks.engine == "eager, blocks of 4"

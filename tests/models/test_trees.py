@@ -20,9 +20,10 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
+from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_rules import RuledRunner, TokenRules
-from specctl.models.running.tree_runner import TreeRunner, tree_obstacle
+from specctl.models.running.token_rules import TokenRules
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 
@@ -41,7 +42,7 @@ OTHERS: dict[str, PreTrainedConfig] = {
     ),
 }
 READ = ("llama", "qwen3", "gpt-neox", *OTHERS)
-ENGINES: dict[str, Callable[[PreTrainedModel], TreeRunner]] = {
+ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "eager": lambda model: EagerRunner(model, VOCABULARY),
     "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
     "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),
@@ -231,7 +232,7 @@ def test_token_rules_hold_along_each_path() -> None:
         RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
         for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
     )
-    assert tree_obstacle(runner) is None
+    assert runner.no_trees is None
     tokens = [7, 7, 3, 7, 9, 7, 3, 3, 9, 7]
     for one in (runner, again):
         one.extend([3, 7, 3, 9], keep=0)
@@ -277,7 +278,7 @@ class MovesNothing(EagerRunner):
 def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerRunner], then: str) -> None:
     model = random_model("llama")
     runner = CheckedRunner(engine(model, VOCABULARY), lambda: EagerRunner(model, VOCABULARY), "it")
-    assert tree_obstacle(runner) is None
+    assert runner.no_trees is None
     runner.extend(TOKENS[:20], keep=0)
     runner.extend_tree(TOKENS[30 : 31 + len(PARENTS)], PARENTS)
     runner.keep_path(path_to(PARENTS, 8))
@@ -299,13 +300,13 @@ def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerRu
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_read_trees(family: str) -> None:
-    why = tree_obstacle(EagerRunner(random_model(family), VOCABULARY))
+    why = EagerRunner(random_model(family), VOCABULARY).no_trees
     assert why is None if family in READ else "sliding window" in str(why)
 
 
 def test_a_runner_that_reads_chains_says_so() -> None:
     runner = FixedWidthRunner(EagerRunner(random_model("llama"), VOCABULARY))
-    assert tree_obstacle(runner) == "deterministic passes read chains"
+    assert runner.no_trees == "deterministic passes read chains"
 
 
 def test_who_sees_whom() -> None:

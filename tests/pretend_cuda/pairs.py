@@ -16,7 +16,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.placing.engine_table import build_runner
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner

@@ -13,7 +13,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.replay.costs import CostTable
@@ -48,12 +48,14 @@ def test_a_stretch_takes_the_steps_of_the_published_loop(block: int) -> None:
         assert parallel_steps(kept + 1, block) == published_steps(kept, block)
 
 
-class Reads:
+class Reads(Runner):
     """A `Runner` that predicts a token for each place, whatever stands before it."""
+
+    length = 0
 
     def __init__(self, text: Sequence[int]) -> None:
         self.text = text
-        self.length, self.context, self.device = 0, 1 << 31, torch.device("cpu")
+        self.context, self.device = 1 << 31, torch.device("cpu")
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002
         self.length += len(tokens)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +18,9 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.predictors.state_predictor import StatePredictor
+from specctl.models.running.around import Around
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.policies import NONE, Setting
 from specctl.records import Round
 from specctl.training.predictors import example_rounds as module
@@ -42,18 +42,6 @@ class Spy(StatePredictor):
     def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         self.seen.append(hidden.clone())
         return torch.ones(hidden.shape[:-1])
-
-
-class Unfused:
-    """A runner without passes that are read within them, which show a head more than it is asked about."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "read":
-            raise AttributeError(name)
-        return getattr(self.runner, name)
 
 
 def toy_pair(eos: frozenset[int] = NO_EOS, longest: int | None = None) -> Pair:
@@ -88,9 +76,9 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", LONGEST)
 
 
-def reader_of(pair: Pair) -> StateReader:
+def reader_of(pair: Pair) -> Runner:
     draft = pair.drafts[0]
-    assert isinstance(draft, StateReader)
+    assert draft.reads_states
     return draft
 
 
@@ -120,7 +108,8 @@ def read(pair: Pair, answer: list[int], sampling: Sampling = GREEDY, seed: int =
 def test_examples_are_what_a_live_run_shows_an_acceptance_head(kind: str, one_by_one: bool) -> None:
     """Token for token with their verdicts; the states bit for bit, or to rounding where passes join other tokens."""
     many = PAIRS[kind]()
-    pair = replace(many, drafts=(Unfused(many.drafts[0]),))
+    # Around it, for passes that are read within them show a head more than it is asked about.
+    pair = replace(many, drafts=(Around(many.drafts[0]),))
     setting = Setting.of({"name": "specdec++", "threshold": 1.0, "max_draft": LONGEST})
     played = live(pair, setting, GREEDY)
     spy = pair.predictors[0]

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.running.engines import EngineSettings, build_runner, preparing_seconds
+from specctl.models.placing.engine_table import build_runner
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting
@@ -132,12 +133,12 @@ def late_captures(to: Recorder, stage: Stage) -> None:
         pair = tiny.pair("graph")
         settings = SamplingTable(max_new_tokens=24)
         warm_up(pair, settings, longest=SPECULATING.longest_draft)
-        before = preparing_seconds(pair.target) or 0.0, preparing_seconds(pair.drafts[0]) or 0.0
+        before = pair.target.preparing_seconds or 0.0, pair.drafts[0].preparing_seconds or 0.0
         rounds = []
         for length in (20, 45, 90, 260, 300, 520):
             done = Session(pair, build_drafter(pair, SPECULATING)).generate(stage.prompt(length), settings)
             rounds.append(max(round_.total_seconds for round_ in done.rounds))
-        after = preparing_seconds(pair.target) or 0.0, preparing_seconds(pair.drafts[0]) or 0.0
+        after = pair.target.preparing_seconds or 0.0, pair.drafts[0].preparing_seconds or 0.0
         spent = sum(after) - sum(before)
         usual = min(rounds)
         to.row("After the warm-up", **{"capturing ms": spent * 1e3, "slowest round ms": max(rounds) * 1e3})
@@ -168,7 +169,7 @@ def _writes(
 def _captured(to: Recorder, when: str, pair: Pair, tiny: Tiny) -> None:
     """Passes were captured, so that the comparison before was one of captured passes."""
     runners: tuple[Runner, ...] = (pair.target, *pair.drafts)
-    held = all(preparing_seconds(runner) is not None for runner in runners)
+    held = all(runner.preparing_seconds is not None for runner in runners)
     to.check(f"{when}: passes are captured still", held, "; ".join(tiny.heard))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
@@ -43,7 +43,7 @@ def count(to: Recorder, stage: Stage) -> None:
                     token, rest = {}, {}
                 to.row(
                     "Waits and launches",
-                    engine=engine_name(pair.target),
+                    engine=pair.target.engine,
                     temperature=temperature,
                     **{f"{name} a round": number for name, number in whole.items()},
                     **{f"{name} a drafted token": token.get(name) for name in NAMES},

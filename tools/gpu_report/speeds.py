@@ -13,7 +13,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
 from specctl.models.placing.memory import cached_values
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.peers.assisted import AssistedPeer
 from specctl.peers.names import ASSISTED
@@ -51,7 +51,7 @@ def engine_speeds(to: Recorder, stage: Stage, engine: str, way: str) -> None:
         settings = EngineSettings(engine=engine, compile=way == "compiled", notice=to.note)  # type: ignore[arg-type]
         pair = stage.pair(settings)
         weights = torch.cuda.memory_reserved() - began if not stage.rehearsal else 0
-        name = engine_name(pair.target) + (", cuDNN allowed" if way == "cudnn" else "")
+        name = pair.target.engine + (", cuDNN allowed" if way == "cudnn" else "")
         started = perf_counter()
         warm_up(pair, SamplingTable(), longest=DRAFTED)
         warmed = perf_counter() - started
@@ -142,7 +142,7 @@ def policy_speeds(to: Recorder, stage: Stage) -> None:
     engine: Any = "eager" if stage.rehearsal else "graph"
     pair = stage.pair(EngineSettings(engine=engine, notice=to.note))
     warm_up(pair, SamplingTable(), longest=LONGEST)
-    name, context = engine_name(pair.target), stage.sized(200, 20)
+    name, context = pair.target.engine, stage.sized(200, 20)
     settings = SamplingTable(max_new_tokens=stage.sized(96, 16))
     usual: float | None = None
     for policy in ("none", *(policy for policy in POLICIES if policy != "none")):

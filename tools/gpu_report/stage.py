@@ -127,7 +127,7 @@ class Stage:
 
     def pair(self, settings: "EngineSettings") -> "Pair":
         """Runners of `models`; their texts end at the limit only."""
-        from specctl.models.running.engines import build_runner
+        from specctl.models.placing.engine_table import build_runner
         from specctl.models.running.pair import Pair
         from tools.synthetic_pair import tokenizer
 

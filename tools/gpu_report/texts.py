@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.profile.schema import Profile, SamplingTable
@@ -26,7 +26,7 @@ def same_texts(to: Recorder, stage: Stage) -> None:
     for engine in ("eager", "static", "graph") if not stage.rehearsal else ("eager", "static"):
         pair = _pair(stage.device, engine, to)
         for policy, texts in _texts(pair, ids, settings, to):
-            claim = f"{engine_name(pair.target)}, drafts by {policy}: the CPU's own text"
+            claim = f"{pair.target.engine}, drafts by {policy}: the CPU's own text"
             to.check(claim, texts == wanted, _difference(texts, wanted))
 
 
@@ -41,7 +41,7 @@ def _texts(
             share = sum(round_.accepted for round_ in rounds) / drafted
             to.row(
                 "Embedded pair",
-                engine=engine_name(pair.target),
+                engine=pair.target.engine,
                 policy=policy,
                 drafted=drafted,
                 accepted=f"{share:.0%}",

@@ -121,7 +121,7 @@ def _cards(graphics: "Graphics") -> Iterator[tuple[str, str]]:
 def _model(model: "Expectation", found: Devices) -> Iterator[tuple[str, str]]:
     from specctl.printable import gib
 
-    yield "engine", f"{model.choice.engine} ({model.choice.why})"
+    yield "engine", f"{model.engine} ({model.why})"
     if found.outlook is None or not model.reads:
         return
     yield "a pass reads", gib(model.reads[0])

@@ -63,7 +63,6 @@ def load(
     with progress.doing("starting") as show:
         from specctl.decoding.prompt_format import PromptFormat
         from specctl.models.running.engines import EngineSettings
-        from specctl.models.running.tree_runner import tree_obstacle
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
         engines = replace(
@@ -88,10 +87,10 @@ def load(
             )
         if pair.threads is not None and pair.threads.warning is not None:
             warn(pair.threads.warning)
-        if leaves and (why := tree_obstacle(pair.target)):
+        if leaves and (why := pair.target.no_trees):
             notice(f"drafts have no leaves: the target reads chains only, because {why}")
         for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):
-            if tree is not None and (why := tree_obstacle(runner)):
+            if tree is not None and (why := runner.no_trees):
                 notice(f"drafts are no trees: the {role} reads chains only, because {why}")
                 break
         # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.

@@ -17,7 +17,7 @@ from specctl.decoding.rows.rows import Beams, Look, places
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.synchronisation import sent
-from specctl.models.predictors.foresight import Foresee
+from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification

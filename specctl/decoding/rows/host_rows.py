@@ -13,7 +13,7 @@ from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, array, places
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Numbers
-from specctl.models.predictors.foresight import Foresee
+from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.token_reader import Foresee
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.predictors.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep
 

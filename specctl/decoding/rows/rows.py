@@ -11,7 +11,7 @@ from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Numbers
-from specctl.models.predictors.foresight import Foresee
+from specctl.models.passes.token_reader import Foresee
 from specctl.policies import Signal
 from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification

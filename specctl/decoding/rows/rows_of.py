@@ -10,7 +10,7 @@ from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows import Rows, array
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
-from specctl.models.predictors.foresight import Foresee
+from specctl.models.passes.token_reader import Foresee
 from specctl.profile.schema import Verification
 
 if TYPE_CHECKING:

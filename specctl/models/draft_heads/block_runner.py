@@ -1,22 +1,22 @@
 """A block draft head as a runner: one pass for a block, then a row of it for each token drawn."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
+from specctl.models.passes.token_reader import Foresee, Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 
 
-class BlockRunner(FixedBufferRunner):
-    """A `StateReader` over preallocated buffers, uncompiled or compiled.
+class BlockRunner(FixedBuffers, Runner):
+    """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
 
     Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
     The first token after a rollback whose logits are asked for is the block's anchor. Its pass drafts the whole block,
@@ -32,10 +32,11 @@ class BlockRunner(FixedBufferRunner):
     Attributes:
         longest: rows of a block that predict tokens.
         witnessed: places whose states were given.
-        foresees: whether readers are given the predicted acceptance of the token after the one they draw.
     """
 
-    longest: int | None
+    runs_model = False
+    verifies = False
+    witnessed = 0
     no_trees = "it writes a whole block in one pass"
 
     def __init__(
@@ -44,8 +45,7 @@ class BlockRunner(FixedBufferRunner):
         weight = head.fc.weight
         super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
         self.longest = head.longest
-        self.witnessed = 0
-        self.foresees = head.config.confidence
+        self.layers, self.state_size = head.layers, head.state_size
         self._head = head
         self._known = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
         self._ahead = torch.ones(1, device=weight.device)
@@ -59,19 +59,6 @@ class BlockRunner(FixedBufferRunner):
     def head(self) -> BlockHead:
         """The network."""
         return self._head
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._head.layers
-
-    @property
-    def state_size(self) -> int:
-        return self._head.state_size
-
-    def watch(self, layers: Iterable[int]) -> None:
-        """Raises IndexError: nothing reads a draft head's states."""
-        if set(layers):
-            raise IndexError("a draft head has no states that another could read")
 
     def witness(self, start: int, states: States) -> None:
         fresh = {layer: states[layer][self.witnessed - start :].to(self._head.fc.weight) for layer in self.layers}
@@ -131,7 +118,7 @@ class BlockRunner(FixedBufferRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `FusedRunner`.
+        """As in `Runner`.
 
         Raises:
             ValueError: the block has no further row.
@@ -149,7 +136,11 @@ class BlockRunner(FixedBufferRunner):
             values, probs, self._memory = self._run(kind, [token], *given)
         return values, probs
 
-    def next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
+    @property
+    def foresee(self) -> Foresee | None:
+        return self._next_accept_prob if self._head.config.confidence else None
+
+    def _next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
         """The predicted probability ``()`` that the token drafted after ``token``, drawn from the newest row, is kept.
 
         It supposes that all tokens before it are; 0 behind the last row, where nothing can be drafted.
@@ -176,7 +167,7 @@ class BlockRunner(FixedBufferRunner):
         return self._logits[self._row], self._hidden[self._row]
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:  # noqa: ARG002 - all rows are wanted
-        """As in `FixedBufferRunner`: of a block's row with a reader, of places' rows, or of a block."""
+        """As in `FixedBuffers`: of a block's row with a reader, of places' rows, or of a block."""
         head, reader = self._head, kind.reader
         if reader is not None:
 
@@ -199,7 +190,7 @@ class BlockRunner(FixedBufferRunner):
                     return head.accept_prob(ahead, token) * is_ahead[0]
 
                 state = row if kind.hidden else None
-                known = foresee if self.foresees else None
+                known = foresee if head.config.confidence else None
                 values, probs = reader(logits[: self.vocabulary], uniform, state, previous, known)
                 return values, probs, memory
 

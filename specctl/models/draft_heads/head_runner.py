@@ -1,25 +1,23 @@
 """A chain head as a runner: it reads its verifier's states, and its own output where there are none yet."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.witnessed_rows import WitnessedRows
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.passes.masks import placed_in_tree, tree_rows
+from specctl.models.passes.fixed_buffers import SPARE, PassKind
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
-from specctl.models.passes.tree_sight import WIDEST, TreeSight
 from specctl.models.passes.watching import States
+from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
 from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Forward
 
 
 class HeadRunner(FixedBufferRunner):
-    """A `StateReader` over preallocated buffers, uncompiled or compiled.
+    """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
 
     The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
     token after them takes a pass of its own, over the row that the pass before it gave. The first token of a sequence
@@ -32,8 +30,8 @@ class HeadRunner(FixedBufferRunner):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
-    longest: int | None = None
-    no_trees: str | None = None
+    runs_model = False
+    verifies = False
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -43,25 +41,17 @@ class HeadRunner(FixedBufferRunner):
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
         self._head = head
+        self.layers, self.state_size = head.layers, head.state_size
         self._rows = WitnessedRows(head.row_size, weights.device, weights.dtype)
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
         self._own = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         self._own_after = 0  # how many tokens had been read when the head wrote that row
-        self._sight = TreeSight()
         self._branches = self._own  # (N, H), the rows that the head wrote after the N tokens of the last tree
 
     @property
     def head(self) -> ChainHead:
         """The network."""
         return self._head
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._head.layers
-
-    @property
-    def state_size(self) -> int:
-        return self._head.state_size
 
     @property
     def witnessed(self) -> int:
@@ -74,28 +64,21 @@ class HeadRunner(FixedBufferRunner):
             with torch.inference_mode():
                 self._rows.append(self._head.fuse(fresh))
 
-    def watch(self, layers: Iterable[int]) -> None:
-        """Raises IndexError: nothing reads a draft head's states."""
-        if set(layers):
-            raise IndexError("a draft head has no states that another could read")
-
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `TreeRunner`, a level at a time: a token is read with the row that the head wrote after its parent."""
+        """As in `Runner`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._reserve(self.length + len(tokens))
-        rows = sent(tree_rows(self._sight.grown(parents, before)), self.device)
         with torch.inference_mode():
             if before == 1:
                 self._branches = self._next_rows(1)
             given = self._branches[sent(parents, self.device)]  # (T, H)
-            logits, last, own = self._run(PassKind(0, hidden, rows=2), tokens, given, rows)
+            logits, last, own = self._read_tree(tokens, parents, before, hidden, given)
             self._branches = torch.cat([self._branches, own])
-        self.length += len(tokens)
         return Forward(logits, last)
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `TreeRunner`
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
         """Go back to what was read with rows of the verifier's states."""
         self.rollback(self._true)
 
@@ -112,10 +95,9 @@ class HeadRunner(FixedBufferRunner):
             while done < len(tokens):
                 some = tokens[done : done + max(1, self._known)]
                 done += len(some)
-                wanted = max(0, keep - (len(tokens) - done))
-                for part, last in self._read_known(some, wanted, hidden):
-                    logits.append(part)
-                    states += [] if last is None else [last]
+                part, last, _ = self._read(some, max(0, keep - (len(tokens) - done)), hidden)
+                logits.append(part)
+                states += [] if last is None else [last]
         kept = slice(-keep, None) if keep else slice(0)
         whole = torch.cat(logits) if logits else torch.empty(0, self.vocabulary, device=self.device)
         return Forward(whole[kept], torch.cat(states)[kept] if hidden else None)
@@ -127,45 +109,16 @@ class HeadRunner(FixedBufferRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `FusedRunner`; the last token in a pass of its own if the row for it is not known before."""
+        """As in `Runner`; the last token in a pass of its own if the row for it is not known before."""
         if len(tokens) > max(1, self._known):
             self.extend([int(token) for token in tokens[:-1]], keep=0)
             tokens = tokens[-1:]
-        count = len(tokens)
-        self._reserve(self.length + count)
-        kind = PassKind(width_of(tokens), reader.hidden, reader, rows=1)
-        with torch.inference_mode():
-            values, probs, own = self._run(kind, tokens, self._next_rows(count), uniform, previous)
-        self._advance(count, own)
-        return values, probs
+        return super().read(tokens, reader, uniform, previous)
 
     @property
     def _known(self) -> int:
         """For how many of the next tokens there are rows of the verifier's states."""
         return self._rows.count + 1 - self.length
-
-    def _read_known(
-        self, tokens: Sequence[int], keep: int, hidden: bool
-    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Read tokens whose rows are known, or a single one; logits and hidden states of at least the last ``keep``."""
-        rows = self._next_rows(len(tokens))  # (T, R)
-        if len(tokens) <= WIDEST:
-            run = self._run if keep else self._run_once
-            logits, last, own = run(PassKind(width_of(tokens), hidden, rows=1), tokens, rows)
-            self._advance(len(tokens), own)
-            return [(logits, last)]
-        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        own = rows
-        for piece, positions, slots in self._pieces(len(tokens)):
-            ids = sent(tokens[piece], self.device)[None]
-            after = len(tokens) - piece.stop
-            wanted = max(1, min(keep - after, ids.shape[1]))
-            step = self._pass(PassKind(0, hidden, rows=1), keep=wanted)
-            logits, last, own = step(ids, positions, slots, rows[piece])
-            if keep > after:
-                found.append((logits, last))
-        self._advance(len(tokens), own)
-        return found
 
     def _next_rows(self, count: int) -> torch.Tensor:  # (count, R)
         """The rows to read the next tokens with."""
@@ -173,60 +126,30 @@ class HeadRunner(FixedBufferRunner):
             return self._rows.of(self.length - 1, count).clone()  # a view would be compiled separately
         return self._own if self._own_after == self.length else torch.zeros_like(self._own)
 
-    def _advance(self, count: int, own: torch.Tensor) -> None:
-        """Count tokens as read; ``own`` are the rows ``(T, R)`` that the head wrote after them."""
+    def _advance(self, count: int, further: torch.Tensor) -> None:
+        """As in `FixedBufferRunner`; ``further`` are the rows ``(T, R)`` that the head wrote after the tokens."""
         if self._true == self.length <= self._rows.count:
             self._true += count
             self._rows.forget_read(self.length)
         self.length += count
-        self._own, self._own_after = own[-1:], self.length
+        self._own, self._own_after = further[-1:], self.length
 
-    def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
-        """As in `FixedBufferRunner`; the third result is the rows ``(T, R)`` that the head wrote."""
-
-        def masked(
-            ids: torch.Tensor,
-            written: torch.Tensor,
-            slots: torch.Tensor,
-            rows: torch.Tensor,
-            positions: torch.Tensor,
-            mask: torch.Tensor,
-        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-            """A pass that writes to the slots ``written`` ``(T,)`` and sees those of ``mask`` ``(T, S)``."""
-            self._cursor.positions, self._cursor.span = written, slots.shape[0]
-            known = positions.clamp_max(self.context - 1) if self._slack else positions
-            seen = self._head.attended(mask, slots, written)
-            found = self._head(ids, rows[None], known, seen[None, None], self._cache, keep)
-            return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
-
-        def logits_of(
-            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-            return masked(ids, positions, slots, rows, positions, slots <= positions[:, None])
-
-        def tree_of(
-            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, sight: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-            """``sight`` of `tree_rows`."""
-            return masked(ids, positions, slots, rows, *placed_in_tree(positions, slots, sight))
-
-        reader = kind.reader
-        if reader is None:
-            return tree_of if kind.rows == 2 else logits_of
-
-        def reading_of(
-            ids: torch.Tensor,
-            positions: torch.Tensor,
-            slots: torch.Tensor,
-            rows: torch.Tensor,
-            uniform: torch.Tensor | None,
-            previous: torch.Tensor | None,
-        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-            logits, hidden, own = logits_of(ids, positions, slots, rows)
-            values, probs = reader(logits[-1], uniform, None if hidden is None else hidden[-1], previous)
-            return values, probs, own
-
-        return reading_of
+    def _network(
+        self,
+        kind: PassKind,
+        keep: int,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        slots: torch.Tensor,
+        written: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> Found:
+        """As in `FixedBufferRunner`; what else it gives are the rows ``(T, R)`` that the head wrote."""
+        assert rows is not None, "of `_next_rows`"
+        seen = self._head.attended(mask, slots, written)
+        found = self._head(ids, rows[None], positions, seen[None, None], self._cache, keep)
+        return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
 
 
 class GraphHeadRunner(Capturing, HeadRunner):

@@ -12,22 +12,23 @@ from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, l
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
-from specctl.models.onnx.onnx_engine import require_onnxruntime
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.architecture import require_supported_rules
+from specctl.models.placing.engine_table import build_runner, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, require_kind
 from specctl.models.predictors.trained_predictors import TrainedPredictor
-from specctl.models.running.engines import EngineSettings, build_runner, checked, fixed_width
+from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rounding import require_one_function
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.runner import Runner
 from specctl.models.running.threads import choose, share_of
-from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.models.running.token_rules import TokenRules
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -71,8 +72,7 @@ def load_pair(
     """
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
-    if settings.engine == "onnx":
-        require_onnxruntime()
+    engine_named(settings.engine).require()
     tables = model_tables(profile)[: None if with_drafts else 1]
     if drafts is not None:
         tables = [tables[0], *(("draft", table) for table in drafts)]
@@ -128,7 +128,7 @@ def load_pair(
         rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
             runners = [
-                runner if one.network is None else ruled(runner, own)
+                runner if one.network is None else RuledRunner(runner, own)
                 for one, runner, own in zip(levels, runners, rules, strict=True)
             ]
     return Pair(
@@ -209,7 +209,7 @@ def assemble(
         verifier = checked(verifier, target.model, vocabulary, target.name)
     runners[0] = verifier
     for runner, upper in zip(runners[1:], above, strict=True):
-        if isinstance(runner, StateReader):
+        if runner.reads_states:
             reader_of(runners, upper).watch(runner.layers)
     named: list[dict[str, TrainedPredictor]] = []
     for level, runner in zip(levels[1:], runners[1:], strict=True):
@@ -228,7 +228,7 @@ def _runner(level: Level, vocabulary: int, settings: EngineSettings, *, keeps: b
     if model is None:
         return level, runner_without_files(level.table, vocabulary)
     if not isinstance(model, LoadedModel):
-        from specctl.models.draft_heads.head_engines import build_head_runner
+        from specctl.models.loading.head_engines import build_head_runner
 
         return level, build_head_runner(model.head, vocabulary, model.name, settings)
     if level.found is None:

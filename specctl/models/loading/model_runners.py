@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from specctl.models.loading.model import LoadedModel, load_inspected
 from specctl.models.loading.profile_models import Found
+from specctl.models.placing.engine_table import chosen
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
 from specctl.models.placing.requirements import inspected
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.engines import EngineSettings, build_runner, checked
+from specctl.models.running.engines import Choice, EngineSettings, Where, checked
 from specctl.models.running.runner import Runner
 
 
@@ -22,37 +23,28 @@ def model_runner(
         network: as it was loaded.
         vocabulary: the pair's shared vocabulary.
         settings: which engine, and whether to compile.
-        keeps: whether torch's weights are wanted where onnxruntime runs the model.
+        keeps: whether torch's weights are wanted where torch does not run the model.
 
     Raises:
-        ModelError: onnxruntime cannot run it quantised, and torch cannot either.
+        ModelError: the engine cannot run it quantised, and torch cannot either.
     """
     if network.sharding is not None:
         from specctl.models.loading.model_shards import sharded_runner
 
         return network, sharded_runner(network.model, network.sharding, vocabulary, network.name, settings)
-    if settings.engine == "onnx":
-        from specctl.models.onnx.onnx_engine import build_onnx_runner
-
-        runner = build_onnx_runner(
-            network.model, vocabulary, network.name, settings, one.rounding, keeps=keeps, files=one.files
-        )
-        if runner is not None:
-            return network, runner
-        if one.rounding is not None:
+    settings = replace(settings, rounding=one.rounding, keeps=keeps, files=lambda: one.files)
+    choice: Choice | None = chosen(settings.engine, network.model, Where.of(network.model), settings)
+    while choice is not None:
+        if settings.rounding is not None and settings.rounding not in choice.engine.forms:
             how = inspected(one.checkpoint, one.table, device_memory(named_devices(one.table)))
             network = load_inspected(one.checkpoint, one.table, how)
-        return network, build_runner(network.model, vocabulary, network.name, replace(settings, engine="auto"))
-    if settings.engine == "auto" and settings.compile is not True and one.quantization is None:
-        from specctl.models.onnx.automatic import automatic_runner
-        from specctl.models.onnx.onnx_engine import release
-
-        fast = automatic_runner(network.model, vocabulary, network.name, settings, lambda: one.files)
-        if fast is not None:
-            if not keeps:
-                release(network.model)
-            return network, fast
-    return network, build_runner(network.model, vocabulary, network.name, settings)
+            settings = replace(settings, engine="auto", rounding=None)
+            choice = replace(chosen("auto", network.model, Where.of(network.model), settings), said=choice.said)
+        runner = choice.build(network.model, vocabulary, network.name, settings)
+        if runner is not None:
+            return network, runner
+        choice = choice.otherwise
+    raise AssertionError("the last engine runs any model")
 
 
 def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Found, vocabulary: int) -> Runner:

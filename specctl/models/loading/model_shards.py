@@ -10,8 +10,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.placing.engine_table import chosen, engine_named
 from specctl.models.placing.placement import Placement
-from specctl.models.running.engines import EngineSettings
+from specctl.models.running.engines import EngineSettings, Where
 from specctl.models.sharding.leader import leader
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
 from specctl.profile.schema import ModelTable
@@ -65,16 +66,13 @@ def sharded_runner(
     Raises:
         ModelError: onnxruntime is to run it, or a rank cannot run it.
     """
-    if settings.engine == "onnx":
+    if engine_named(settings.engine).tried:
         raise ModelError(f"{name} is in shards, which onnxruntime does not run.", 'Set engine = "auto".')
-    if settings.engine == "graph":
-        settings.notice(f"{name} runs on the static engine: passes of shards are not captured")
-        settings = replace(settings, engine="static")
-    if sharding.kind == "pipeline" and settings.compiles:
-        if settings.compile is True:
-            settings.notice(f"{name} runs uncompiled: the stages of a pipeline wait for one another within a pass")
-        settings = replace(settings, compile=False)
-    return leader().open(model, sharding, vocabulary, name, replace(settings, in_step=True))
+    choice = chosen(settings.engine, model, Where.of(model, sharding.kind), settings)
+    for line in choice.said:
+        settings.notice(f"{name} {line}")
+    settings = replace(settings, engine=choice.engine.name, compile=choice.compiles, in_step=True)
+    return leader().open(model, sharding, vocabulary, name, settings)
 
 
 def checking_runner(model: PreTrainedModel, sharding: Sharding, vocabulary: int, name: str) -> LeadingRunner:

@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 from specctl.models.onnx.engine_times import EAGER, LARGEST, ONNX, Times, packages_there
 from specctl.models.onnx.onnx_engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
-from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.engines import EngineSettings
+from specctl.models.running.engines import EngineSettings, Where
 from specctl.models.running.threads import small_round, timed, torch_threads
 
 if TYPE_CHECKING:
@@ -19,6 +18,18 @@ if TYPE_CHECKING:
 
 LONG_RUN = 2_000
 """Exporting a small model, which takes as long as some hundred to a thousand tokens do, pays from this many on."""
+
+
+def may_be_faster(model: PreTrainedModel, where: Where) -> bool:
+    """Whether onnxruntime is to be tried for a model that nobody asked it for: it is installed, and the model small.
+
+    Args:
+        model: loaded, or its skeleton.
+        where: its weights are or will be.
+    """
+    if not packages_there():
+        return False
+    return where.device.type == "cpu" and where.weights <= LARGEST and obstacle(model, where) is None
 
 
 def automatic_runner(
@@ -43,9 +54,7 @@ def automatic_runner(
     Returns:
         None where torch is to run the model.
     """
-    if not packages_there():
-        return None
-    if model.device.type != "cpu" or weight_bytes(model) > LARGEST or obstacle(model):
+    if not may_be_faster(model, Where.of(model)):
         return None
     store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
     if not long and not store.folder.exists():

@@ -54,7 +54,7 @@ class Opening:
 
         return DeviceMemory(self.device)
 
-    def runner(self, path: Path, seconds: float = 0.0, threads: int = 1) -> OnnxRunner:
+    def runner(self, path: Path, seconds: float | None = None, threads: int = 1) -> OnnxRunner:
         """A runner with a number of threads.
 
         Args:
@@ -73,7 +73,7 @@ class Opening:
             threads=threads,
         )
 
-    def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float = 0.0) -> OnnxRunner:
+    def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxRunner:
         """The runner whose number of threads takes the least time; the others are forgotten.
 
         Args:

@@ -13,7 +13,7 @@ from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_file
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.context import context_length
-from specctl.models.running.engines import EngineSettings
+from specctl.models.running.engines import EngineSettings, Where
 from specctl.models.running.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -78,22 +78,31 @@ def release(model: "PreTrainedModel") -> None:
     model.to("meta")  # type: ignore[arg-type]
 
 
-def obstacle(model: "PreTrainedModel") -> str | None:
-    """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does."""
-    import onnxruntime
+def obstacle(model: "PreTrainedModel", where: Where | None = None) -> str | None:
+    """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does.
+
+    Args:
+        model: loaded, or its skeleton.
+        where: its weights are or will be; None for where those of a loaded model are.
+    """
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = model.config.get_text_config(decoder=True)
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1 or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+    where = where or Where.of(model)
+    if where.sharded is not None:
+        return "it is in shards"
+    if len(where.devices) > 1:
         return "it is spread over several devices"
-    kind = next(iter(devices)).type
+    kind = where.device.type
     if kind not in ("cpu", "cuda"):
         return f"specctl drives onnxruntime on a CPU and on CUDA only, and it is on {kind}"
-    if kind == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        return "the installed onnxruntime has no CUDA provider (`pip install onnxruntime-gpu`)"
-    if getattr(model, "quantization_method", None) is not None:
+    if kind == "cuda":
+        import onnxruntime
+
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            return "the installed onnxruntime has no CUDA provider (`pip install onnxruntime-gpu`)"
+    if where.quantised is not None:
         return "its checkpoint is quantised already"
     wanted = (torch.float32,) if kind == "cpu" else (torch.float16, torch.bfloat16)
     if model.dtype not in wanted:
@@ -159,7 +168,7 @@ def _built(
         path = _unkept(key, write)
     if not keeps:  # before onnxruntime reads its own
         release(model)
-    seconds = perf_counter() - began if made else 0.0
+    seconds = perf_counter() - began if made else None
     numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
     runner = opening.fastest(path, weight_bytes(model), numbers, seconds)
     runner.facts = facts

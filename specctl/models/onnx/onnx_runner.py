@@ -1,13 +1,13 @@
 """A runner whose passes are onnxruntime's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from specctl.models.onnx.onnx_passes import Passes, Results
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
-from specctl.models.running.runner import Forward, joined
+from specctl.models.running.runner import Forward, Runner, joined
 
 CAPACITY = 256
 """Tokens to make room for at first; the buffers double when they are full."""
@@ -15,7 +15,7 @@ PIECE = 512
 """Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
 
 
-class OnnxRunner:
+class OnnxRunner(Runner):
     """A `Runner` over one key-value buffer: a pass writes in place, a rollback moves a counter.
 
     Args:
@@ -23,15 +23,19 @@ class OnnxRunner:
         vocabulary: as for `EagerRunner`.
         context: the most tokens of a sequence.
         engine: its name in reports.
-        preparing_seconds: wall time that was spent on making the graph; 0 if it was there.
+        preparing_seconds: wall time that was spent on making the graph; None if it was there.
         no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
         threads: of its passes on a CPU.
 
     Attributes:
         passes: of the model's graph.
-        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
         facts: the file that may tell of its model; None where no model can be known again by its files.
     """
+
+    length = 0
+    engine: str = "onnx"
+    preparing_seconds: float | None = None
+    threads: int
 
     def __init__(
         self,
@@ -40,29 +44,22 @@ class OnnxRunner:
         context: int,
         *,
         engine: str = "onnx",
-        preparing_seconds: float = 0.0,
+        preparing_seconds: float | None = None,
         no_trees: str | None,
         threads: int = 1,
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context
         self.device = passes.memory.device
-        self.length = 0
         self.engine = engine
         self.preparing_seconds = preparing_seconds
         self.no_trees = no_trees
         self.threads = threads
-        self.tried: Mapping[int, float] = {}
         self.facts: Path | None = None
         self.passes = passes
         self._watched: tuple[int, ...] = ()
         self._sight = TreeSight()
         self._tree = 0  # the length before the last tree
-
-    @property
-    def prepares(self) -> bool:
-        """Whether the graph was made for this runner."""
-        return self.preparing_seconds > 0
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if len(tokens) <= PIECE:

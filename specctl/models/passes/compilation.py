@@ -15,7 +15,7 @@ from specctl.errors import ModelError
 from specctl.models.passes.preparation_time import preparing
 
 Pass = Callable[..., Any]
-_ARGUMENTS = ("ids", "positions", "slots", "rows", "uniform", "previous")
+_ARGUMENTS = ("ids", "positions", "slots", "rows", "sight", "uniform", "previous")
 """Names of the arguments of a pass over fixed buffers."""
 
 

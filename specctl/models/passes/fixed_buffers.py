@@ -31,15 +31,17 @@ class PassKind:
         hidden: whether hidden states are wanted.
         reader: reads one token's pass within it; None for a pass that gives logits.
         rows: how many of its further arguments, from the first, have a row for each token.
+        tree: whether the first of them says which tokens of a tree each token sees.
     """
 
     width: int
     hidden: bool = False
     reader: TokenReader | None = None
     rows: int = 0
+    tree: bool = False
 
 
-class FixedBufferRunner(ABC):
+class FixedBuffers(ABC):
     """Preallocated buffers: a step writes in place, a rollback moves a counter, addresses stay.
 
     Addresses change only when a sequence outgrows the buffers.
@@ -53,6 +55,7 @@ class FixedBufferRunner(ABC):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
+    length = 0
     _slack = 0  # slots beyond a sequence's end that a pass may write to
 
     def __init__(
@@ -66,7 +69,6 @@ class FixedBufferRunner(ABC):
         compiler: Compiler | None = None,
     ) -> None:
         self.vocabulary = vocabulary
-        self.length = 0
         self.context = context
         self.device = device
         self._compiler = compiler
@@ -83,14 +85,9 @@ class FixedBufferRunner(ABC):
         return "static" if self._compiler is None else "static, compiled"
 
     @property
-    def preparing_seconds(self) -> float:
-        """Wall time spent on compiling so far."""
-        return 0.0 if self._compiler is None else self._compiler.seconds
-
-    @property
-    def prepares(self) -> bool:
-        """Whether the first pass of each kind is compiled."""
-        return self._compiler is not None
+    def preparing_seconds(self) -> float | None:
+        """Wall time spent on compiling so far; None if passes are not compiled."""
+        return None if self._compiler is None else self._compiler.seconds
 
     @property
     def widest_read(self) -> int:
@@ -100,7 +97,7 @@ class FixedBufferRunner(ABC):
     @property
     def specialises(self) -> bool:
         """Whether every reader has a pass of its own compiled or captured."""
-        return self.prepares
+        return self.preparing_seconds is not None
 
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)

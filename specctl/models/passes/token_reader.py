@@ -1,11 +1,14 @@
 """What reads a token's numbers within the pass that makes its logits."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
-
-from specctl.models.predictors.foresight import Foresee
 
 if TYPE_CHECKING:
     import torch
+
+Foresee = Callable[["torch.Tensor"], "torch.Tensor"]
+"""For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
+after it is accepted if all before it are; 0 where no token can follow."""
 
 Token: TypeAlias = "int | torch.Tensor"
 """An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
@@ -36,5 +39,5 @@ class TokenReader(Protocol):
             uniform: ``()`` float64, a draw's randomness.
             hidden: ``(D,)``.
             previous: ``(S,)``, what an earlier call found and this one reads.
-            foresee: of a `Foreseeing` runner.
+            foresee: `Runner.foresee` of a draft head that predicts acceptance.
         """

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.placing.engine_table import engine_named
 from specctl.profile.schema import Engine, ModelTable
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-OWN_OF_ONNX = ("int8", "int4")
-"""The values of ``quantize`` that onnxruntime has a form of its own for."""
 INSTALL = 'Run `pip install "specctl[quantize]"`.'
 
 
@@ -92,8 +91,8 @@ class Quantization:
 
 
 def rounding(table: ModelTable, engine: Engine) -> str | None:
-    """The value of ``quantize`` that onnxruntime has a form of its own for, so that the model is loaded whole."""
-    return table.quantize if engine == "onnx" and table.quantize in OWN_OF_ONNX else None
+    """The value of ``quantize`` that an engine has a form of its own for, so that the model is loaded whole."""
+    return table.quantize if table.quantize in engine_named(engine).forms else None
 
 
 def require_whole(checkpoint: Checkpoint, name: str) -> None:

@@ -1,5 +1,6 @@
 """Memory that a model takes on its device while it works, on top of its weights."""
 
+from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import Estimate
 from specctl.profile.schema import Engine
 
@@ -7,10 +8,6 @@ CUDA_CONTEXT = 512 * 1024**2
 """Of a process on a CUDA device: its context and kernels. 300 to 500 MiB, by device and versions."""
 WORKSPACES = 64 * 1024**2
 """Of one model: cuBLAS's workspaces on its streams (32 MiB each on Hopper, 8 on others)."""
-CAPTURES = 256 * 1024**2
-"""Of one model on the graph engine: what its captured passes keep."""
-GROWTH = {"eager": 1.25, "static": 1.5, "graph": 1.5}
-"""By engine, how many times as many tokens as they hold the buffers have room for right after they grew."""
 
 
 def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on_cuda: bool, first: bool) -> int:
@@ -28,5 +25,5 @@ def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on
     if not on_cuda:
         return cache
     # While buffers grow, those of one layer exist twice, which is little.
-    buffers = int(cache * GROWTH.get(engine, GROWTH["eager"]))
-    return buffers + WORKSPACES + CUDA_CONTEXT * first + CAPTURES * (engine == "graph")
+    chosen = engine_named(engine)
+    return int(cache * chosen.spare) + WORKSPACES + CUDA_CONTEXT * first + chosen.kept

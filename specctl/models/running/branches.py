@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward, Runner
 
 AT_ONCE = 64
@@ -36,15 +35,15 @@ def continue_branches(
         choose: picks the tokens.
         hidden: whether ``choose`` needs hidden states.
     """
-    shares = isinstance(runner, EagerRunner) and runner.holds_everything
-    for begin in range(0, len(starts), AT_ONCE if shares else 1):
-        which = range(begin, min(len(starts), begin + (AT_ONCE if shares else 1)))
+    at_once = AT_ONCE if runner.holds_everything else 1
+    for begin in range(0, len(starts), at_once):
+        which = range(begin, min(len(starts), begin + at_once))
         some_starts, tokens = [starts[b] for b in which], [first[b] for b in which]
         runner.rollback(max(some_starts))
         if pending := sequence[runner.length : max(some_starts)]:
             runner.extend(pending, keep=0)
         for step in range(length):
-            if isinstance(runner, EagerRunner) and shares:
+            if runner.holds_everything:
                 forward = _extended(runner, tokens, some_starts, step, hidden)
             else:
                 forward = runner.extend(tokens, keep=1, hidden=hidden)
@@ -52,7 +51,7 @@ def continue_branches(
         runner.rollback(max(some_starts))
 
 
-def _extended(runner: EagerRunner, tokens: Sequence[int], starts: Sequence[int], step: int, hidden: bool) -> Forward:
+def _extended(runner: Runner, tokens: Sequence[int], starts: Sequence[int], step: int, hidden: bool) -> Forward:
     """One more token of B branches, each of which sees the sequence up to its start and its own tokens.
 
     Args:

@@ -1,12 +1,12 @@
 """A target that is compared once with a fresh read of the same text, after its first rejected token."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
 from specctl.models.passes.tree_paths import grown_tree
+from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ LIMIT = 0.25
 """The largest difference that rounding explains, as a share of the logits' standard deviation; by dtype, else this."""
 
 
-class CheckedRunner:
+class CheckedRunner(Around):
     """A `Runner` that makes sure, once, that a rollback leaves no trace in its model.
 
     After the first rollback the next logits are compared with those of target-only decoding: a fresh cache reads what
@@ -29,9 +29,7 @@ class CheckedRunner:
     """
 
     def __init__(self, runner: Runner, fresh: Callable[[], Runner], name: str) -> None:
-        self.runner = runner
-        self.device = runner.device
-        self.context = runner.context
+        super().__init__(runner)
         self.difference: float | None = None
         """What was found, as a share of the logits' standard deviation; None before the check."""
         self._fresh, self._name = fresh, name
@@ -39,10 +37,6 @@ class CheckedRunner:
         self._first = 0  # tokens of the text's first pass, the prompt
         self._went_back = False
         self._tree: Sequence[int] = ()
-
-    @property
-    def length(self) -> int:
-        return self.runner.length
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """As in `Runner`.
@@ -58,31 +52,24 @@ class CheckedRunner:
             self._compare(found.logits)
         return found
 
-    @property
-    def no_trees(self) -> str | None:
-        return tree_obstacle(self.runner)
-
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `TreeRunner`; the logits of a root that is read with its tree are compared.
+        """As in `Runner`; the logits of a root that is read with its tree are compared.
 
         Raises:
             ModelError: the logits are not those of a fresh read.
         """
         self._tree = grown_tree(self._tree, self._text, tokens, before)
-        found = tree_runner(self.runner).extend_tree(tokens, parents, before=before, hidden=hidden)
+        found = super().extend_tree(tokens, parents, before=before, hidden=hidden)
         if self._went_back and self.difference is None and not before:
             self._compare(found.logits[:1])
         return found
 
     def keep_path(self, path: Sequence[int]) -> None:
         self._went_back |= len(path) < len(self._tree)
-        tree_runner(self.runner).keep_path(path)
+        super().keep_path(path)
         self._text += [self._tree[place] for place in path[1:]]
-
-    def watch(self, layers: Iterable[int]) -> None:
-        self.runner.watch(layers)
 
     def rollback(self, length: int) -> None:
         self._went_back |= 0 < length < self.runner.length

@@ -16,13 +16,14 @@ from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.runner import Runner
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
 through a pass of their own, after which the state is saved."""
 
 
-class EagerRunner:
+class EagerRunner(Runner):
     """Any causal LM of transformers, over a cache that grows with the sequence.
 
     A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, and
@@ -34,6 +35,7 @@ class EagerRunner:
     """
 
     engine = "eager"
+    length = 0
 
     def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
         step_through_blocks(model)
@@ -48,7 +50,6 @@ class EagerRunner:
         self._last = LayerWatch(model)
         self._sight = TreeSight()
         self.holds_everything = attends_to_everything(model)
-        """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
         self.no_trees = mask_obstacle(model)
         self.context = context_length(model) or ENDLESS
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
@@ -116,17 +117,6 @@ class EagerRunner:
     def masked_pass(
         self, tokens: Sequence[int], positions: torch.Tensor, seen: torch.Tensor, *, hidden: bool = False
     ) -> Forward:
-        """Cache tokens that see only some of those cached and of each other; a model that `holds_everything`.
-
-        Args:
-            tokens: T ids.
-            positions: ``(T,)``, their positions in the texts that they belong to.
-            seen: ``(T, S)`` bool, S the length afterwards.
-            hidden: whether hidden states are wanted.
-
-        Returns:
-            A row for each token.
-        """
         if hidden:
             self._last.watch([LAST])
         output = self._model(

@@ -1,17 +1,17 @@
-"""The runner for a model and an engine setting."""
+"""What an engine is, and how a person asks for one."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
-from specctl.models.passes.weights import device_of
+from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup_runner import LookupRunner
-from specctl.models.running.ruled import RuledRunner
-from specctl.models.running.runner import PreparedRunner, Runner
-from specctl.profile.schema import Engine, Profile
+from specctl.models.running.runner import Runner
+from specctl.profile.schema import Engine as EngineName
+from specctl.profile.schema import Profile
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +47,12 @@ class EngineSettings:
         most_threads: how many threads an engine of its own may try on the CPU; None where it takes torch's number.
         in_step: whether other processes run the same passes with other shares of the model, so that a pass that can
             only be run in another way than theirs is an error.
+        rounding: of one model, how the engine itself is to quantise it; None where it is not.
+        keeps: of one model, whether torch's weights stay where torch does not run it.
+        files: of one model, gives its `model_hash`, which may take reading all of them; None where nothing does.
     """
 
-    engine: Engine = "auto"
+    engine: EngineName = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     check: bool = False
@@ -60,6 +63,9 @@ class EngineSettings:
     most_threads: int | None = None
     draft_trees: bool = False
     in_step: bool = False
+    rounding: str | None = None
+    keeps: bool = True
+    files: Callable[[], str | None] = lambda: None
 
     @classmethod
     def of(
@@ -75,46 +81,138 @@ class EngineSettings:
         return self.compile is True or (self.compile == "auto" and self.expected_tokens >= LONG_RUN)
 
 
-def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner:
-    """The fastest runner that the settings allow and the model supports.
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a model's weights are or will be, and in what form.
 
-    Args:
-        model: in eval mode, on its device or devices.
-        vocabulary: the pair's shared vocabulary.
-        name: the model's, in messages.
-        settings: which engine, and whether to compile.
+    Attributes:
+        devices: their names, at least one.
+        weights: bytes of the weights.
+        quantised: what quantises them as torch has them, such as ``bitsandbytes``; None if nothing does.
+        sharded: how the model is split over processes; None where it is whole.
     """
-    device = device_of(model)
-    asked, settings = settings.engine, replace(settings, engine=engine_on(device, settings.engine))
-    if settings.engine == "eager" or (settings.engine == "auto" and not settings.compiles):
-        return eager(model, vocabulary)
-    # Imported here because a single prompt needs none of it.
-    from specctl.models.running.static import StaticRunner, obstacle
 
-    if why := obstacle(model):
-        if asked != "auto" or settings.compile is True:
-            settings.notice(f"{name} runs eagerly: {why}")
-        return eager(model, vocabulary)
-    compiler = compiler_for(device, name, settings)
-    if settings.engine == "graph":
-        if device.type == "cuda":
-            from specctl.models.passes.cuda_capture import CudaCapture
-            from specctl.models.running.graph import GraphRunner
+    devices: tuple[str, ...]
+    weights: int
+    quantised: str | None = None
+    sharded: Literal["tensor", "pipeline"] | None = None
 
-            compiled = compiler if settings.compile is True else None
-            return GraphRunner(
-                model,
-                vocabulary,
-                CudaCapture(device),
-                name=name,
-                compiler=compiled,
-                notice=settings.notice,
-                progress=settings.progress,
-            )
-        settings.notice(f"{name} runs on the static engine: graphs need a CUDA device, and it is on {device}")
-    if settings.engine == "auto" and compiler is None:
-        return eager(model, vocabulary)
-    return StaticRunner(model, vocabulary, compiler=compiler)
+    @classmethod
+    def of(cls, model: "PreTrainedModel", sharded: Literal["tensor", "pipeline"] | None = None) -> "Where":
+        """Where a model is that is loaded; of one in shards, this process's share."""
+        spread = set(map(str, getattr(model, "hf_device_map", {}).values()))
+        there = dict.fromkeys(str(parameter.device) for parameter in model.parameters())
+        method = getattr(model, "quantization_method", None)
+        quantised = None if method is None else str(getattr(method, "value", method))
+        return cls(tuple(sorted(spread) if len(spread) > 1 else there), weight_bytes(model), quantised, sharded)
+
+    @property
+    def device(self) -> "torch.device":
+        """The one whose passes count: the first that is not the CPU."""
+        import torch
+
+        return torch.device(next((name for name in self.devices if name not in ("cpu", "disk", "meta")), "cpu"))
+
+    @property
+    def no_compiler(self) -> str | None:
+        """Why no pass of the model is compiled, as the end of a sentence; None if they can be."""
+        from specctl.models.passes.compilation import missing_compiler
+
+        if self.sharded == "pipeline":
+            return "the stages of a pipeline wait for one another within a pass"
+        return missing_compiler(self.device)
+
+
+class Engine(ABC):
+    """A way to run models, as a profile's ``engine`` names it.
+
+    What it says of a model it says before the model's weights are loaded, too: of a skeleton.
+
+    Attributes:
+        name: in profiles and reports.
+        does: what a model does that another engine hands over to this one, behind the model's name.
+        instead: the engine that runs what this one cannot; ``auto`` for what would be chosen if nobody had asked.
+        tried: whether its `build` may find that the model has to run by `instead`.
+        captures: whether it captures passes, those of draft heads beside it too.
+        compiles_heads: whether those may be compiled.
+        spare: how many times as many tokens as they hold its buffers have room for right after they grew.
+        kept: bytes that it keeps on a CUDA device for one model, besides weights and cache.
+        making: memory that it takes once to make what it runs, as a multiple of the weights beside them.
+        forms: values of ``quantize`` that it has forms of its own for, so that the model is loaded whole.
+    """
+
+    name: EngineName
+    does: str
+    instead: EngineName = "eager"
+    tried: bool = False
+    captures: bool = False
+    compiles_heads: bool = True
+    spare: float = 1.25
+    kept: int = 0
+    making: float = 0.0
+    forms: tuple[str, ...] = ()
+
+    def require(self) -> None:  # noqa: B027 - most have what they need
+        """Raise a ModelError if a package is missing without which it runs nothing."""
+
+    def compiles(self, settings: EngineSettings) -> bool:  # noqa: ARG002 - for those that do
+        """Whether its passes are to be compiled."""
+        return False
+
+    @abstractmethod
+    def why_not(self, model: "PreTrainedModel", where: Where) -> str | None:
+        """Why it cannot run a model, as the end of a sentence; None if it can."""
+
+    def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:  # noqa: ARG002
+        """Why it is the one to take where nobody asked for an engine, in a few words; None where it is not."""
+        return None
+
+    @abstractmethod
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner | None:
+        """The runner of a model that it can run.
+
+        Args:
+            model: in eval mode, on its device or devices.
+            vocabulary: the pair's shared vocabulary.
+            name: the model's, in messages.
+            settings: as a command asks for them.
+
+        Returns:
+            None where it is `tried` and has found that it cannot or should not run the model.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine that runs a model.
+
+    Attributes:
+        engine: it.
+        why: in a few words.
+        compiles: whether its passes are compiled.
+        said: what of the settings cannot be honoured, each behind the model's name.
+        otherwise: what runs the model where the engine, once tried, cannot or should not; None for one that is not.
+        asked: whether a person asked for the engine.
+    """
+
+    engine: Engine
+    why: str
+    compiles: bool = False
+    said: tuple[str, ...] = ()
+    otherwise: "Choice | None" = None
+    asked: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its engine as reports name it; two where they are tried against each other."""
+        name = f"{self.engine.name}, compiled" if self.compiles else self.engine.name
+        return name if self.otherwise is None or self.asked else f"{name} or {self.otherwise.name}"
+
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner | None:
+        """As of `Engine`, after a notice of what cannot be honoured."""
+        for line in self.said:
+            settings.notice(f"{name} {line}")
+        return self.engine.build(model, vocabulary, name, replace(settings, compile=self.compiles))
 
 
 def eager(model: "PreTrainedModel", vocabulary: int) -> "EagerRunner":
@@ -122,11 +220,6 @@ def eager(model: "PreTrainedModel", vocabulary: int) -> "EagerRunner":
     from specctl.models.running.eager import EagerRunner
 
     return EagerRunner(model, vocabulary)
-
-
-def engine_on(device: "torch.device", engine: Engine) -> Engine:
-    """The engine that is meant on a device: ``auto`` may be the graph engine on CUDA."""
-    return "graph" if engine == "auto" and GRAPHS_MEASURED and device.type == "cuda" else engine
 
 
 def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
@@ -151,42 +244,15 @@ def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str
     return CheckedRunner(runner, lambda: eager(model, vocabulary), name)
 
 
-def eager_twin(runner: Runner, model: "PreTrainedModel", vocabulary: int) -> Runner:
-    """A runner of the eager engine with a cache of its own, under the same rules and widths as another one.
-
-    Args:
-        runner: of the same model.
-        model: with its weights.
-        vocabulary: the pair's shared vocabulary.
-    """
-    if isinstance(runner, RuledRunner):
-        return RuledRunner(eager_twin(runner.runner, model, vocabulary), runner.rules)
-    if isinstance(runner, FixedWidthRunner):
-        return FixedWidthRunner(eager_twin(runner.runner, model, vocabulary), runner.width)
-    if isinstance(runner, CheckedRunner):
-        return eager_twin(runner.runner, model, vocabulary)
-    return eager(model, vocabulary)
-
-
-def engine_name(runner: Runner) -> str:
-    """A runner's engine, for reports."""
-    if isinstance(runner, FixedWidthRunner):
-        return f"{engine_name(runner.runner)}, blocks of {runner.width}"
-    if isinstance(runner, CheckedRunner | RuledRunner):
-        return engine_name(runner.runner)
-    name: str = getattr(runner, "engine", type(runner).__name__)
-    return name
-
-
-def engine_report(runner: Runner, asked: Engine) -> str:
-    """`engine_name`, and what ``auto`` would have been on CUDA if that had been measured.
+def engine_report(runner: Runner, asked: EngineName) -> str:
+    """A runner's engine, and what ``auto`` would have been on CUDA if that had been measured.
 
     Args:
         runner: any.
         asked: the profile's engine.
     """
-    name = engine_name(runner)
-    if asked != "auto" or GRAPHS_MEASURED or runner.device.type != "cuda" or name.startswith("graph"):
+    name = runner.engine
+    if asked != "auto" or GRAPHS_MEASURED or runner.device.type != "cuda" or runner.captures:
         return name
     return name if _captures_nothing(runner) else f"{name} ({UNMEASURED})"
 
@@ -196,25 +262,14 @@ def _captures_nothing(runner: Runner) -> bool:
     from specctl.models.running.eager import EagerRunner
     from specctl.models.running.static import obstacle
 
-    while isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):
-        runner = runner.runner
-    return isinstance(runner, LookupRunner) or (isinstance(runner, EagerRunner) and bool(obstacle(runner.model)))
+    bare = runner.bare
+    return isinstance(bare, EagerRunner) and bool(obstacle(bare.model))
 
 
-def preparing_seconds(runner: Runner) -> float | None:
-    """Wall time that a runner has spent compiling or capturing; None if it does neither."""
-    if isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):
-        return preparing_seconds(runner.runner)
-    return runner.preparing_seconds if isinstance(runner, PreparedRunner) and runner.prepares else None
-
-
-def compiler_for(device: "torch.device", name: str, settings: EngineSettings) -> "Compiler | None":
-    """The compiler for a model on a device; None where passes are not to be compiled, or cannot be."""
+def compiler_for(name: str, settings: EngineSettings) -> "Compiler | None":
+    """The compiler for a model that can be compiled; None where its passes are not to be."""
     if not settings.compiles:
         return None
-    from specctl.models.passes.compilation import Compiler, missing_compiler
+    from specctl.models.passes.compilation import Compiler
 
-    if missing := missing_compiler(device):
-        settings.notice(f"{name} runs uncompiled: {missing}")
-        return None
     return Compiler(name, settings.notice, settings.progress, must=settings.in_step)

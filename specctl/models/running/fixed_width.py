@@ -1,14 +1,15 @@
 """Passes of one shape only, so that a token's logits never depend on how many others are verified with it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from specctl.models.passes.watching import cut_states
+from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner, joined
 
 WIDTH = 16
 
 
-class FixedWidthRunner:
+class FixedWidthRunner(Around):
     """A `Runner` whose logits are bit for bit the same whatever the calls that led to them.
 
     Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is cut
@@ -22,18 +23,23 @@ class FixedWidthRunner:
         width: tokens of a block.
     """
 
-    no_trees = "deterministic passes read chains"
-
     def __init__(self, runner: Runner, width: int = WIDTH) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.width = width
-        self.device = runner.device
+        self.no_trees = "deterministic passes read chains"
         self.context = runner.context // width * width  # the last block must fit as well
         self._tokens: list[int] = []
 
     @property
     def length(self) -> int:
         return len(self._tokens)
+
+    @property
+    def engine(self) -> str:
+        return f"{self.runner.engine}, blocks of {self.width}"
+
+    def same_around(self, bare: Runner) -> Runner:
+        return FixedWidthRunner(super().same_around(bare), self.width)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """As in `Runner`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""
@@ -59,9 +65,6 @@ class FixedWidthRunner:
     def _block(self, start: int, end: int, hidden: bool) -> Forward:
         block = self._tokens[start : min(end, start + self.width)]
         return self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
-
-    def watch(self, layers: Iterable[int]) -> None:
-        self.runner.watch(layers)
 
     def rollback(self, length: int) -> None:
         del self._tokens[length:]

@@ -10,7 +10,7 @@ from torch import nn
 
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.cuda_capture import Capture, prevents_capture, reason_of
-from specctl.models.passes.fixed_buffers import FixedBufferRunner, PassKind
+from specctl.models.passes.fixed_buffers import FixedBuffers, PassKind
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
@@ -52,7 +52,7 @@ class Captured:
     replay: Callable[[], Any]
 
 
-class Capturing(FixedBufferRunner):
+class Capturing(FixedBuffers):
     """A runner over fixed buffers that captures each class of pass when it first runs and replays it from then on.
 
     A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
@@ -70,6 +70,7 @@ class Capturing(FixedBufferRunner):
         progress: called with what is being captured.
     """
 
+    captures = True
     _slack = WIDEST
 
     def __init__(
@@ -96,23 +97,19 @@ class Capturing(FixedBufferRunner):
         return super().engine.replace("static", "graph")
 
     @property
-    def preparing_seconds(self) -> float:
-        """Wall time spent on compiling and capturing so far."""
-        return self._seconds
-
-    @property
-    def prepares(self) -> bool:
-        return self._capture is not None
+    def preparing_seconds(self) -> float | None:
+        """Wall time spent on compiling and capturing so far; None from when a pass could not be captured."""
+        return None if self._capture is None else self._seconds
 
     @property
     def widest_read(self) -> int:
         """Passes of more tokens than one are read too, as long as none of them is padded."""
-        return max(super().widest_read, UNPADDED if self.prepares else 1)
+        return max(super().widest_read, 1 if self._capture is None else UNPADDED)
 
     @property
     def runs_ahead(self) -> bool:
         """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
-        return self.prepares
+        return self._capture is not None
 
     def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:

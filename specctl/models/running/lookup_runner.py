@@ -1,19 +1,19 @@
 """A draft without weights: what followed where the text's end occurred before."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from specctl.models.passes.host_device import HOST
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.suffix_index import SuffixIndex
 
 LONGEST_MATCH = 6
 """The most tokens of the text's end that are looked up; longer matches were no better (docs/measurements.md)."""
 
 
-class LookupRunner:
+class LookupRunner(Runner):
     """A `Runner` that predicts the token which followed the latest occurrence of the text's end.
 
     Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` tells the match
@@ -24,6 +24,9 @@ class LookupRunner:
     """
 
     engine = "lookup"
+    runs_model = False
+    verifies = False
+    index: SuffixIndex
 
     def __init__(self, vocabulary: int) -> None:
         self.index = SuffixIndex(LONGEST_MATCH)
@@ -48,8 +51,3 @@ class LookupRunner:
 
     def rollback(self, length: int) -> None:
         self.index.truncate(length)
-
-    def watch(self, layers: Iterable[int]) -> None:
-        """Raises IndexError, for it has no layers."""
-        for layer in layers:
-            raise IndexError(f"a lookup has no layer {layer}")

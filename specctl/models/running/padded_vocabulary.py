@@ -1,13 +1,14 @@
 """A draft whose output layer has fewer rows than its target's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner
 
 
-class NarrowRunner:
+class NarrowRunner(Around):
     """A `Runner` whose logits are widened to another model's: what the model has no row for gets probability 0.
 
     Models of one family pad their output rows to different numbers. Where the tokenizer's size is not known the target
@@ -20,26 +21,16 @@ class NarrowRunner:
         vocabulary: V, how many there shall be.
     """
 
-    no_trees = "its draft has fewer output rows than the target"
-
     def __init__(self, runner: Runner, rows: int, vocabulary: int) -> None:
-        self.runner = runner
-        self.context = runner.context
-        self.device = runner.device
+        super().__init__(runner)
+        self.no_trees = "its draft has fewer output rows than the target"
         self._rows, self._vocabulary = rows, vocabulary
 
-    @property
-    def length(self) -> int:
-        return self.runner.length
+    def same_around(self, bare: Runner) -> Runner:
+        return NarrowRunner(super().same_around(bare), self._rows, self._vocabulary)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         found = self.runner.extend([min(token, self._rows - 1) for token in tokens], keep, hidden=hidden)
         missing = self._vocabulary - self._rows
         logits = torch.nn.functional.pad(found.logits, (0, missing), value=-torch.inf)  # (keep, V)
         return Forward(logits, found.hidden, found.states)
-
-    def rollback(self, length: int) -> None:
-        self.runner.rollback(length)
-
-    def watch(self, layers: Iterable[int]) -> None:
-        self.runner.watch(layers)

@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.trained_predictors import TrainedPredictor
-from specctl.models.running.engines import preparing_seconds
-from specctl.models.running.lookup_runner import LookupRunner
-from specctl.models.running.registered_runner import RegisteredRunner
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.models.running.threads import Threads, torch_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-def runs_model(draft: Runner) -> bool:
-    """Whether a draft is one of the models of `Pair.models`: neither a draft head nor a draft without files."""
-    return not isinstance(draft, StateReader | LookupRunner | RegisteredRunner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +21,7 @@ class Pair:
     Attributes:
         target: runner of the target model.
         drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
-            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`,
-            those of drafts that copy from the text `LookupRunner`, of registered drafters `RegisteredRunner`.
+            loaded. In a benchmark, the drafts of several profiles in a row.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
@@ -85,19 +76,37 @@ class Pair:
         """The devices on which the weights of a draft are, or of the target for None."""
         runner = self.target if draft is None else self.drafts[draft]
         found = {str(runner.device)}
-        if draft is None or runs_model(runner):
-            place = 0 if draft is None else 1 + sum(map(runs_model, self.drafts[:draft]))
+        if draft is None or runner.runs_model:
+            place = 0 if draft is None else 1 + sum(above.runs_model for above in self.drafts[:draft])
             # What onnxruntime runs has no weights in torch.
             weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
             found |= {str(weight.device) for weight in weights if not weight.is_meta}
         return frozenset(found)
 
     @property
+    def is_eager(self) -> bool:
+        """Whether the target and the drafts with a model of their own run eagerly."""
+        return all(runner.engine == "eager" for runner in (self.target, *self.drafts) if runner.runs_model)
+
+    def eagerly(self) -> "Pair":
+        """The same models with runners of the eager engine, over caches of their own; weights are shared.
+
+        Draft heads, lookups and registered drafters keep their runners. It has to be loaded with ``torch_weights``, and
+        of whole models.
+        """
+        from specctl.models.running.eager import EagerRunner
+
+        models = iter(self.models)
+
+        def eager(runner: Runner) -> Runner:
+            return runner.same_around(EagerRunner(next(models), self.vocabulary)) if runner.runs_model else runner
+
+        return replace(self, target=eager(self.target), drafts=tuple(eager(draft) for draft in self.drafts))
+
+    @property
     def preparing_seconds(self) -> float | None:
         """Wall time in seconds that the runners have spent on compiling or capturing; None if no runner does either."""
-        spent = [
-            seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
-        ]
+        spent = [seconds for runner in (self.target, *self.drafts) if (seconds := runner.preparing_seconds) is not None]
         return sum(spent) if spent else None
 
     def room(self, prompt: Sequence[int]) -> int:

@@ -1,12 +1,12 @@
 """A drafter of another distribution, which predicts the next token from the text alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from specctl.errors import ModelError
 from specctl.models.passes.host_device import HOST
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class NextTokens(Protocol):
         """
 
 
-class RegisteredRunner:
+class RegisteredRunner(Runner):
     """A `Runner` of a registered drafter: keeps the text for it, and checks what it gives.
 
     Args:
@@ -40,6 +40,7 @@ class RegisteredRunner:
     """
 
     engine = "registered drafter"
+    runs_model = False
     no_trees = "a registered drafter reads one text"
 
     def __init__(self, name: str, vocabulary: int) -> None:
@@ -81,8 +82,3 @@ class RegisteredRunner:
 
     def rollback(self, length: int) -> None:
         del self._text[length:]
-
-    def watch(self, layers: Iterable[int]) -> None:
-        """Raises IndexError, for it has no layers."""
-        for layer in layers:
-            raise IndexError(f"{self._what} has no layer {layer}")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specctl.errors import ModelError
-from specctl.models.running.runner import PreparedRunner, Runner
-from specctl.models.running.tree_runner import tree_obstacle, tree_runner
+from specctl.models.running.runner import Runner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +53,7 @@ def widths_apart(runner: Runner, vocabulary: int) -> float:
         runner.rollback(0)
         wide = torch.as_tensor(runner.extend(text, sum(sweep)).logits).clone()
         found = [_swept(runner, text, before, sweep)]
-        if tree_obstacle(runner) is None:
+        if runner.no_trees is None:
             found.append(_grown(runner, text, before, sweep))
         runner.rollback(0)
     return max(apart(rows, wide) for rows in found)
@@ -73,12 +72,12 @@ def _swept(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int
 def _grown(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
     """The same as one branch of a tree, which passes of these widths grow; a token of another stands before it."""
     _back_to(runner, text, start)
-    trees, rows = tree_runner(runner), []
+    rows = []
     tokens, parents = [text[start], text[0], *text[start + 1 : start + sum(widths)]], [0, 0, *range(2, sum(widths))]
     read = 0
     for width in [1 + widths[0] + widths[1], *widths[2:]]:  # a tree's first pass has its root and more
         part, above = tokens[read : read + width], parents[max(read - 1, 0) : read + width - 1]
-        rows.append(torch.as_tensor(trees.extend_tree(part, above, before=read).logits).clone())
+        rows.append(torch.as_tensor(runner.extend_tree(part, above, before=read).logits).clone())
         read += width
     runner.rollback(start)
     found = torch.cat(rows)
@@ -107,7 +106,7 @@ def require_one_function(runner: Runner, model: "PreTrainedModel", vocabulary: i
     """
     if getattr(model, "quantization_method", None) is None:
         return
-    if isinstance(runner, PreparedRunner) and runner.prepares:
+    if runner.preparing_seconds is not None:
         from specctl.models.running.eager import EagerRunner
 
         runner = EagerRunner(model, vocabulary)

@@ -1,42 +1,75 @@
-"""What runs one model over one sequence, and what some such runners can do besides."""
+"""What runs one model over one sequence."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
-from specctl.models.passes.token_reader import Token, TokenReader
-from specctl.models.passes.watching import States
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.models.passes.token_reader import Foresee, Token, TokenReader
+    from specctl.models.passes.watching import States
+    from specctl.models.running.suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
     import torch
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """A model that extends and rolls back one sequence; it knows nothing of rounds.
 
+    What not every runner can do is told by an attribute, which callers ask before they call its method.
+
     Attributes:
-        length: tokens in the cache, always a prefix of the sequence.
         context: the most tokens the cache may hold.
         device: of the logits.
+        runs_model: whether it runs one of `Pair.models`: neither a draft head nor a draft without files.
+        verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
+        captures: whether its passes are captured, which no other thread may disturb.
+        no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
+        layers: of a draft head, the layers of its verifier whose states it reads; empty for every other runner.
+        state_size: of a draft head D, the width of these states.
+        longest: the most tokens that it can draft in a round; None for any number.
+        index: of a lookup, where it finds what to copy; None for what drafts by its logits.
+        threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
+        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
 
-    @property
-    def length(self) -> int: ...
+    context: int
+    device: "torch.device"
+    runs_model: bool = True
+    verifies: bool = True
+    captures: bool = False
+    no_trees: str | None = "it reads tokens one after the other"
+    holds_everything: bool = False
+    layers: tuple[int, ...] = ()
+    state_size: int = 0
+    longest: int | None = None
+    index: "SuffixIndex | None" = None
+    threads: int | None = None
+    tried: Mapping[int, float] = MappingProxyType({})
 
     @property
-    def context(self) -> int: ...
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens in the cache, always a prefix of the sequence."""
 
-    @property
-    def device(self) -> "torch.device": ...
-
+    @abstractmethod
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
 
+    @abstractmethod
     def rollback(self, length: int) -> None:
         """Drop all but the first ``length`` tokens; no effect if fewer are cached.
 
-        A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards.
+        A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards. That
+        of a draft head goes back to what came from its verifier's states, so that what it drafts does not depend on
+        earlier rounds.
         """
 
     def watch(self, layers: Iterable[int]) -> None:
@@ -48,64 +81,79 @@ class Runner(Protocol):
         Raises:
             IndexError: the model has no such layer.
         """
-
-
-@runtime_checkable
-class StateReader(Runner, Protocol):
-    """A `Runner` that reads its verifier's states: a draft head.
-
-    Where the state of the place before a token is not known, it reads its own output in its stead. A rollback goes
-    back to what came from the verifier's states, so that what it drafts does not depend on earlier rounds.
-
-    Attributes:
-        layers: the layers of the verifier that it reads.
-        state_size: D, the width of their states.
-        witnessed: W, the first W places of the sequence are those whose states it was given.
-        longest: the most tokens that it can draft in a round; None for any number.
-    """
+        for layer in layers:
+            raise IndexError(f"{self.engine} has no layer {layer} that another could read")
 
     @property
-    def layers(self) -> tuple[int, ...]: ...
+    def engine(self) -> str:
+        """Its engine, for reports."""
+        return type(self).__name__
 
     @property
-    def state_size(self) -> int: ...
+    def preparing_seconds(self) -> float | None:
+        """Wall time that it has spent on compiling, capturing or exporting; None if it does none of them."""
+        return None
 
     @property
-    def witnessed(self) -> int: ...
+    def bare(self) -> "Runner":
+        """The runner inside of those around it."""
+        return self
+
+    def same_around(self, bare: "Runner") -> "Runner":
+        """Another bare runner with such runners around it as this one has."""
+        return bare
 
     @property
-    def longest(self) -> int | None: ...
+    def reads_states(self) -> bool:
+        """Whether it reads its verifier's states: a draft head."""
+        return bool(self.layers)
 
-    def witness(self, start: int, states: States) -> None:
-        """Take the verifier's states of places from ``start`` on, which is at most W; those known already are ignored.
+    @property
+    def witnessed(self) -> int:
+        """Of a draft head W, the first W places of the sequence are those whose states it was given."""
+        return 0
 
-        Only places that stay in the sequence may be given.
+    def witness(self, start: int, states: "States") -> None:
+        """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
+
+        Where the state of the place before a token is not known, it reads its own output in its stead.
+
+        Args:
+            start: at most W.
+            states: of places that stay in the sequence, and of no other.
         """
-
-
-@runtime_checkable
-class FusedRunner(Runner, Protocol):
-    """A `Runner` that can read a pass's last token within the pass.
-
-    Attributes:
-        vocabulary: V, the length of a row of logits.
-        widest_read: the most tokens that `read` takes, at least 1.
-        specialises: whether every reader has a pass of its own compiled or captured, which takes long.
-    """
+        raise NotImplementedError("only a draft head reads states")
 
     @property
-    def vocabulary(self) -> int: ...
+    def foresee(self) -> "Foresee | None":
+        """What it predicts of tokens that are not drawn yet, after the last pass; None if nothing.
+
+        One that also reads passes within them gives the reader its own.
+        """
+        return None
 
     @property
-    def widest_read(self) -> int: ...
+    def widest_read(self) -> int:
+        """The most tokens that `read` takes; 0 where it cannot be called."""
+        return 0
 
     @property
-    def specialises(self) -> bool: ...
+    def specialises(self) -> bool:
+        """Whether every reader has a pass of its own compiled or captured, which takes long."""
+        return False
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether starting a pass takes the host so little time that the next one may be started ahead.
+
+        That is over the token that is on the device, before the numbers of the last are read.
+        """
+        return False
 
     def read(
         self,
-        tokens: Sequence[Token],
-        reader: TokenReader,
+        tokens: "Sequence[Token]",
+        reader: "TokenReader",
         uniform: float | None,
         previous: "torch.Tensor | None" = None,
     ) -> "tuple[torch.Tensor, torch.Tensor | None]":
@@ -120,36 +168,52 @@ class FusedRunner(Runner, Protocol):
         Returns:
             The reader's numbers ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
         """
+        raise NotImplementedError("its logits are read after the pass")
 
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """Run tokens of a tree after the cached prefix: each sees the prefix, its ancestors and itself.
 
-@runtime_checkable
-class AheadRunner(FusedRunner, Protocol):
-    """A `FusedRunner` whose device may work on while the host looks at what it has found.
+        A token's position is its depth after the prefix, so it computes what it would in a chain of its ancestors.
+        A tree may be read in several passes, one right after the other. Next comes `keep_path`, or a `rollback` to the
+        prefix.
 
-    Attributes:
-        runs_ahead: whether starting a pass takes the host so little time that it is worth starting the next one, over
-            the token that is on the device, before the numbers of the last are read.
-    """
+        Args:
+            tokens: T ids, at most `masks.WIDEST`, and at most `masks.LARGEST_TREE` in all passes.
+            parents: the numbers of their parents, each an earlier token of the tree; without the root's.
+            before: B, how many of the tree's tokens were read by the passes right before. With 0 the first of the
+                tokens is the root, which continues the sequence; with 1 the last token of an `extend` is the root, and
+                with more this pass goes on where the last `extend_tree` ended.
+            hidden: whether hidden states are wanted.
 
-    @property
-    def runs_ahead(self) -> bool: ...
+        Returns:
+            A row for each token: logits ``(T, V)``, and the states of all.
+        """
+        raise NotImplementedError(self.no_trees)
 
+    def keep_path(self, path: Sequence[int]) -> None:
+        """Cache the prefix and then these tokens of the last tree, and nothing else.
 
-@runtime_checkable
-class PreparedRunner(Protocol):
-    """A runner whose first pass of each kind may take long, being compiled or captured.
+        A draft head keeps what came from its verifier's states, and nothing of a tree.
 
-    Attributes:
-        engine: its name in reports.
-        prepares: whether it compiles or captures passes.
-        preparing_seconds: wall time spent on that so far.
-    """
+        Args:
+            path: numbers of tokens, from the root on, each the parent of the next.
+        """
+        raise NotImplementedError(self.no_trees)
 
-    @property
-    def engine(self) -> str: ...
+    def masked_pass(
+        self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False
+    ) -> Forward:
+        """Cache tokens that see only some of those cached and of each other.
 
-    @property
-    def prepares(self) -> bool: ...
+        Args:
+            tokens: T ids.
+            positions: ``(T,)``, their positions in the texts that they belong to.
+            seen: ``(T, S)`` bool, S the length afterwards.
+            hidden: whether hidden states are wanted.
 
-    @property
-    def preparing_seconds(self) -> float: ...
+        Returns:
+            A row for each token.
+        """
+        raise NotImplementedError("it reads a sequence in its order")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
@@ -36,25 +36,9 @@ GAIN = 0.95
 """More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
 
 
-@runtime_checkable
-class ThreadedRunner(Protocol):
-    """A runner whose passes have a number of threads of their own.
-
-    Attributes:
-        threads: the number.
-        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
-    """
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def tried(self) -> Mapping[int, float]: ...
-
-
 def threads_of(runner: Runner) -> int:
     """With how many threads a runner's passes on the CPU run."""
-    return runner.threads if isinstance(runner, ThreadedRunner) else torch_threads()
+    return runner.threads or torch_threads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +82,9 @@ class Threads:
 
     def by_engine(self, runner: Runner) -> "Threads":
         """The same, or what a runner that tried numbers of its own found."""
-        if not isinstance(runner, ThreadedRunner) or not runner.tried:
+        if not runner.tried:
             return self
-        return replace(self, number=runner.threads, reason="measured with onnxruntime", milliseconds=runner.tried)
+        return replace(self, number=threads_of(runner), reason="measured with onnxruntime", milliseconds=runner.tried)
 
     def __str__(self) -> str:
         tried = " and ".join(f"{milliseconds:.1f} ms with {n}" for n, milliseconds in self.milliseconds.items())

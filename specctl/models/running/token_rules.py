@@ -22,10 +22,6 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from specctl.models.running.ruled import RuledReader as RuledReader
-from specctl.models.running.ruled import RuledRunner as RuledRunner
-from specctl.models.running.ruled import ruled as ruled
-
 
 @dataclass(frozen=True, slots=True)
 class Context:

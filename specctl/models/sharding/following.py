@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.placing.engine_table import engine_named
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
-from specctl.models.running.tree_runner import tree_runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
 
@@ -52,12 +52,14 @@ class Follower:
     def _open(self, model: int, vocabulary: int, name: str, engine: Any, compile: bool, threads: int) -> None:  # noqa: A002 - the setting's name
         torch.set_num_threads(threads)
         settings = EngineSettings(engine, compile, in_step=True)
-        self._runners.append(build_runner(self._models[model], vocabulary, name, settings))
+        runner = engine_named(engine).build(self._models[model], vocabulary, name, settings)
+        assert runner is not None, "an engine that is tried runs whole models only"
+        self._runners.append(runner)
 
     def _run(self, message: Message) -> None:
         runner = self._runners[message.runner]
         if message.path:
-            tree_runner(runner).keep_path(message.path)
+            runner.keep_path(message.path)
         if message.rollback != KEEP_ALL:
             runner.rollback(message.rollback)
         if runner.length != message.length:
@@ -68,8 +70,6 @@ class Follower:
             case Order.EXTEND:
                 runner.extend(message.tokens, message.keep, hidden=message.hidden)
             case Order.EXTEND_TREE:
-                tree_runner(runner).extend_tree(
-                    message.tokens, message.parents, before=message.before, hidden=message.hidden
-                )
+                runner.extend_tree(message.tokens, message.parents, before=message.before, hidden=message.hidden)
             case _:
                 pass

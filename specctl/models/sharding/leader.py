@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.placing.engine_table import engine_named
+from specctl.models.running.engines import EngineSettings
 from specctl.models.sharding.followers import Followers
 from specctl.models.sharding.group import ShardGroup, known_to_transformers
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
@@ -78,7 +79,7 @@ class Leader:
             sharding: as `load` gave it.
             vocabulary: the pair's shared vocabulary.
             name: the model's, in messages.
-            settings: which engine, and whether to compile.
+            settings: which engine, one that runs it on every rank, and whether to compile.
         """
         told = {
             "model": sharding.number,
@@ -89,8 +90,10 @@ class Leader:
             "threads": torch.get_num_threads(),
         }
         runner = self.together(
-            Message.of(Order.OPEN, told, runner=self._runners), lambda: build_runner(model, vocabulary, name, settings)
+            Message.of(Order.OPEN, told, runner=self._runners),
+            lambda: engine_named(settings.engine).build(model, vocabulary, name, settings),
         )
+        assert runner is not None, "an engine that is tried runs whole models only"
         self._runners += 1
         return LeadingRunner(runner, self.together, self._runners - 1, sharding)
 

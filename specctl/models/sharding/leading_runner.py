@@ -7,9 +7,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from specctl.errors import ModelError
-from specctl.models.running.engines import engine_name, preparing_seconds
+from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
 Result = TypeVar("Result")
@@ -36,7 +35,7 @@ class Together(Protocol):
     def __call__(self, message: Message, work: Callable[[], Result]) -> Result: ...
 
 
-class LeadingRunner:
+class LeadingRunner(Around):
     """A `Runner` of the leader's share of a model, whose followers do the same with theirs.
 
     Its passes and what is taken back go into one message a pass: a rollback is told with the pass after it. So nothing
@@ -50,28 +49,16 @@ class LeadingRunner:
     """
 
     def __init__(self, runner: Runner, together: Together, number: int, sharding: Sharding) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.sharding = sharding
-        self.device = runner.device
-        self.context = runner.context
+        if sharding.kind == "pipeline":
+            self.no_trees = "it is a pipeline"
         self._together, self._number = together, number
         self._rollback, self._path = KEEP_ALL, list[int]()
 
     @property
-    def length(self) -> int:
-        return self.runner.length
-
-    @property
     def engine(self) -> str:
-        return f"{engine_name(self.runner)}, {self.sharding.kind} over {self.sharding.shards}"
-
-    @property
-    def prepares(self) -> bool:
-        return preparing_seconds(self.runner) is not None
-
-    @property
-    def preparing_seconds(self) -> float:
-        return preparing_seconds(self.runner) or 0.0
+        return f"{self.runner.engine}, {self.sharding.kind} over {self.sharding.shards}"
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if hidden:
@@ -88,10 +75,6 @@ class LeadingRunner:
         wanted = list(layers)
         self._together(self._order(Order.WATCH, tokens=wanted), lambda: self.runner.watch(wanted))
 
-    @property
-    def no_trees(self) -> str | None:
-        return "it is a pipeline" if self.sharding.kind == "pipeline" else tree_obstacle(self.runner)
-
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
@@ -100,13 +83,13 @@ class LeadingRunner:
 
     @torch.inference_mode()
     def _grown(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
-        return tree_runner(self.runner).extend_tree(tokens, parents, before=before, hidden=hidden)
+        return super().extend_tree(tokens, parents, before=before, hidden=hidden)
 
     @torch.inference_mode()
     def keep_path(self, path: Sequence[int]) -> None:
         if self._path or self._rollback != KEEP_ALL:  # a message can carry a path and then a rollback, no other order
             self._together(self._order(Order.CATCH_UP), lambda: None)
-        tree_runner(self.runner).keep_path(path)
+        super().keep_path(path)
         self._path = list(path)
 
     def rollback(self, length: int) -> None:

@@ -26,7 +26,7 @@ class Order(IntEnum):
     EXTEND = 4
     """`Runner.extend`."""
     EXTEND_TREE = 5
-    """`TreeRunner.extend_tree`."""
+    """`Runner.extend_tree`."""
     CATCH_UP = 6
     """Nothing but what every message asks for first: to keep a path and to roll back."""
 
@@ -41,7 +41,7 @@ class Message:
         length: how many tokens it then has cached before the pass, by which a follower sees that it is in step.
         rollback: drop all but so many tokens first, or `KEEP_ALL`.
         path: keep this path of the last tree before that; empty for none.
-        keep, hidden, before: as in `Runner.extend` and `TreeRunner.extend_tree`.
+        keep, hidden, before: as in `Runner.extend` and `extend_tree`.
         tokens: ids; of other orders the bytes of a JSON text, or layers.
         parents: of a tree.
     """

@@ -10,7 +10,7 @@ from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_predictors import TrainedPredictor, state_predictors
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.chances import BlockChances
 from specctl.replay.recorded import Recorded, recorded_by_start
@@ -23,7 +23,7 @@ from specctl.replay.recording.tails import HELD
 
 def read_grid(
     target: Runner,
-    draft: StateReader,
+    draft: Runner,
     predictors: Mapping[str, TrainedPredictor],
     prompt: Sequence[int],
     text: Sequence[int],

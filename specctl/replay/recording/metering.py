@@ -14,10 +14,8 @@ from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
-from specctl.models.predictors.foresight import foresight_of
 from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of, state_predictors
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import StateReader
 from specctl.observing.timing import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal
 from specctl.policies.rules.constant import Constant
@@ -61,7 +59,7 @@ def measure(
     hierarchy = len(pair.drafts) > 1
     missing = set(TRAINED_SIGNALS)
     missing -= {signal_of(predictor) for predictor in _predictors(pair).values()}
-    if hierarchy or foresight_of(pair.drafts[0]) is None:
+    if hierarchy or pair.drafts[0].foresee is None:
         missing.add("next_accept_prob")
     own = [signals for signals in sets if signals.isdisjoint(missing)]
     table = _measure_top(pair, contexts, longest, own, sampling, overheads[0], advance)
@@ -81,7 +79,7 @@ def _measure_top(
     advance: Callable[[], None],
 ) -> CostTable:
     """The cost table of the first draft, verified by the target."""
-    if isinstance(draft := pair.drafts[0], StateReader) and draft.longest is not None:
+    if (draft := pair.drafts[0]).longest is not None:
         longest = min(longest, draft.longest)
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
     contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
@@ -199,7 +197,7 @@ def _round(
     A draft head begins a round by reading what the round before it emitted, as many tokens as were accepted and one
     more. It is timed after a round of the same length of which half was accepted.
     """
-    reread = min(length // 2, len(sequence) - 1) if isinstance(pair.drafts[0], StateReader) else 0
+    reread = min(length // 2, len(sequence) - 1) if pair.drafts[0].reads_states else 0
     forget(pair.drafts[0], len(sequence) - 1, reread)
     policy = (Asked if signals else Constant)(draft_length=max(1, length))
     drafter = ModelDrafter(pair.drafts[0], policy, signals, predictor)

@@ -13,7 +13,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_predictors import TrainedPredictor, state_predictors
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.play import require_recordable
@@ -55,9 +55,9 @@ def read_sequence(
     Raises:
         UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
     """
-    require_recordable(len(pair.drafts), any(isinstance(draft, StateReader) for draft in pair.drafts))
+    require_recordable(len(pair.drafts), any(draft.reads_states for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
-    if isinstance(draft := pair.drafts[0], StateReader):
+    if (draft := pair.drafts[0]).layers:
         predictors = pair.named_predictors[0]
         return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:

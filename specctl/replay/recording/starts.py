@@ -12,8 +12,7 @@ from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
 from specctl.models.draft_heads.chains_side_by_side import SideBySide
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.passes.watching import States
-from specctl.models.predictors.foresight import foresight_of
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.replay.recording.detours import Detours
 
 TOKENS = 128
@@ -46,7 +45,7 @@ class Starts(Protocol):
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """What the draft predicts of the token after each of those ``(B,)`` drawn from the pass before.
 
-        See `specctl.models.predictors.foresight.Foresee`; ``(B,)``, or None if the draft does not predict it.
+        See `specctl.models.passes.token_reader.Foresee`; ``(B,)``, or None if the draft does not predict it.
         """
 
 
@@ -56,11 +55,11 @@ class OneByOne:
     at_once = 1
 
     def __init__(
-        self, draft: StateReader, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
+        self, draft: Runner, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
     ) -> None:
         self._draft, self._verifier, self._sequence = draft, verifier, sequence
         self._before, self._hidden = before, hidden
-        self._foresee = foresight_of(draft)
+        self._foresee = draft.foresee
         draft.rollback(0)
 
     def first(self, starts: Sequence[int]) -> Forward:
@@ -192,7 +191,7 @@ class ReadText:
 
 
 def starts_of(
-    draft: StateReader,
+    draft: Runner,
     verifier: ReadText,
     sequence: Sequence[int],
     before: int,

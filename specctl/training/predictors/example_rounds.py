@@ -13,7 +13,7 @@ from specctl.decoding.draft_tokens import DraftTokens
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.starts import ReadText, starts_of
@@ -45,7 +45,7 @@ class RoundTokens:
 
 def read_rounds(
     target: Runner,
-    draft: StateReader,
+    draft: Runner,
     prompt: Sequence[int],
     answer: Sequence[int],
     sampling: Sampling,

@@ -22,7 +22,6 @@ from specctl.models.loading.model import load_model
 from specctl.models.loading.profile_models import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_predictor, save_weights
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import StateReader
 from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
 from specctl.outputs import write_whole
@@ -186,7 +185,7 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
     generator = draft_token_generator(target, completion.seed)
     laws = kind == "disco"
     rounds: RoundTokens | None = None
-    if isinstance(draft, StateReader):
+    if draft.reads_states:
         rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, laws=laws)
         if rounds is None:
             return None

@@ -25,7 +25,6 @@ from specctl.models.head_files.block_format import spread_layers
 from specctl.models.head_files.formats import FORMATS, recognise
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.runner import FusedRunner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile
 
@@ -123,7 +122,7 @@ def test_the_predicted_acceptance_is_that_of_the_published_implementation(name: 
     found = []
     for fed, drawn_next in zip([ids[ANCHOR], *drawn], drawn, strict=False):
         runner.extend([fed], keep=1)
-        found.append(float(runner.next_accept_prob(torch.tensor(drawn_next))))
+        found.append(float(runner.foresee(torch.tensor(drawn_next))))
     expected = given["first.confidence"].tolist()
     # The prediction for a block's first token is known before any is drawn; behind the last, none can follow.
     assert found == pytest.approx([*expected[1:], 0.0], abs=1e-5)
@@ -139,7 +138,7 @@ def test_the_predicted_acceptance_is_that_of_speculators(name: str) -> None:
     found = []
     for place in range(ANCHOR, ANCHOR + head.longest - 1):
         runner.extend([ids[place]], keep=1)
-        found.append(float(runner.next_accept_prob(given["ids"][place + 1])))
+        found.append(float(runner.foresee(given["ids"][place + 1])))
     expected = given["second_block.confidence"][head.config.first_row + 1 :].tolist()
     assert found == pytest.approx(expected, abs=1e-5)
 
@@ -209,8 +208,8 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 def test_a_block_has_an_end() -> None:
     head, given = recorded("dflash")
     runner = ready(head, given)
-    assert isinstance(runner, StateReader)
-    assert isinstance(runner, FusedRunner)
+    assert runner.reads_states
+    assert runner.widest_read
     drafted(runner, 4, [1, 2])
     with pytest.raises(ValueError, match="drafts 3 tokens"):
         runner.extend([3], keep=1)

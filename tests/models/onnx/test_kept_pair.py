@@ -20,10 +20,9 @@ from specctl.models.loading.kept_pair import kept_pair
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.onnx.kept_graph import CHAINS
 from specctl.models.onnx.store import Store, cache_folder, key_of, key_of_files
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
-from specctl.models.running.tree_runner import tree_obstacle
 from specctl.profile.model_table import LOOKUP
 from specctl.profile.schema import PolicyTable, Profile
 
@@ -75,9 +74,9 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
     for name in ("eos", "context", "vocabulary", "named_predictors", "above", "verifiers"):
         assert getattr(pair, name) == getattr(loaded, name), name
     for mine, theirs in zip((pair.target, *pair.drafts), (loaded.target, *loaded.drafts), strict=True):
-        assert engine_name(mine) == engine_name(theirs) == "onnx"
+        assert mine.engine == theirs.engine == "onnx"
         assert mine.context == theirs.context
-        assert tree_obstacle(mine) == tree_obstacle(theirs) == CHAINS
+        assert mine.no_trees == theirs.no_trees == CHAINS
     for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "top_p": 0.9, "stop": ("th",)}):
         assert written(pair, profile, **sampling) == written(loaded, profile, **sampling)
 
@@ -223,8 +222,8 @@ def test_trees_are_read_by_a_graph_that_was_made_for_them(profile: Profile) -> N
     loaded = load_pair(profile, engines=settings, torch_weights=False)
     pair = opened(profile, trees=True)
     assert pair is not None
-    assert tree_obstacle(pair.target) is tree_obstacle(loaded.target) is None
-    assert tree_obstacle(pair.drafts[0]) == tree_obstacle(loaded.drafts[0]) == CHAINS
+    assert pair.target.no_trees is loaded.target.no_trees is None
+    assert pair.drafts[0].no_trees == loaded.drafts[0].no_trees == CHAINS
 
 
 def test_verification_of_one_width_and_drafts_without_files(profile: Profile) -> None:
@@ -240,7 +239,7 @@ def test_verification_of_one_width_and_drafts_without_files(profile: Profile) ->
         pair, loaded = opened(changed), load_pair(changed, with_predictors=False, torch_weights=False)
         assert pair is not None
         runners = [(one.target, *one.drafts) for one in (pair, loaded)]
-        assert [engine_name(each) for each in runners[0]] == [engine_name(each) for each in runners[1]]
+        assert [each.engine for each in runners[0]] == [each.engine for each in runners[1]]
         assert (pair.above, pair.named_predictors) == (loaded.above, loaded.named_predictors)
         assert written(pair, changed) == written(loaded, changed)
 
@@ -286,7 +285,7 @@ def test_auto_takes_graphs_that_are_known_to_be_faster(
     measured(2.0, 1.0)
     pair, loaded = opened(auto), load_pair(auto, torch_weights=False)
     assert pair is not None
-    assert [engine_name(each.target) for each in (pair, loaded)] == ["onnx", "onnx"]
+    assert [each.target.engine for each in (pair, loaded)] == ["onnx", "onnx"]
     assert written(pair, auto) == written(loaded, auto)
     assert opened(auto, compile=True) is None
     assert opened(auto.model_copy(update={"target": auto.target.model_copy(update={"quantize": "int8"})})) is None

@@ -24,10 +24,10 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
+from specctl.models.placing.engine_table import ENGINES
 from specctl.models.placing.memory import DeviceMemory
-from specctl.models.placing.quantization import OWN_OF_ONNX
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.engines import EngineSettings, engine_name, preparing_seconds
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rounding import widths_apart
 from specctl.profile import resolve
 
@@ -69,18 +69,18 @@ def test_a_graph_is_made_once_and_made_again_when_it_is_damaged() -> None:
     heard: list[str] = []
     first = sure_runner(llama(), 60, progress=heard.append)
     assert heard == ["preparing it for onnxruntime, once"]
-    assert first.prepares
-    assert preparing_seconds(first)
+    assert first.preparing_seconds is not None
+    assert first.preparing_seconds
     again = sure_runner(llama(), 60, progress=heard.append)
     assert len(heard) == 1
-    assert preparing_seconds(again) is None
+    assert again.preparing_seconds is None
     (damaged,) = [path for path in graphs().glob("*/weights.bin") if path.stat().st_mtime_ns == newest()]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     mended = sure_runner(llama(), 60, progress=heard.append)
     assert len(heard) == 2
     expected = first.extend(TOKENS, keep=3).logits
     assert all(torch.equal(runner.extend(TOKENS, keep=3).logits, expected) for runner in (again, mended))
-    assert {engine_name(runner) for runner in (first, again, mended)} == {"onnx"}
+    assert {runner.engine for runner in (first, again, mended)} == {"onnx"}
 
 
 def newest() -> int:
@@ -218,7 +218,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rounded_weights(quantize: str, bound: float) -> None:
     whole, rounded = sure_runner(llama(), 60), onnx_runner(llama(), 60, quantize)
     assert rounded is not None
-    assert engine_name(rounded) == f"onnx, {quantize}"
+    assert rounded.engine == f"onnx, {quantize}"
     expected, found = (runner.extend(TOKENS, keep=20).logits for runner in (whole, rounded))
     apart = float((found - expected).square().mean().sqrt() / expected.std())
     assert 1e-5 < apart < bound
@@ -295,8 +295,8 @@ def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch:
     without_torchao(monkeypatch)
     profile = small_pair(tmp_path, "target.quantize=int8", "check=true")
     pair = load_pair(profile)
-    assert engine_name(pair.target) == "onnx, int8"
-    assert [engine_name(draft) for draft in pair.drafts] == ["onnx"]
+    assert pair.target.engine == "onnx, int8"
+    assert [draft.engine for draft in pair.drafts] == ["onnx"]
     assert isinstance(pair.target, CheckedRunner)
     with torch.inference_mode():
         pair.target.extend([1, 2, 3, 4, 5], keep=3)
@@ -344,7 +344,7 @@ def test_torchao_quantises_what_onnxruntime_cannot_run(tmp_path: Path, monkeypat
     heard: list[str] = []
     pair = load_pair(profile, engines=EngineSettings.of(profile, notice=heard.append))
     assert heard[1:] == [f"{tmp_path / 'target'} runs on torch: {BFLOAT16}"], "the first is about the draft's size"
-    assert engine_name(pair.target) == "eager"
+    assert pair.target.engine == "eager"
     assert pair.models[0].quantization_method == QuantizationMethod.TORCHAO
     without_torchao(monkeypatch)
     with pytest.raises(ModelError, match="needs torchao"):
@@ -363,7 +363,7 @@ def test_a_model_without_products_to_round() -> None:
 def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
     from specctl.models.onnx.graph_quantization import BITS
 
-    assert tuple(BITS) == OWN_OF_ONNX
+    assert tuple(BITS) == ENGINES["onnx"].forms
 
 
 @needs_onnx

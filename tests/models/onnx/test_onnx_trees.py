@@ -20,7 +20,6 @@ from specctl.models.passes.tree_paths import path_to
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
-from specctl.models.running.tree_runner import tree_obstacle
 from specctl.policies.leaf_rule import ConfidenceLeaves
 from specctl.policies.rules.constant import Constant
 
@@ -68,7 +67,7 @@ def same(found: Forward, expected: Forward) -> None:
 def test_trees_and_paths_are_torchs_own(family: str, prompt: int, rounds: list[list[float]], seed: int) -> None:
     draws = seeded(seed)
     runner, plain = sure_runner(model_of(family), VOCABULARY, trees=True), EagerRunner(plain_copy(family), VOCABULARY)
-    assert tree_obstacle(runner) is None
+    assert runner.no_trees is None
     for each in (runner, plain):
         each.watch([-1, 0])
         each.extend(TOKENS[:prompt], keep=0)
@@ -128,14 +127,14 @@ def test_a_wide_tree_at_the_end_of_the_context(family: str) -> None:
 
 
 def test_graphs_that_read_chains_say_why() -> None:
-    assert tree_obstacle(sure_runner(model_of("llama"), VOCABULARY)) == "its onnx graph was made for chains"
-    assert "sliding window" in str(tree_obstacle(sure_runner(model_of("mistral"), VOCABULARY, trees=True)))
+    assert sure_runner(model_of("llama"), VOCABULARY).no_trees == "its onnx graph was made for chains"
+    assert "sliding window" in str(sure_runner(model_of("mistral"), VOCABULARY, trees=True).no_trees)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_graphs_read_chains(quantize: str) -> None:
     runner = sure_runner(model_of("llama"), VOCABULARY, quantize=quantize, trees=True)
-    assert f"for the branches of a tree where weights are {quantize}" in str(tree_obstacle(runner))
+    assert f"for the branches of a tree where weights are {quantize}" in str(runner.no_trees)
 
 
 def test_text_drafted_with_leaves_is_the_targets_own() -> None:

@@ -16,9 +16,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx import automatic
 from specctl.models.onnx.automatic import LONG_RUN
 from specctl.models.onnx.engine_times import EAGER, ONNX
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.tree_runner import tree_obstacle
 from specctl.profile.schema import Profile
 
 pytestmark = needs_onnx
@@ -66,7 +65,7 @@ def test_a_target_reads_trees_without_them(tmp_path: Path) -> None:
     profile = profile.model_copy(update={"draft": profile.draft.model_copy(update={"leaves": 2})})
     bare = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, notice=unexpected))
     assert kept(bare) == [False, False]
-    assert tree_obstacle(bare.target) is None
+    assert bare.target.no_trees is None
     assert written(bare, profile) == written(bare, profile, drafts=False)
 
 
@@ -86,7 +85,7 @@ def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: st
         update={"draft": profile.draft.model_copy(update={"model": str(tmp_path / "head"), "head": None})}
     )
     pair = load_pair(profile, torch_weights=False)
-    assert engine_name(pair.target) == "onnx"
+    assert pair.target.engine == "onnx"
     assert kept(pair) == [True]
     assert written(pair, profile) == written(pair, profile, drafts=False)
 
@@ -97,7 +96,7 @@ def test_what_torch_runs_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(automatic, "milliseconds", lambda *_: {EAGER: 2.0, ONNX: 2.0, faster: 1.0})
     profile = small_pair(tmp_path).model_copy(update={"engine": "auto"})
     pair = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, LONG_RUN))
-    assert engine_name(pair.target) == faster
+    assert pair.target.engine == faster
     assert kept(pair) == [faster == EAGER] * 2
     with torch.inference_mode():
         assert pair.target.extend([1, 2, 3], keep=1).logits.isfinite().all()

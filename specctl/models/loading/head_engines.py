@@ -8,7 +8,9 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
-from specctl.models.running.engines import EngineSettings, compiler_for, engine_on
+from specctl.models.passes.weights import weight_bytes
+from specctl.models.placing.engine_table import chosen_for_head
+from specctl.models.running.engines import EngineSettings, Where, compiler_for
 from specctl.models.running.runner import Runner
 
 RUNNERS: dict[type, tuple[Callable[..., Runner], Callable[..., Runner]]] = {
@@ -29,12 +31,13 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
     """
     plain, captured = next(runners for family, runners in RUNNERS.items() if isinstance(head, family))
     device = next(head.parameters()).device
-    settings = replace(settings, engine=engine_on(device, settings.engine))
-    compiler = None if settings.engine == "eager" else compiler_for(device, name, settings)
-    if settings.engine == "graph" and device.type == "cuda":
+    choice = chosen_for_head(settings.engine, Where((str(device),), weight_bytes(head)), settings)
+    for line in choice.said:
+        settings.notice(f"{name} {line}")
+    compiler = compiler_for(name, replace(settings, compile=choice.compiles))
+    if choice.engine.captures:
         from specctl.models.passes.cuda_capture import CudaCapture
 
-        compiled = compiler if settings.compile is True else None
         said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
-        return captured(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
+        return captured(head, vocabulary, CudaCapture(device), compiler=compiler, **said)
     return plain(head, vocabulary, compiler=compiler)

@@ -1,0 +1,106 @@
+"""The engines by name, and which of them runs a model: loading and the doctor ask here."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specctl.models.placing.engine_rows import EagerEngine, GraphEngine, OnnxEngine, StaticEngine
+from specctl.models.running import engines
+from specctl.models.running.engines import Choice, Engine, EngineSettings, Where
+from specctl.profile.schema import Engine as EngineName
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from specctl.models.running.runner import Runner
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (OnnxEngine(), GraphEngine(), StaticEngine(), EagerEngine())
+}
+"""In the order in which they are asked where a person asked for none; the last takes any model."""
+
+
+def engine_named(name: EngineName) -> Engine:
+    """The engine of that name; for ``auto``, of which nothing more is known, the one that runs any model."""
+    return ENGINES["eager" if name == "auto" else name]
+
+
+def chosen(asked: EngineName, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> Choice:
+    """The engine that runs a model.
+
+    Args:
+        asked: the one that a person asked for.
+        model: loaded, or its `skeleton` in the dtype of its placement.
+        where: its weights are or will be.
+        settings: as a command asks for them.
+    """
+    why: str | None = None
+    while asked != "auto" and (reason := ENGINES[asked].why_not(model, where)) is not None:
+        why, asked = reason, ENGINES[asked].instead
+    if asked == "auto":
+        choice = _unasked(model, where, settings, list(ENGINES.values()))
+        return choice if why is None else replace(choice, said=(f"runs on torch: {why}", *choice.said))
+    engine = ENGINES[asked]
+    said = [] if why is None else [f"{engine.does}: {why}"]
+    compiles = engine.compiles(settings)
+    if compiles and (missing := where.no_compiler) is not None:
+        compiles = False
+        if settings.compile is True or where.sharded is None:
+            said.append(f"runs uncompiled: {missing}")
+    if not engine.tried:
+        return Choice(engine, why or "as set", compiles, tuple(said), asked=True)
+    others = [other for other in ENGINES.values() if other is not engine]
+    why = "as set; what it cannot run, torch does, with a note"
+    return Choice(engine, why, compiles, tuple(said), _unasked(model, where, settings, others), asked=True)
+
+
+def _unasked(model: "PreTrainedModel", where: Where, settings: EngineSettings, offers: Sequence[Engine]) -> Choice:
+    """The first of some engines that is the one to take where nobody asked for one; the last takes any model."""
+    engine, *others = offers
+    why = engine.unasked(model, where, settings)
+    if why is None:
+        return _unasked(model, where, settings, others)
+    otherwise = _unasked(model, where, settings, others) if engine.tried else None
+    said: tuple[str, ...] = ()
+    if settings.compile is True and not engine.compiles(settings):  # of that the person did ask
+        obstacle = ENGINES["static"].why_not(model, where)
+        said = (f"runs uncompiled: {where.no_compiler}" if obstacle is None else f"{engine.does}: {obstacle}",)
+    return Choice(engine, why, engine.compiles(settings), said, otherwise)
+
+
+def chosen_for_head(asked: EngineName, where: Where, settings: EngineSettings) -> Choice:
+    """The engine of a draft head, whose passes always run over fixed buffers.
+
+    Args:
+        asked: the one that a person asked for.
+        where: the head's weights are or will be.
+        settings: as a command asks for them.
+    """
+    beside = ENGINES["graph"] if asked == "auto" and engines.GRAPHS_MEASURED else engine_named(asked)
+    captured = ENGINES["graph"] if beside.captures and where.device.type == "cuda" else None
+    engine = captured or ENGINES["static"]
+    compiles = beside.compiles_heads and engine.compiles(settings)
+    said: tuple[str, ...] = ()
+    if compiles and (missing := where.no_compiler) is not None:
+        compiles, said = False, (f"runs uncompiled: {missing}",)
+    if captured is not None:
+        return Choice(engine, "auto" if asked == "auto" else "as set", compiles, said)
+    return Choice(engine, "compile = true" if compiles else "as of every draft head", compiles, said)
+
+
+def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":
+    """The runner of a model by the engine that the settings ask for, without those that have to be tried.
+
+    Args:
+        model: in eval mode, on its device or devices.
+        vocabulary: the pair's shared vocabulary.
+        name: the model's, in messages.
+        settings: which engine, and whether to compile.
+    """
+    choice: Choice | None = chosen(settings.engine, model, Where.of(model), settings)
+    while choice is not None and choice.engine.tried:
+        choice = choice.otherwise
+    assert choice is not None, "the last engine is not tried"
+    runner = choice.build(model, vocabulary, name, settings)
+    assert runner is not None, "only an engine that is tried finds that it cannot"
+    return runner

@@ -1,0 +1,73 @@
+"""A runner around another one."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from specctl.models.running.runner import Forward, Runner
+
+if TYPE_CHECKING:
+    from specctl.models.passes.watching import States
+
+
+class Around(Runner):
+    """A `Runner` around another one, which does what that one does but for the methods it overrides.
+
+    It hides `read`, `foresee` and `index`, by which a caller would get past it to the runner inside.
+
+    Args:
+        runner: the one inside.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.context, self.device = runner.context, runner.device
+        self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
+        self.no_trees = runner.no_trees
+        self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
+        self.threads, self.tried = runner.threads, runner.tried
+
+    @property
+    def length(self) -> int:
+        return self.runner.length
+
+    @property
+    def engine(self) -> str:
+        return self.runner.engine
+
+    @property
+    def preparing_seconds(self) -> float | None:
+        return self.runner.preparing_seconds
+
+    @property
+    def bare(self) -> Runner:
+        return self.runner.bare
+
+    def same_around(self, bare: Runner) -> Runner:
+        """As in `Runner`; without this one, unless it says otherwise."""
+        return self.runner.same_around(bare)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        return self.runner.extend(tokens, keep, hidden=hidden)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self.runner.watch(layers)
+
+    @property
+    def witnessed(self) -> int:
+        return self.runner.witnessed
+
+    def witness(self, start: int, states: "States") -> None:
+        self.runner.witness(start, states)
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        assert self.no_trees is None, self.no_trees
+        return self.runner.extend_tree(tokens, parents, before=before, hidden=hidden)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        assert self.no_trees is None, self.no_trees
+        self.runner.keep_path(path)
