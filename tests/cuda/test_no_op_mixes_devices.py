@@ -212,9 +212,9 @@ def test_a_step_of_training_a_head_up_to_its_loss(cuda: Devices) -> None:
     example = Example(0, *tokens, *torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
     losses = []
     for draft, device in ((random_model("llama"), "cpu"), (on(cuda, random_model("llama"), "cuda:1"), "cuda:1")):
-        states, head = ModelStates(draft), random_predictor(32, spread=0.15)
+        states, head = ModelStates(draft, 0.5), random_predictor(32, spread=0.15)
         assert states.device == torch.device(device)
-        mixed = states.mix([example], 0.5, "a seed")
+        mixed = states.mix([example], "a seed")
         hidden = states.of([example], mixed)
         accepted, seen = (part.to(hidden.device) for part in (acceptance([example], mixed), signals([example], mixed)))
         head = head if device == "cpu" else cuda.move(head, device)

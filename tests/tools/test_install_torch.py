@@ -196,4 +196,4 @@ def test_the_second_make_installs_nothing(clone: Path) -> None:
         f"{PIP} --editable .",
         f"{PIP} --editable .[dev]",
     ]
-    assert make(clone, "test") == ["pytest -n auto --dist loadscope"]
+    assert make(clone, "test") == ["pytest -n auto --dist loadscope --no-loadscope-reorder"]
