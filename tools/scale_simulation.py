@@ -11,7 +11,7 @@ from tools.scale.run import Plan, simulated
 
 ACCEPTANCE = 0.75
 HOST = 0.34e-3
-"""Seconds in which eager passes prepare a layer: 4.06 ms for the 12 of the embedded target (docs/measurements.md), its
+"""Seconds in which eager passes prepare a layer: 4.06 ms for the 12 of the embedded target on a CPU, its
 arithmetic included."""
 ORDER = 100e-6
 """Seconds of a round that a message to the followers adds."""

@@ -71,7 +71,7 @@ CELLS: dict[str, Callable[[Summary], str]] = {
 """The cell of each column, by its heading."""
 
 GREEDY, DRAWN = "greedy", "T = 1"
-FEW = ("-n", "96", "--threads", "1", "--samples-per-category", "4")
+FEW = ("-n", "64", "--threads", "1", "--samples-per-category", "3")
 FOUR = ("--policy", "constant", "--policy", "svip", "--policy", "max-confidence", "--policy", "cost-optimal")
 DRAFTS = {
     "draft model": "embedded",

@@ -10,7 +10,7 @@ from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.suffix_index import SuffixIndex
 
 LONGEST_MATCH = 6
-"""The most tokens of the text's end that are looked up; longer matches were no better (docs/measurements.md)."""
+"""The most tokens of the text's end that are looked up; longer matches were no better (docs/lookup.md)."""
 
 
 class LookupRunner(Runner):
