@@ -14,10 +14,9 @@ import typer
 import specctl
 from specctl.observing.run_facts import cpu_name
 from specctl.versions import versions
-from tools.measure.page import output, page
+from tools.measure.page import ROOT, output, page
 from tools.measure.parts import PARTS, Part, Step
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurements.md"
 
 

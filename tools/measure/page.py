@@ -9,6 +9,7 @@ from typing import Any
 from specctl.reporting.table import UNKNOWN
 from tools.measure.parts import CELLS, Part, Step
 
+ROOT = Path(__file__).parents[2]
 INTRODUCTION = """# Measurements
 
 Made by `python -m tools.measure`, which anyone can run again, in parts and resumed where it was interrupted; the
@@ -28,7 +29,7 @@ def page(provenance: Mapping[str, Any], parts: Iterable[Part], folder: Path) -> 
     """
     facts = ", ".join(f"{name} {value}" for name, value in provenance.items())
     return "\n".join(
-        [INTRODUCTION, f"All of one commit: {facts}.", *(_section(part, folder / part.name) for part in parts)]
+        [INTRODUCTION, f"All of one commit: {facts}.\n", *(_section(part, folder / part.name) for part in parts)]
     )
 
 
@@ -83,7 +84,8 @@ def _lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[s
 
 def _printed(part: Part, step: Step, folder: Path) -> str:
     """What a step printed, the kept tables of it."""
-    blocks = output(step, folder).read_text(encoding="utf-8").strip().split("\n\n")
+    text = output(step, folder).read_text(encoding="utf-8").replace(f"{folder}/", "").replace("../calibration/", "")
+    blocks = text.replace(f"{ROOT}/", "").strip().split("\n\n")
     kept = [block for block in blocks if not part.kept or block.split("\n", 1)[0] in part.kept]
     return (
         f"```console\n$ {command(step)}\n{chr(10).join([*kept[:1], *(chr(10) + block for block in kept[1:])])}\n```\n"
