@@ -86,7 +86,7 @@ def drafted(head: ChainHead, ids: torch.Tensor, states: dict[int, torch.Tensor],
         positions = torch.arange(first, first + count)
         out = head(ids[None, first : first + count], rows[None], positions, causal(first, count), cache)
         rows, first = out.rows[-1:], first + count
-        found.append(out.logits[-1])
+        found.append(head.widened(out.logits[-1]))
         assert len(out.logits) == len(out.hidden) == count, step
     return torch.stack(found)
 

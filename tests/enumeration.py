@@ -28,6 +28,7 @@ from specctl.decoding.rows.draws import HostGenerator
 from specctl.decoding.rows.host_laws import Floats
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows import Rows, array
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.profile.schema import Verification
 from specctl.records import Round
@@ -209,7 +210,12 @@ class Coins:
         self._draw_draft_tokens = coupling.draw_draft_tokens
 
     def verify(
-        self, tokens: Sequence[int] | torch.Tensor, draft_probs: Numbers | None, laws: Rows, rule: Verification
+        self,
+        tokens: Sequence[int] | torch.Tensor,
+        draft_probs: Numbers | None,
+        laws: Rows,
+        rule: Verification,
+        vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         """`Rows.verify`, the number of accepted tokens and the token after them chosen.
 
@@ -218,12 +224,13 @@ class Coins:
         block = tokens, draft_probs, laws
         key = (
             rule,
+            None if vocabulary is None else vocabulary.digest,
             tuple(map(int, tokens)),
             None if draft_probs is None else array(draft_probs).tobytes(),
             array(laws.numbers).tobytes(),
         )
         if key not in self._verdicts:
-            self._verdicts[key] = self._ways(*block, rule)
+            self._verdicts[key] = self._ways(*block, rule, vocabulary)
         ways = self._verdicts[key]
         accepted = self._chance.choose([way.probability for way in ways])
         if (asked := self._asked.get((key, accepted))) is not None:
@@ -231,7 +238,7 @@ class Coins:
                 return asked.verdict
             return replace(asked.verdict, extra=self._chance.choose(asked.weights))
         self._drawn.clear()
-        verdict = self._verify[type(laws)](laws, tokens, draft_probs, Tossed(ways[accepted].coins), rule)
+        verdict = self._verify[type(laws)](laws, tokens, draft_probs, Tossed(ways[accepted].coins), rule, vocabulary)
         assert verdict.accepted == accepted
         if isinstance(laws, HostRows):  # elsewhere it does not draw by `picked`
             weights = self._drawn[0] if self._drawn else None
@@ -245,7 +252,12 @@ class Coins:
         return self._chance.choose(self._drawn[-1])
 
     def _ways(
-        self, tokens: Sequence[int] | torch.Tensor, draft_probs: Numbers | None, laws: Rows, rule: Verification
+        self,
+        tokens: Sequence[int] | torch.Tensor,
+        draft_probs: Numbers | None,
+        laws: Rows,
+        rule: Verification,
+        vocabulary: DraftVocabulary | None,
     ) -> list[Ways]:
         """Of each number of accepted tokens, from 0."""
 
@@ -254,7 +266,8 @@ class Coins:
                 Replaced(device_verdict, "pick", lambda *_: torch.tensor(0)),
                 Replaced(host_verdict, "picked", lambda *_: 0),
             ):
-                return self._verify[type(laws)](laws, tokens, draft_probs, Tossed(coins), rule).accepted
+                tossed = Tossed(coins)
+                return self._verify[type(laws)](laws, tokens, draft_probs, tossed, rule, vocabulary).accepted
 
         count = len(tokens)
         # Seen with the best coins for the tokens before it and the worst for those behind it, where it decides alone.
@@ -322,8 +335,9 @@ def judged_by(coins: Coins) -> Callable[..., Verdict]:
         draft_probs: Numbers | None,
         _: object,
         rule: Verification = "token",
+        vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
-        return coins.verify(tokens, draft_probs, laws, rule)
+        return coins.verify(tokens, draft_probs, laws, rule, vocabulary)
 
     verify.coins = coins  # type: ignore[attr-defined] # for who tosses them in another way
     return verify

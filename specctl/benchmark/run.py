@@ -104,5 +104,5 @@ def header_of(pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = Mappin
         lengths=list(plan.lengths),
         oracle=plan.oracle,
         papers=None if plan.papers is None else dict(plan.papers),
-        drafts=[draft.model for draft in candidates.drafts] if len(candidates.drafts) > 1 else [],
+        drafts=[draft.called for draft in candidates.drafts] if len(candidates.drafts) > 1 else [],
     )

@@ -13,6 +13,7 @@ from specctl.prompts.suites import Suite
 from specctl.replay.trace_files import TraceHeader, require_same_request
 
 _ENGINE_KEYS = ("engine", "compile", "deterministic", "threads")
+_WRITES_KEYS = ("tokens", "token_counts")
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -49,6 +50,9 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
                 f"{path} was recorded with {was.get('model')} as {role}, not {now.get('model')}",
                 "name the profile that it was recorded with",
             )
+        for key in _WRITES_KEYS:
+            if was.get(key) != now.get(key):
+                raise UsageError(f"{path} was recorded with another draft.{key}", "record a new trace")
         predicts = not TRAINED_SIGNALS.isdisjoint(header.signals) and now.get("head") is not None
         if predicts and now["head"] not in (was.get("head"), *header.heads):
             raise UsageError(

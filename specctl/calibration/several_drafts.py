@@ -108,7 +108,7 @@ def run_live(
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
     prompts = [SuitePrompt(identity, **first.decision.traces.records[identity]) for identity in shared]
     results = run_candidates(
-        pair, first.profile, candidates, prompts, [draft.model for draft in candidates.drafts], progress
+        pair, first.profile, candidates, prompts, [draft.called for draft in candidates.drafts], progress
     )
     labels = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
     found = []

@@ -14,7 +14,7 @@ from specctl.decoding.rows.reading import (
     step_of,
     unpack,
 )
-from specctl.decoding.rows.rows_of import numbers_on, rows_of, rows_over, stacked
+from specctl.decoding.rows.rows_of import numbers_on, rows_over, stacked
 from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers
@@ -156,7 +156,8 @@ class ModelDrafter:
 
     def _take_readers(self) -> None:
         tops = self._disco is not None
-        self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops)
+        ids = self.runner.draft_vocabulary
+        self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops, ids)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
     def prefill(self, sequence: Sequence[int]) -> None:
@@ -171,10 +172,11 @@ class ModelDrafter:
         steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, longest)
         self._steps.end()
         rows = self._steps.laws(len(steps))
-        laws = stacked(rows) if rows else None  # (K, V)
+        laws = stacked(rows) if rows else None  # (K, N)
         if laws is not None and self._sampling.greedy:
             laws = rows_over(laws).laws(UNPROCESSED).numbers
-        return Draft.of(steps, laws, stop, threshold, greedy=self._sampling.greedy, keeps_laws=self._laws)
+        greedy, ids = self._sampling.greedy, self.runner.draft_vocabulary
+        return Draft.of(steps, laws, stop, threshold, greedy=greedy, keeps_laws=self._laws, vocabulary=ids)
 
     @property
     def _reach(self) -> Reach:
@@ -222,7 +224,7 @@ class ModelDrafter:
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            packed, law = rows_of(forward).read(reader, uniform, state, self._previous, self._foresee)
+            packed, law = rows_over(forward.columns).read(reader, uniform, state, self._previous, self._foresee)
         if self._previous is not None:
             self._previous = packed_signals(packed)
         if isinstance(packed, list) or not self.runner.runs_ahead:

@@ -15,7 +15,7 @@ from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
-from specctl.policies.leaf_rule import LeafRule
+from specctl.policies.leaf_rule import LeafRule, Place
 from specctl.records import Round
 
 
@@ -49,7 +49,11 @@ class LeafDrafter:
         room = WIDEST - 1 - len(draft.tokens)
         if draft.laws is None or room <= 0:
             return draft
-        places = rows_over(draft.laws).others(draft.tokens, self.rule.most)
+        if (known := draft.vocabulary) is None:
+            places = rows_over(draft.laws).others(draft.tokens, self.rule.most)
+        else:
+            columns = rows_over(draft.laws).others(known.columns(draft.tokens).tolist(), self.rule.most)
+            places = [Place(one.prob, [(int(known.ids[at]), prob) for at, prob in one.others]) for one in columns]
         widths = self.rule.widths(places, room)
         leaves = (
             tuple(token for token, _ in place.others[:width]) for place, width in zip(places, widths, strict=True)

@@ -177,10 +177,11 @@ def _joined(first: Draft, second: Draft) -> Draft:
     if not first.tokens or not second.tokens:
         return first if first.tokens else second
     probs = None if first.probs is None or second.probs is None else joined_numbers([first.probs, second.probs])
-    return Draft([*first.tokens, *second.tokens], probs, (*first.steps, *second.steps), second.stop)
+    steps = *first.steps, *second.steps
+    return Draft([*first.tokens, *second.tokens], probs, steps, second.stop, vocabulary=second.vocabulary)
 
 
 def _part(draft: Draft, part: slice) -> Draft:
     """Some of a draft's tokens."""
     probs = None if draft.probs is None else draft.probs[part]
-    return Draft(draft.tokens[part], probs, draft.steps[part], draft.stop)
+    return Draft(draft.tokens[part], probs, draft.steps[part], draft.stop, vocabulary=draft.vocabulary)

@@ -226,4 +226,5 @@ def judge(
         require_numbers(*values)
         return verify_greedy(draft.tokens, choices), None
     laws = rows.laws(sampling)  # (K + 1, V)
-    return laws.verify(draft.tokens, draft.probs, generator, sampling.verification), laws.numbers
+    verdict = laws.verify(draft.tokens, draft.probs, generator, sampling.verification, draft.vocabulary)
+    return verdict, laws.numbers

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Union
 
 from specctl.decoding.lead import Lead
 from specctl.decoding.rows.draws import Mark
+from specctl.decoding.rows.readback import Readback, Ticket
 from specctl.decoding.rows.reading import Reader
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.preparation_time import working_seconds
-from specctl.models.passes.readback import Readback, Ticket
 
 if TYPE_CHECKING:
     import torch

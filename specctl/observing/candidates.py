@@ -88,7 +88,7 @@ def candidates_of(
         used = tuple(indices[key] for key in keys)
         # Model names are left out where they are unambiguous: every candidate uses all drafts in the same order.
         ambiguous = len(used) != len(drafts) or len(chains) > 1
-        label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
+        label = setting.label_on([short_name(level.called) for level in table.levels] if ambiguous else ())
         candidates.setdefault(label, Candidate(label, setting, used))
     for peer in peers:
         values = peer.values
@@ -233,6 +233,7 @@ def model_keys(table: DraftTable) -> list[ModelKey]:
     """
     keys: list[ModelKey] = []
     for level in table.levels:
-        described = level.model if level.is_lookup else level.model_dump_json(include=set(ModelTable.model_fields))
+        fields = {*ModelTable.model_fields, "tokens", "token_counts"}
+        described = level.model if level.is_lookup else level.model_dump_json(include=fields)
         keys.append((described, sum(described == other for other, _ in keys)))
     return keys

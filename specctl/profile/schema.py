@@ -72,6 +72,34 @@ class DraftTable(ModelTable):
     """Whether the draft writes on while the target verifies, blocks of a ``constant`` policy's length; for a draft and
     a target on different devices. ``force``: also where they share one."""
 
+    tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    """How many ids the draft can write, the likeliest ones, so that its output layer computes few logits; ``auto`` for
+    as many as should be fastest. None for all."""
+    token_counts: Annotated[str, Field(min_length=1)] | None = None
+    """The file of `specctl calibrate` that says how often ids occur; None for the package's own prompts."""
+
+    @field_validator("tokens")
+    @classmethod
+    def _of_a_lowest_model(cls, tokens: int | str | None, info: ValidationInfo) -> int | str | None:
+        if tokens is None:
+            return None
+        if info.data.get("kind") == "lookup":
+            raise ValueError("has no place in a draft that copies from the text")
+        if str(info.data.get("model", "")).startswith(DRAFTER):
+            raise ValueError("is about an output layer, and a registered drafter has none")
+        if info.data.get("draft") is not None:
+            raise ValueError("has no place in a draft that verifies a faster one: it needs all tokens; set it there")
+        if info.data.get("shards") is not None:
+            raise ValueError("needs a draft whose output layer is in one piece: leave its shards out")
+        return tokens
+
+    @field_validator("token_counts")
+    @classmethod
+    def _say_which_tokens(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if path is not None and info.data.get("tokens", 1) is None:
+            raise ValueError("says which tokens a draft of few can write: set tokens too")
+        return path
+
     @field_validator("pre_verify")
     @classmethod
     def _has_something_to_verify(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -154,6 +182,11 @@ class DraftTable(ModelTable):
         if head is not None and str(info.data.get("model", "")).startswith(DRAFTER):
             raise ValueError("reads hidden states, and a registered drafter has none")
         return head
+
+    @property
+    def called(self) -> str:
+        """Its model's name, and how many tokens it writes where those are not all."""
+        return self.model if self.tokens is None else f"{self.model}-{self.tokens}"
 
     @property
     def levels(self) -> "tuple[DraftTable, ...]":

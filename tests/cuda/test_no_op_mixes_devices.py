@@ -17,7 +17,6 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.head_engines import build_head_runner
-from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
@@ -32,6 +31,7 @@ from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.training.drafts.lessons import Teacher
 from specctl.training.predictors.draft_states import ModelStates
 from specctl.training.predictors.examples import Example
+from specctl.training.predictors.last_states import last_hidden_states
 from specctl.training.predictors.mixing import acceptance, signals
 from specctl.training.predictors.predictor_learner import weighted_loss
 

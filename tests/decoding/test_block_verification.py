@@ -158,7 +158,7 @@ Rule = Callable[[Floats, Floats, Floats, Floats, Floats], Kept]
 
 
 def breaks_at_the_first_failure(
-    target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats
+    target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats, _: None
 ) -> Kept:
     """Unlawful on purpose: no beginning is looked at behind one that did not pass."""
     weights, chances = passing(target_of, draft_of, draft, target)
@@ -166,12 +166,16 @@ def breaks_at_the_first_failure(
     return Kept(accepted, weights[accepted], chances)
 
 
-def forgets_the_weight(target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats) -> Kept:
+def forgets_the_weight(
+    target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats, _: None
+) -> Kept:
     """Unlawful on purpose: the correction is drawn as after the rejection of a single token."""
     return by_block(target_of, draft_of, draft, target, coins)._replace(weight=1.0)
 
 
-def corrects_as_a_block(target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats) -> Kept:
+def corrects_as_a_block(
+    target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats, _: None
+) -> Kept:
     """Unlawful on purpose: tokens are kept one by one, and the correction is that of a block."""
     kept, (weights, _) = by_token(target_of, draft_of, coins), passing(target_of, draft_of, draft, target)
     return kept._replace(weight=weights[kept.accepted])

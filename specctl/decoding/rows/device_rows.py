@@ -15,6 +15,7 @@ from specctl.decoding.rows.draws import DrawGenerator, uniforms
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, places
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Foresee
@@ -116,13 +117,15 @@ class DeviceRows:
         draft_probs: Numbers | None,
         generator: DrawGenerator | None,
         verification: Verification = "token",
+        vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         ids = self._here(tokens, torch.int64)
         if draft_probs is None:
             draft = torch.zeros_like(self.numbers[: len(ids)]).scatter_(1, ids[:, None], 1.0)  # (K, V)
         else:
             draft = self._here(draft_probs, torch.float32)
-        return device_verdict.verified(ids, draft, self.numbers, self.draws(len(ids) + 1, generator), verification)
+        numbers = self.draws(len(ids) + 1, generator)
+        return device_verdict.verified(ids, draft, self.numbers, numbers, verification, vocabulary)
 
     def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
         numbers = self.draws(max(tree.depths) + 1, generator)
@@ -169,7 +172,10 @@ def read_on_device(
     probs = None if uniform is None else processed(logits, reader.sampling)  # (V,)
     token = logits.argmax() if probs is None or uniform is None else pick(probs, uniform)
     known = probs if reader.sampling.plain else None
-    numbers = [token, *read_signals(logits, token, reader.wanted, known).values()]
+    signals = read_signals(logits, token, reader.wanted, known).values()
+    if reader.vocabulary is not None:  # an index of one number would be waited for
+        token = reader.vocabulary.ids_on(logits.device).index_select(0, token.reshape(1))[0]
+    numbers = [token, *signals]
     if reader.predictor is not None and hidden is not None:
         numbers.append(reader.predictor.accept_prob(hidden, previous))
     if reader.foresees and foresee is not None:

@@ -11,6 +11,7 @@ import torch
 from specctl.decoding.rows.device_laws import pick
 from specctl.decoding.rows.draft_verdict import Verdict, require_numbers, verdict_of
 from specctl.decoding.rows.host_laws import TINY
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 
@@ -29,12 +30,13 @@ def verified(
     target: torch.Tensor,
     numbers: torch.Tensor,
     verification: Verification = "token",
+    vocabulary: DraftVocabulary | None = None,
 ) -> Verdict:
     """`host_verdict.verified` by tensor operations alone, with a single transfer to the host.
 
     Args:
         tokens: ``(K,)`` int64.
-        draft, target, verification: as there, on one device.
+        draft, target, verification, vocabulary: as there, on one device.
         numbers: ``(K + 1,)`` float64, uniform in [0, 1).
     """
     count = len(tokens)
@@ -45,15 +47,16 @@ def verified(
         require_numbers(sum_of_all)
         return Verdict(0, int(extra), ExtraToken.BONUS, ())
     target_of = target[:count].gather(1, tokens[:, None])[:, 0]  # (K,)
-    draft_of = draft.gather(1, tokens[:, None])[:, 0]  # (K,)
+    columns = tokens if vocabulary is None else vocabulary.columns_of(tokens)
+    draft_of = draft.gather(1, columns[:, None])[:, 0]  # (K,)
     if verification == "block":
-        kept = by_block(target_of, draft_of, draft, target, coins)
+        kept = by_block(target_of, draft_of, draft, target, coins, vocabulary)
     else:
         kept = by_token(target_of, draft_of, coins)
     # Everything below stays on the device until the one transfer that reads the verdict.
     target_row = target.index_select(0, kept.accepted.clamp_max(len(target) - 1))[0]  # (V,)
     draft_row = draft.index_select(0, kept.accepted.clamp_max(count - 1))[0]
-    residual = (target_row * kept.weight - draft_row).clamp_min(0)
+    residual = less(target_row * kept.weight, draft_row, vocabulary).clamp_min(0)
     use_residual = (kept.accepted < count) & (residual.sum() > 0)
     extra_row = torch.where(use_residual, residual, target_row)
     # float64 holds ids and probabilities alike
@@ -62,6 +65,11 @@ def verified(
     require_numbers(sum_of_all)
     accepted = int(read[1])
     return verdict_of(accepted, int(read[0]) if accepted < len(target) else None, read[2:])
+
+
+def less(rows: torch.Tensor, draft: torch.Tensor, vocabulary: DraftVocabulary | None) -> torch.Tensor:
+    """`host_verdict.less` by tensor operations alone."""
+    return rows - draft if vocabulary is None else vocabulary.less(rows, draft)
 
 
 def by_token(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tensor) -> Kept:
@@ -77,14 +85,15 @@ def by_block(
     draft_probs: torch.Tensor,
     target_probs: torch.Tensor,
     coins: torch.Tensor,
+    vocabulary: DraftVocabulary | None = None,
 ) -> Kept:
     """`host_verdict.by_block` by tensor operations alone: log w_i is a walk held below 0, S_i - max(S_0, ..., S_i)."""
     logs = (target_of.double() / draft_of.double().clamp_min(TINY)).log()
     walk = torch.cat([logs.new_zeros(1), logs.cumsum(0)])  # (K + 1,); -inf from a token on that cannot be kept
     weights = (walk - walk.cummax(0).values).exp()
     inner = weights[1:-1]  # (K - 1,)
-    above = (inner.float()[:, None] * target_probs[1 : len(coins)] - draft_probs[1:]).clamp_min(0)  # (K - 1, V)
-    surplus = above.sum(-1)
+    above = less(inner.float()[:, None] * target_probs[1 : len(coins)], draft_probs[1:], vocabulary).clamp_min(0)
+    surplus = above.sum(-1)  # of (K - 1, V)
     chances = torch.where(inner < 1, surplus / (surplus + (1 - inner)).clamp_min(TINY), 1.0)
     chances = torch.cat([chances, weights[-1:]])  # (K,)
     numbers = torch.arange(1, len(coins) + 1, device=coins.device)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.records import DraftStep, Round, StopReason
 
@@ -13,16 +14,17 @@ class Draft:
 
     Attributes:
         tokens: K ids.
-        probs: ``(K, V)`` float32; None where each is one-hot at its token: when greedy, and of tokens that were copied.
+        probs: ``(K, N)`` float32; None where each is one-hot at its token: when greedy, and of tokens that were copied.
         steps: the K tokens with their signals.
         stop: why drafting ended.
         threshold: the policy's threshold while it drafted.
         inner: the rounds of the level below, in a hierarchy.
-        laws: ``(K, V)`` float32, the draft's distribution behind each token: ``probs``, or in greedy decoding the
+        laws: ``(K, N)`` float32, the draft's distribution behind each token: ``probs``, or in greedy decoding the
             softmax at temperature 1; None if they are not kept.
         leaves: beside each token, other ids to be verified in its place; empty without any.
         parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
             token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
+        vocabulary: the ids of the N columns of ``probs`` and ``laws``; None where a column is an id.
     """
 
     tokens: list[int]
@@ -34,6 +36,7 @@ class Draft:
     laws: Numbers | None = None
     leaves: tuple[tuple[int, ...], ...] = ()
     parents: tuple[int, ...] | None = None
+    vocabulary: DraftVocabulary | None = None
 
     @classmethod
     def of(
@@ -46,11 +49,12 @@ class Draft:
         *,
         greedy: bool,
         keeps_laws: bool,
+        vocabulary: DraftVocabulary | None = None,
     ) -> "Draft":
-        """A draft of K tokens that were drawn from their laws ``(K, V)``, or when greedy are the likeliest there.
+        """A draft of K tokens that were drawn from their laws ``(K, N)``, or when greedy are the likeliest there.
 
         Args:
-            steps, laws, stop, threshold, inner: as in the attributes.
+            steps, laws, stop, threshold, inner, vocabulary: as in the attributes.
             greedy: whether each token was certain.
             keeps_laws: whether the draft keeps its laws.
         """
@@ -62,4 +66,5 @@ class Draft:
             threshold,
             tuple(inner),
             laws if keeps_laws else None,
+            vocabulary=vocabulary,
         )

@@ -12,6 +12,7 @@ from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, picked, 
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, array, places
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
@@ -59,9 +60,10 @@ class HostRows:
             known = softmax.probs(sampling.temperature) if softmax is not None and unfiltered else None
             law = processed(row[None], sampling)[0] if known is None else known  # (V,)
             token = picked(law, uniform)
-        numbers: list[float] = [token]
-        if softmax is not None:
-            numbers += softmax.signals(token, reader.wanted)
+        signals = [] if softmax is None else softmax.signals(token, reader.wanted)
+        if reader.vocabulary is not None:
+            token = int(reader.vocabulary.ids[token])
+        numbers: list[float] = [token, *signals]
         if reader.predictor is not None and hidden is not None:
             numbers.append(reader.predictor.accept_prob(hidden, None if previous is None else _tensor(previous)).item())
         if reader.foresees and foresee is not None:
@@ -120,6 +122,7 @@ class HostRows:
         draft_probs: Numbers | None,
         generator: DrawGenerator | None,
         verification: Verification = "token",
+        vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         ids = _ids(tokens)
         if draft_probs is None:
@@ -127,7 +130,8 @@ class HostRows:
             draft[np.arange(len(ids)), ids] = 1
         else:
             draft = array(draft_probs)
-        return host_verdict.verified(ids, draft, self.numbers, self.draws(len(ids) + 1, generator), verification)
+        numbers = self.draws(len(ids) + 1, generator)
+        return host_verdict.verified(ids, draft, self.numbers, numbers, verification, vocabulary)
 
     def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
         numbers = self.draws(max(tree.depths) + 1, generator)

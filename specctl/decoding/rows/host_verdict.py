@@ -11,6 +11,7 @@ import numpy as np
 
 from specctl.decoding.rows.draft_verdict import Verdict, kept_in_turn, require_numbers, verdict_of
 from specctl.decoding.rows.host_laws import TINY, Floats, picked
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 
@@ -30,16 +31,22 @@ class Kept(NamedTuple):
 
 
 def verified(
-    tokens: Sequence[int], draft: Floats, target: Floats, numbers: Sequence[float], verification: Verification = "token"
+    tokens: Sequence[int],
+    draft: Floats,
+    target: Floats,
+    numbers: Sequence[float],
+    verification: Verification = "token",
+    vocabulary: DraftVocabulary | None = None,
 ) -> Verdict:
     """`Rows.verify` where nothing waits for a device, so that token by token only the extra token's row is read whole.
 
     Args:
         tokens: K ids, drawn from ``draft``.
-        draft: ``(K, V)``, the very distributions the tokens were drawn from.
+        draft: ``(K, N)``, the very distributions the tokens were drawn from.
         target: ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft that is kept as a whole.
         numbers: K + 1 of them, uniform in [0, 1): a coin for each token, and the extra token's draw.
         verification: which of the two rules.
+        vocabulary: as of `Rows.verify`.
 
     Raises:
         RecordError: ``target`` holds NaN.
@@ -50,16 +57,22 @@ def verified(
     if not count:
         return Verdict(0, picked(target[0], last), ExtraToken.BONUS, ())
     places = np.arange(count)
-    of_tokens = target[places, tokens], draft[places, tokens]  # (K,) each
+    columns = tokens if vocabulary is None else vocabulary.columns(tokens)
+    of_tokens = target[places, tokens], draft[places, columns]  # (K,) each
     block = verification == "block"
-    kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
+    kept = by_block(*of_tokens, draft, target, coins, vocabulary) if block else by_token(*of_tokens, coins)
     if kept.accepted == len(target):
         return verdict_of(count, None, kept.chances)
     row = target[kept.accepted]  # (V,)
     if kept.accepted < count:
-        residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
+        residual = np.maximum(less(row * np.float32(kept.weight), draft[kept.accepted], vocabulary), 0)
         row = residual if residual.any() else row
     return verdict_of(kept.accepted, picked(row, last), kept.chances)
+
+
+def less(rows: Floats, draft: Floats, vocabulary: DraftVocabulary | None) -> Floats:
+    """Numbers ``(..., V)`` less a draft's probabilities ``(..., N)``."""
+    return rows - draft if vocabulary is None else vocabulary.less(rows, draft)
 
 
 def by_token(target_of: Floats, draft_of: Floats, coins: Sequence[float]) -> Kept:
@@ -76,7 +89,12 @@ def by_token(target_of: Floats, draft_of: Floats, coins: Sequence[float]) -> Kep
 
 
 def by_block(
-    target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats, coins: Sequence[float]
+    target_of: Floats,
+    draft_of: Floats,
+    draft_probs: Floats,
+    target_probs: Floats,
+    coins: Sequence[float],
+    vocabulary: DraftVocabulary | None = None,
 ) -> Kept:
     """Keep the longest beginning of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
 
@@ -85,17 +103,21 @@ def by_block(
     leaves the verifier's distribution as it is.
 
     Args:
-        target_of, draft_of, draft_probs, target_probs: as in `passing`.
+        target_of, draft_of, draft_probs, target_probs, vocabulary: as in `passing`.
         coins: K numbers, uniform in [0, 1).
     """
-    weights, chances = passing(target_of, draft_of, draft_probs, target_probs)
+    weights, chances = passing(target_of, draft_of, draft_probs, target_probs, vocabulary)
     tossed = enumerate(zip(coins, chances, strict=True), start=1)
     accepted = max((number for number, (coin, chance) in tossed if coin < chance), default=0)
     return Kept(accepted, weights[accepted], kept_in_turn(chances))
 
 
 def passing(
-    target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats
+    target_of: Floats,
+    draft_of: Floats,
+    draft_probs: Floats,
+    target_probs: Floats,
+    vocabulary: DraftVocabulary | None = None,
 ) -> tuple[list[float], list[float]]:  # K + 1, K
     """Of block verification, the weights w_0 to w_K and the probabilities h_1 to h_K that a beginning passes.
 
@@ -104,8 +126,9 @@ def passing(
 
     Args:
         target_of, draft_of: ``(K,)``, p and q of each draft token.
-        draft_probs: ``(K, V)``, q at each draft token.
+        draft_probs: ``(K, N)``, q at each draft token.
         target_probs: ``(K, V)`` or more, p at each draft token; rows after the last are not read.
+        vocabulary: as of `Rows.verify`.
     """
     ratios = (target_of.astype(np.float64) / np.maximum(draft_of, TINY)).tolist()
     weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))
@@ -113,8 +136,7 @@ def passing(
     for place, weight in enumerate(chances[:-1], start=1):
         # At 1 it passes: also where p = q and Z / Z has no value, for then a longer beginning passes for certain.
         if 0 < weight < 1:
-            above = target_probs[place] * np.float32(weight)  # (V,)
-            above -= draft_probs[place]
+            above = less(target_probs[place] * np.float32(weight), draft_probs[place], vocabulary)  # (V,)
             surplus = float(np.maximum(above, 0, out=above).sum())
             chances[place - 1] = surplus / (surplus + (1 - weight))
     return weights, chances

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.token_reader import Foresee
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
@@ -68,6 +69,7 @@ class Reader:
         foresees: whether to read the draft head's own prediction for the next token.
         laws: whether the logits are wanted in greedy decoding.
         tops: whether to read the largest probabilities, which a DISCO head reads with the entropy.
+        vocabulary: the ids of the columns that are read; None where a column is an id.
     """
 
     sampling: Sampling
@@ -76,6 +78,7 @@ class Reader:
     foresees: bool = False
     laws: bool = False
     tops: bool = False
+    vocabulary: DraftVocabulary | None = None
 
     @property
     def hidden(self) -> bool:
@@ -98,10 +101,10 @@ class Reader:
         previous: "torch.Tensor | None" = None,
         foresee: Foresee | None = None,
     ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-        """One token with its signals, and its distribution ``(V,)``: a `TokenReader`, which `Rows.read` explains.
+        """One token with its signals, and its distribution ``(N,)``: a `TokenReader`, which `Rows.read` explains.
 
         Args:
-            logits: ``(V,)``.
+            logits: ``(N,)``.
             uniform: ``()`` float64, the draw's randomness; None when greedy.
             hidden, previous, foresee: as there.
 

@@ -10,6 +10,7 @@ from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.token_reader import Foresee
 from specctl.policies import Signal
@@ -76,7 +77,7 @@ class Rows(Protocol):
         previous: "Sequence[float] | torch.Tensor | None" = None,
         foresee: Foresee | None = None,
     ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
-        """Of logits: one token drawn from the first row, with its signals, and the law ``(V,)`` it was drawn from.
+        """Of logits: one token drawn from the first row, with its signals, and the law ``(N,)`` it was drawn from.
 
         When greedy the law is None, or the logits in float32 where `Reader.laws` are wanted.
 
@@ -136,6 +137,7 @@ class Rows(Protocol):
         draft_probs: Numbers | None,
         generator: DrawGenerator | None,
         verification: Verification = "token",
+        vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         """Of a verifier's laws: speculative sampling, which keeps a beginning of a draft and draws one token after it.
 
@@ -149,10 +151,11 @@ class Rows(Protocol):
 
         Args:
             tokens: K ids, drawn from ``draft_probs``.
-            draft_probs: ``(K, V)`` float32, the very distributions the tokens were drawn from, wherever they are; None
+            draft_probs: ``(K, N)`` float32, the very distributions the tokens were drawn from, wherever they are; None
                 where each is one-hot at its token.
             generator: for rows of this place.
             verification: which of the two rules.
+            vocabulary: the ids of the N columns, the others' probability being 0; None where a column is an id.
 
         Raises:
             RecordError: the laws hold NaN.

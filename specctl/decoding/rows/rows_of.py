@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rows_of(forward: Forward) -> Rows:
-    """The logits of a pass."""
+    """The logits of a pass, of all V ids."""
     return rows_over(forward.rows)
 
 

@@ -183,14 +183,11 @@ class BlockHead(DraftHead):
             memory: ``(..., R)``, from the row before it, or `blank`.
 
         Returns:
-            ``(..., V)``, -inf where a smaller draft vocabulary has no token, and the next row's memory ``(..., R)``.
+            ``(..., D)``, and the next row's memory ``(..., R)``.
         """
         if self.config.markov is not None:
             bias, memory = self.markov_head(token, hidden, memory)
             base = base + bias
-        if self.tokens is not None:
-            everything = base.new_full((*base.shape[:-1], self.config.vocabulary), -torch.inf)
-            base = everything.index_copy(-1, self.tokens, base)
         return base, memory
 
     def confidence_logit(self, hidden: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,8 @@ class BlockRunner(FixedBuffers, Runner):
         self.longest = head.longest
         self.layers, self.state_size = head.layers, head.state_size
         self._head = head
+        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
+        self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
         self._known = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
         self._ahead = torch.ones(1, device=weight.device)
         self._none_ahead = torch.zeros(1, device=weight.device)
@@ -95,16 +97,17 @@ class BlockRunner(FixedBuffers, Runner):
                 raise ValueError("a block draft head gives logits of the newest token only")
             self.length += len(tokens) - keep
             fed = tokens[len(tokens) - keep :]
-        logits, states = [self._hidden.new_empty(0, self.vocabulary)], [self._hidden.new_empty(0, self._head.width)]
+        logits, states = [self._hidden.new_empty(0, self._columns)], [self._hidden.new_empty(0, self._head.width)]
         with torch.inference_mode():
             for token in fed:
                 base, row = self._next_row(token)
                 given = torch.full((), token, dtype=torch.int64, device=self.device)
                 found, self._memory = self._head.row(base, row, given, self._memory)
-                logits.append(found[None, : self.vocabulary])
+                logits.append(found[None, : self._columns])
                 states.append(row[None])
         kept = slice(-keep, None) if keep else slice(0)
-        return Forward(torch.cat(logits)[kept], torch.cat(states)[kept] if hidden else None)
+        last = torch.cat(states)[kept] if hidden else None
+        return Forward(torch.cat(logits)[kept], last, None, self.draft_vocabulary)
 
     @property
     def widest_read(self) -> int:
@@ -191,7 +194,7 @@ class BlockRunner(FixedBuffers, Runner):
 
                 state = row if kind.hidden else None
                 known = foresee if head.config.confidence else None
-                values, probs = reader(logits[: self.vocabulary], uniform, state, previous, known)
+                values, probs = reader(logits[: self._columns], uniform, state, previous, known)
                 return values, probs, memory
 
             return reading_of

@@ -91,4 +91,4 @@ class BlocksSideBySide:
         """The row of each block, given the token before it."""
         row = self._hidden[:, self._row]
         logits, self._memory = self._head.row(self._logits[:, self._row], row, tokens, self._memory)
-        return Forward(logits[:, : self._vocabulary], row if hidden else None)
+        return Forward(self._head.widened(logits)[:, : self._vocabulary], row if hidden else None)

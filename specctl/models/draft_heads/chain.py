@@ -5,17 +5,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import Cache
 
 from specctl.models.draft_heads.head import DraftHead
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.trimmed_output import TrimmedOutput
 
 
 class ChainPass(NamedTuple):
     """What a chain head makes of the last tokens that it read.
 
     Attributes:
-        logits: ``(keep, V)`` of the last tokens, over the verifier's vocabulary; -inf where a smaller draft vocabulary
-            has no token.
+        logits: ``(keep, D)`` of the last tokens, over the draft vocabulary.
         hidden: ``(keep, H)`` what the output layer read, for acceptance heads.
         rows: ``(keep, R)`` the recursion: the row to read with the next token where the verifier's state is not known.
     """
@@ -32,9 +34,25 @@ class ChainHead(DraftHead, ABC):
 
     Attributes:
         sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
+        lm_head: its own output layer, where nothing else is its `output_layer`.
     """
 
     sees_first = False
+    lm_head: nn.Linear
+
+    @property
+    def output_layer(self) -> nn.Linear:
+        """What makes logits ``(..., D)`` of hidden states."""
+        return self.lm_head
+
+    def _replace_output(self, layer: nn.Linear) -> None:  # a module's attributes that are modules know no setters
+        self.lm_head = layer
+
+    def draft_only(self, vocabulary: DraftVocabulary) -> None:
+        """Let a head that drafts all V tokens, whose output layer `trims`, draft these only."""
+        layer = TrimmedOutput(self.output_layer, vocabulary)
+        self._replace_output(layer)
+        self.tokens, self.draft_vocabulary = vocabulary.ids_on(layer.weight.device), len(vocabulary)
 
     @property
     def row_size(self) -> int:

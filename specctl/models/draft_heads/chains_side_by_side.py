@@ -103,4 +103,5 @@ class SideBySide:
 
     def _forward(self, found: ChainPass, hidden: bool) -> Forward:
         self._own = found.rows
-        return Forward(found.logits[:, : self._vocabulary], found.hidden if hidden else None)
+        logits = self._head.widened(found.logits)[:, : self._vocabulary]
+        return Forward(logits, found.hidden if hidden else None)

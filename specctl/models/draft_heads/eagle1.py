@@ -73,8 +73,16 @@ class Eagle1Head(ChainHead):
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return states[-1]
 
+    @property
+    def output_layer(self) -> nn.Linear:
+        layer: nn.Linear = self._output.module
+        return layer
+
+    def _replace_output(self, layer: nn.Linear) -> None:
+        self._output = Borrowed(layer)
+
     def output(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits ``(..., V)`` of the last layer's output ``(..., H)``, by the verifier's output layer."""
+        """Logits ``(..., D)`` of the last layer's output ``(..., H)``, by the verifier's output layer."""
         layer = self._output.module
         return linear(rows, layer.weight, layer.bias)
 

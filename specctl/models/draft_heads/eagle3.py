@@ -155,7 +155,4 @@ class Eagle3Head(ChainHead):
         for index, layer in enumerate(self.further, start=1):
             states = layer(states, rope, mask, cache, index)
         logits, hidden, further = self.output(states[0, -keep:])
-        if self.tokens is not None:
-            everything = logits.new_full((logits.shape[0], self.config.vocabulary), -torch.inf)
-            logits = everything.index_copy(1, self.tokens, logits)
         return ChainPass(logits, hidden, further)

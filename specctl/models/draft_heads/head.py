@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
@@ -55,3 +57,14 @@ class DraftHead(nn.Module):
     def borrowed_output(self) -> nn.Module | None:
         """The verifier's output layer, where it has none of its own."""
         return None
+
+    def vocabulary_in(self, whole: int) -> DraftVocabulary | None:
+        """The ids of its logits' columns among V; None if D = V."""
+        return None if self.tokens is None else DraftVocabulary(self.tokens.tolist(), whole)
+
+    def widened(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits ``(..., V)`` of ``(..., D)``, -inf for tokens that it cannot draft."""
+        if self.tokens is None:
+            return logits
+        everything = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
+        return everything.index_copy(-1, self.tokens, logits)

@@ -25,7 +25,7 @@ class HeadRunner(FixedBufferRunner):
 
     Args:
         head: in eval mode, on one device.
-        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+        vocabulary: the pair's shared vocabulary V; ids beyond it are padding and are cut off.
         capacity: tokens to make room for at first.
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
@@ -41,6 +41,8 @@ class HeadRunner(FixedBufferRunner):
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
         self._head = head
+        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
+        self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
         self.layers, self.state_size = head.layers, head.state_size
         self._rows = WitnessedRows(head.row_size, weights.device, weights.dtype)
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
@@ -76,7 +78,7 @@ class HeadRunner(FixedBufferRunner):
             given = self._branches[sent(parents, self.device)]  # (T, H)
             logits, last, own = self._read_tree(tokens, parents, before, hidden, given)
             self._branches = torch.cat([self._branches, own])
-        return Forward(logits, last)
+        return Forward(logits, last, vocabulary=self.draft_vocabulary)
 
     def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
         """Go back to what was read with rows of the verifier's states."""
@@ -99,8 +101,8 @@ class HeadRunner(FixedBufferRunner):
                 logits.append(part)
                 states += [] if last is None else [last]
         kept = slice(-keep, None) if keep else slice(0)
-        whole = torch.cat(logits) if logits else torch.empty(0, self.vocabulary, device=self.device)
-        return Forward(whole[kept], torch.cat(states)[kept] if hidden else None)
+        whole = torch.cat(logits) if logits else torch.empty(0, self._columns, device=self.device)
+        return Forward(whole[kept], torch.cat(states)[kept] if hidden else None, None, self.draft_vocabulary)
 
     def read(
         self,
@@ -149,7 +151,7 @@ class HeadRunner(FixedBufferRunner):
         assert rows is not None, "of `_next_rows`"
         seen = self._head.attended(mask, slots, written)
         found = self._head(ids, rows[None], positions, seen[None, None], self._cache, keep)
-        return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
+        return found.logits[:, : self._columns], found.hidden if kind.hidden else None, found.rows
 
 
 class GraphHeadRunner(Capturing, HeadRunner):

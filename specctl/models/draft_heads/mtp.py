@@ -116,6 +116,17 @@ class MtpHead(ChainHead):
     def borrowed_output(self) -> nn.Module | None:
         return self._output.module if self.output is None else None
 
+    @property
+    def output_layer(self) -> nn.Linear:
+        layer: nn.Linear = self.output or self._output.module
+        return layer
+
+    def _replace_output(self, layer: nn.Linear) -> None:
+        if self.output is None:
+            self._output = Borrowed(layer)
+        else:
+            self.output = layer
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "MtpHead":
         # A cast must not reach buffers: the router's correction is float32 in every model.
         kept = dict(self.named_buffers())
@@ -149,7 +160,7 @@ class MtpHead(ChainHead):
             position_embeddings=self._rotary.module(embedded, axes),
         )
         states = self.norm(states[0, -keep:])  # (keep, H)
-        return ChainPass((self.output or self._output.module)(states), states, states)
+        return ChainPass(self.output_layer(states), states, states)
 
 
 def _cached_values(config: Any) -> int:

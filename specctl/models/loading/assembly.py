@@ -6,6 +6,7 @@ from itertools import chain
 
 from specctl.errors import ModelError
 from specctl.models.files.vocabulary import check_vocabulary
+from specctl.models.loading.fewer_tokens import write_fewer
 from specctl.models.loading.fileless_drafts import runner_without_files
 from specctl.models.loading.kept_model import keep_known
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, loading_order, model_tables
@@ -101,6 +102,10 @@ def load_pair(
         if one.model is not None:
             tokenizers[place] = load_tokenizer(one.table, role=one.role)
             check_vocabulary(tokenizer, tokenizers[place], target.vocabulary, one.model.vocabulary)
+    eos = eos_ids(target.model, tokenizer)
+    for one in levels[1:]:
+        if one.network is not None:
+            write_fewer(one.network, one.table, tokenizer, vocabulary, eos)
     for told in large_drafts([one.network for one in levels], above, [one.role for one in levels]):
         settings.notice(told)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
@@ -123,7 +128,6 @@ def load_pair(
         if model is not None and found is not None:
             keep_known(model, made.bare if place == 0 else made.drafts[place - 1], own, found.checkpoint)
     runners = [made.target, *made.drafts]
-    eos = eos_ids(target.model, tokenizer)
     if profile.generation_config and target.model.generation_config is not None:
         rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:

@@ -38,6 +38,8 @@ class Contents:
             key = ".".join(["draft"] * depth)
             if level.has_files and level.model != IN_TARGET:
                 checkpoints[key] = locate(level, key)
+            if level.token_counts is not None:
+                found[f"{key}.token_counts"] = [Path(level.token_counts)]
             if level.head is not None:
                 folder = locate_predictor(level.head).folder
                 names = (CONFIG, WEIGHTS, PUBLISHED_WEIGHTS)

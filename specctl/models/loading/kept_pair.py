@@ -14,11 +14,13 @@ from specctl.models.files.stored_weights import stored_weights
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
 from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.contents import model_hash
+from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
 from specctl.models.onnx.engine_times import LARGEST, Times, packages_there
 from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.host_device import HOST
 from specctl.models.placing.accelerator import accelerator
 from specctl.models.placing.quantization import rounding
@@ -28,7 +30,7 @@ from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
 from specctl.processes.cores import CoreTime
-from specctl.profile.schema import IN_TARGET, ModelTable, Profile
+from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
     from specctl.models.onnx.onnx_runner import OnnxRunner
@@ -45,6 +47,7 @@ class Graph:
         key: its name in the store.
         kept: what is known of the model.
         no_trees: as of `OnnxRunner`.
+        ids: of the columns of its logits; None where a column is an id.
     """
 
     table: ModelTable
@@ -53,15 +56,19 @@ class Graph:
     key: str
     kept: Kept
     no_trees: str | None
+    ids: DraftVocabulary | None
 
     @classmethod
-    def find(cls, table: ModelTable, role: str, asked: bool, largest: int | None) -> "Graph | None":
+    def find(
+        cls, table: ModelTable, role: str, asked: bool, largest: int | None, ids: DraftVocabulary | None
+    ) -> "Graph | None":
         """That of a model; None if there is none, or not what must be known of the model.
 
         Args:
             table, role: the model's.
             asked: whether it is to read trees.
             largest: bytes of weights beyond which nothing is read to find it; None for any number.
+            ids: as of a graph.
 
         Raises:
             ModelError: there is no such model.
@@ -73,14 +80,14 @@ class Graph:
             return None
         store, form = Store(cache_folder()), rounding(table, "onnx")
         for trees in dict.fromkeys((asked, False)):
-            key = key_of_files(files, "cpu", "float32", form, trees=trees)
+            key = key_of_files(files, "cpu", "float32", form, trees=trees, vocabulary=ids)
             kept = Kept.read(store.facts(key))
             # Where trees are asked for, a graph without is the one to take only if the model cannot read them.
             if kept is None:
                 continue
             no_trees = no_tree_graph(kept.everything, "cpu", form) if asked else CHAINS
             if trees == (no_trees is None) and (path := store.find(key)) is not None:
-                return cls(table, role, path, key, kept, no_trees)
+                return cls(table, role, path, key, kept, no_trees, ids)
         return None
 
     def is_faster(self, threads: int | None) -> bool:
@@ -99,7 +106,7 @@ class Graph:
         from specctl.models.onnx.kept_runner import Opening
 
         form = rounding(self.table, "onnx")
-        opening = Opening(HOST, vocabulary, self.kept.context, form, self.no_trees)
+        opening = Opening(HOST, vocabulary, self.kept.context, form, self.no_trees, self.ids)
         return opening.fastest(self.path, self.kept.weight_bytes, threads)
 
 
@@ -141,13 +148,28 @@ def kept_pair(
     try:
         graphs: list[Graph] = []
         for table, role in tables:
-            graph = Graph.find(table, role, settings.draft_trees if graphs else settings.trees, largest)
+            asked = settings.draft_trees if graphs else settings.trees
+            graph = Graph.find(table, role, asked, largest, _ids(table, graphs))
             if graph is None or (settings.engine == "auto" and not graph.is_faster(number)):
                 return None
             graphs.append(graph)
         return _opened(profile, settings, graphs, Places(levels), began, progress) if _enough(profile, graphs) else None
     except (ModelError, OSError, RuntimeError):  # onnxruntime's own are RuntimeErrors
         return None
+
+
+def _ids(table: ModelTable, above: Sequence[Graph]) -> DraftVocabulary | None:
+    """The ids that a draft can write; None for all."""
+    if not isinstance(table, DraftTable) or table.tokens is None:
+        return None
+    target, tokenizer = above[0].kept, above[0].tokenizer()
+    vocabulary = check_vocabulary(tokenizer, tokenizer, target.rows, target.rows)
+    return draft_vocabulary(table, tokenizer, vocabulary, eos_of(target, tokenizer))
+
+
+def eos_of(target: Kept, tokenizer: Tokenizer) -> frozenset[int]:
+    """Every id that ends a sequence."""
+    return frozenset({*target.eos, *([tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else [])})
 
 
 def _automatic(settings: EngineSettings, tables: Sequence[ModelTable]) -> bool:
@@ -160,6 +182,8 @@ def _automatic(settings: EngineSettings, tables: Sequence[ModelTable]) -> bool:
 def _ordinary(table: ModelTable) -> bool:
     """Whether a table asks for a model in one piece on the CPU, in a form that onnxruntime has."""
     if table.quantize is not None and rounding(table, "onnx") is None:
+        return False
+    if isinstance(table, DraftTable) and table.tokens == "auto":  # which asks for the model's sizes
         return False
     if table.model == IN_TARGET or table.dtype not in ("auto", "float32"):
         return False
@@ -211,12 +235,11 @@ def _opened(
     threads = _of_graph(threads, runners[0], tries)
     if settings.deterministic:
         runners[0] = FixedWidthRunner(runners[0])
-    eos = {*target.eos, *([tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else [])}
     pair = Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
-        eos=frozenset(eos),
+        eos=eos_of(target, tokenizer),
         context=min(runner.context for runner in runners),
         models=(),
         named_predictors=tuple({} for _ in runners[1:]),

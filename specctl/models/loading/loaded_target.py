@@ -1,5 +1,6 @@
 """A target that is in memory already, and the drafts that are loaded for it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,8 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.assembly import Assembled, assemble, own_heads
-from specctl.models.loading.model import LoadedModel, load_tokenizer
+from specctl.models.loading.fewer_tokens import write_fewer
+from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer
 from specctl.models.loading.profile_models import Level, find_all, load_found
 from specctl.models.passes.cache import cannot_go_back
 from specctl.models.placing.memory import device_memory
@@ -76,10 +78,30 @@ def assembled(target: LoadedModel, draft: DraftTable, given: PreTrainedModel | N
             # Draft heads go where the output layer of their verifier is.
             levels[place] = replace(level, found=replace(level.found, table=table))
     levels = load_found(levels, above, lambda _: None)
+    _write_fewer(target, levels)
     for level in levels[1:]:
         if level.model is not None:
             _require_one_tokenizer(target.name, level.model.name if level.found is None else level.table.checkpoint)
     return assemble(levels, above, target.vocabulary, EngineSettings(engine="eager"))
+
+
+def _write_fewer(target: LoadedModel, levels: Sequence[Level]) -> None:
+    """Cut the output layers of drafts to the tokens that their tables let them write.
+
+    Raises:
+        ModelError: one is in memory, and its user's.
+    """
+    for level in levels[1:]:
+        if not isinstance(level.table, DraftTable) or level.table.tokens is None or level.network is None:
+            continue
+        if level.found is None:
+            raise ModelError(
+                f"The draft {level.network.name!r} is in memory: draft.tokens would cut its output layer.",
+                "Give its folder or its name on the hub, or leave draft.tokens out.",
+            )
+        tokenizer = load_tokenizer(level.table if level.model is not None else ModelTable(model=target.name))
+        whole = min(max(tokenizer.get_vocab().values()) + 1, target.vocabulary)
+        write_fewer(level.network, level.table, tokenizer, whole, eos_ids(target.model, tokenizer))
 
 
 def _require_one_tokenizer(*names: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specctl.models.onnx.host_memory import HostMemory, Memory
 from specctl.models.onnx.onnx_passes import Passes, open_session
 from specctl.models.onnx.onnx_runner import CAPACITY, OnnxRunner
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.threads import fastest, small_round, timed
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Opening:
         context: the most tokens of a sequence.
         quantize: how its weights are rounded, or None.
         no_trees: as of `OnnxRunner`.
+        draft_vocabulary: the ids of the columns of its logits; None where a column is an id.
     """
 
     device: "torch.device"
@@ -39,6 +41,7 @@ class Opening:
     context: int
     quantize: str | None
     no_trees: str | None
+    draft_vocabulary: DraftVocabulary | None = None
 
     @property
     def narrowest(self) -> int:
@@ -71,6 +74,7 @@ class Opening:
             preparing_seconds=seconds,
             no_trees=self.no_trees,
             threads=threads,
+            draft_vocabulary=self.draft_vocabulary,
         )
 
     def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxRunner:

@@ -140,13 +140,15 @@ def _built(
     if why := obstacle(model):
         raise Unable(why)
     from specctl.models.onnx.kept_runner import Opening
+    from specctl.models.passes.trimmed_output import vocabulary_of
 
     context = context_length(model) or LONGEST
     began = perf_counter()
     made = False
     no_trees = tree_graph_obstacle(model, quantize) if settings.trees else CHAINS
     trees = no_trees is None
-    opening = Opening(next(model.parameters()).device, vocabulary, context, quantize, no_trees)
+    ids = vocabulary_of(model)
+    opening = Opening(next(model.parameters()).device, vocabulary, context, quantize, no_trees, ids)
 
     def write(path: Path) -> None:
         nonlocal made

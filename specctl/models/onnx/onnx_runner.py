@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.models.onnx.onnx_passes import Passes, Results
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
 from specctl.models.running.runner import Forward, Runner, joined
@@ -26,6 +27,7 @@ class OnnxRunner(Runner):
         preparing_seconds: wall time that was spent on making the graph; None if it was there.
         no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
         threads: of its passes on a CPU.
+        draft_vocabulary: the ids of the columns of the graph's logits; None where a column is an id.
 
     Attributes:
         passes: of the model's graph.
@@ -47,6 +49,7 @@ class OnnxRunner(Runner):
         preparing_seconds: float | None = None,
         no_trees: str | None,
         threads: int = 1,
+        draft_vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context
@@ -55,6 +58,7 @@ class OnnxRunner(Runner):
         self.preparing_seconds = preparing_seconds
         self.no_trees = no_trees
         self.threads = threads
+        self.draft_vocabulary = draft_vocabulary
         self.facts: Path | None = None
         self.passes = passes
         self._watched: tuple[int, ...] = ()
@@ -101,12 +105,13 @@ class OnnxRunner(Runner):
         """What a pass gave, in memory that the next pass leaves alone."""
         logits = self._kept(found.logits[:keep, : self.vocabulary], found)
         if not layers:
-            return Forward(logits)
+            return Forward(logits, vocabulary=self.draft_vocabulary)
         import torch  # whoever reads states is a network
 
         states = {layer: torch.as_tensor(self._kept(rows, found)) for layer, rows in found.states.items()}
         last = states[LAST][len(states[LAST]) - keep :] if hidden else None
-        return Forward(logits, last, {layer: states[layer] for layer in self._watched} if self._watched else None)
+        seen = {layer: states[layer] for layer in self._watched} if self._watched else None
+        return Forward(logits, last, seen, self.draft_vocabulary)
 
     def _kept(self, rows: Any, found: Results) -> Any:
         return self.passes.memory.copied(rows) if found.shared else rows
@@ -127,6 +132,7 @@ class OnnxRunner(Runner):
             engine=self.engine,
             no_trees=self.no_trees,
             threads=self.threads,
+            draft_vocabulary=self.draft_vocabulary,
         )
 
     def rollback(self, length: int) -> None:

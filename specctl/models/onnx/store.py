@@ -16,6 +16,7 @@ from time import sleep
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.outputs.locks import locked, remove_abandoned
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ MANIFEST = "manifest.json"
 CHUNK = 1 << 24
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
-NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
+NOT_OWN = ("builtins", "specctl", "torch", "transformers", "typing", "abc")
 """Packages whose classes are no code of a model's own."""
 PASSING = "specctl-onnx-"
 
@@ -53,9 +54,12 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
     """
     import torch
 
-    kind = next(model.parameters()).device.type
+    from specctl.models.passes.trimmed_output import vocabulary_of
+
+    kind, ids = next(model.parameters()).device.type, vocabulary_of(model)
     if files is not None and known_by_files(model):
-        return key_of_files(files, kind, str(model.dtype).removeprefix("torch."), quantize, trees=trees)
+        dtype = str(model.dtype).removeprefix("torch.")
+        return key_of_files(files, kind, dtype, quantize, trees=trees, vocabulary=ids)
     found = hashlib.sha256()
     told = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
@@ -70,7 +74,15 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
     return found.hexdigest()[:32]
 
 
-def key_of_files(files: str, kind: str, dtype: str, quantize: str | None, *, trees: bool = False) -> str:
+def key_of_files(
+    files: str,
+    kind: str,
+    dtype: str,
+    quantize: str | None,
+    *,
+    trees: bool = False,
+    vocabulary: DraftVocabulary | None = None,
+) -> str:
     """`key_of` a model that is known by its files, and has not been loaded.
 
     Args:
@@ -78,8 +90,10 @@ def key_of_files(files: str, kind: str, dtype: str, quantize: str | None, *, tre
         kind: of the device, such as ``cpu``.
         dtype: that the weights are loaded in, such as ``float32``.
         quantize, trees: as in `key_of`.
+        vocabulary: the ids of its logits' columns; None where a column is an id.
     """
-    told = json.dumps([files, *_made(kind, dtype, quantize, trees)], sort_keys=True)
+    ids = [] if vocabulary is None else [vocabulary.digest]
+    told = json.dumps([files, *_made(kind, dtype, quantize, trees), *ids], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 

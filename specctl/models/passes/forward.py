@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 import numpy.typing as npt
 
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.watching import States, joined_states
 
 if TYPE_CHECKING:
@@ -19,39 +20,53 @@ class Forward:
     """The outputs of one forward pass.
 
     Args:
-        rows: ``(keep, V)`` logits of the last ``keep`` tokens, V the pair's shared vocabulary: float32 of numpy where a
-            pass on the host gives those, for which nobody needs torch; else a tensor of the model's dtype.
+        columns: ``(keep, N)`` logits of the last ``keep`` tokens: float32 of numpy where a pass on the host gives
+            those, for which nobody needs torch; else a tensor of the model's dtype.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
         states: of all tokens of the pass, for the layers that are watched; None if none is.
+        vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
     """
 
-    __slots__ = ("hidden", "rows", "states")
+    __slots__ = ("columns", "hidden", "states", "vocabulary")
 
-    def __init__(self, rows: Numbers, hidden: "torch.Tensor | None" = None, states: States | None = None) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        columns: Numbers,
+        hidden: "torch.Tensor | None" = None,
+        states: States | None = None,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
+        self.columns = columns
         self.hidden = hidden
         self.states = states
+        self.vocabulary = vocabulary
+
+    @property
+    def rows(self) -> Numbers:
+        """The logits ``(keep, V)``, -inf for ids that have no column."""
+        return self.columns if self.vocabulary is None else self.vocabulary.widened(self.columns, -np.inf)
 
     @property
     def logits(self) -> "torch.Tensor":
         """The rows as a tensor, whoever made them."""
-        if isinstance(self.rows, np.ndarray):
+        rows = self.rows
+        if isinstance(rows, np.ndarray):
             import torch
 
-            return torch.from_numpy(self.rows)
-        return self.rows
+            return torch.from_numpy(rows)
+        return rows
 
 
 def joined(parts: Sequence[Forward]) -> Forward:
     """The rows of several passes as one."""
     states = joined_states([part.states for part in parts])
-    rows = joined_numbers([part.rows for part in parts])
+    columns, vocabulary = joined_numbers([part.columns for part in parts]), parts[0].vocabulary
     hidden = [part.hidden for part in parts if part.hidden is not None]
     if not hidden:
-        return Forward(rows, None, states)
+        return Forward(columns, None, states, vocabulary)
     import torch
 
-    return Forward(rows, torch.cat(hidden), states)
+    return Forward(columns, torch.cat(hidden), states, vocabulary)
 
 
 def joined_numbers(parts: Sequence[Numbers]) -> Numbers:

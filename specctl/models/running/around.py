@@ -25,6 +25,7 @@ class Around(Runner):
         self.no_trees = runner.no_trees
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
         self.threads, self.tried = runner.threads, runner.tried
+        self.draft_vocabulary = runner.draft_vocabulary
 
     @property
     def length(self) -> int:

@@ -13,6 +13,7 @@ from specctl.models.passes.recurrent_state import RecurrentState, has_recurrent_
 from specctl.models.passes.stepping import step_through_blocks
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.tree_sight import TreeSight
+from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
@@ -41,6 +42,7 @@ class EagerRunner(Runner):
         step_through_blocks(model)
         self._model = model
         self._vocabulary = vocabulary
+        self.draft_vocabulary = vocabulary_of(model)
         self._cache_argument = cache_argument(type(model))
         self._recurrent = has_recurrent_state(model)
         self._begin()
@@ -100,7 +102,8 @@ class EagerRunner(Runner):
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
         logits = output.logits[0, kept, : self._vocabulary]
-        return Forward(logits, self._last_states(kept) if hidden else None, self._watch.take())
+        last = self._last_states(kept) if hidden else None
+        return Forward(logits, last, self._watch.take(), self.draft_vocabulary)
 
     def _last_states(self, kept: slice) -> torch.Tensor:
         """The states ``(keep, D)`` after the final norm in the last pass, which a spread model has on its last device.
@@ -128,7 +131,8 @@ class EagerRunner(Runner):
         )
         self.length += len(tokens)
         last = self._last_states(slice(None)) if hidden else None
-        return Forward(output.logits[0, :, : self._vocabulary], last, self._watch.take())
+        logits = output.logits[0, :, : self._vocabulary]
+        return Forward(logits, last, self._watch.take(), self.draft_vocabulary)
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False

@@ -21,6 +21,7 @@ class RuledRunner(Around):
 
     def __init__(self, runner: Runner, rules: "TokenRules") -> None:
         super().__init__(runner)
+        self.draft_vocabulary = None  # rules are about ids: they read and write all of them
         self.rules = rules
         self._text: list[int] = []
         self._tree: Sequence[int] = ()

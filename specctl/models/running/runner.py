@@ -11,12 +11,10 @@ from specctl.models.passes.forward import joined as joined
 if TYPE_CHECKING:
     import torch
 
+    from specctl.models.passes.draft_vocabulary import DraftVocabulary
     from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Runner(ABC):
@@ -36,6 +34,8 @@ class Runner(ABC):
         state_size: of a draft head D, the width of these states.
         longest: the most tokens that it can draft in a round; None for any number.
         index: of a lookup, where it finds what to copy; None for what drafts by its logits.
+        draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
+            says; None where a column is an id.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
         tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
@@ -51,6 +51,7 @@ class Runner(ABC):
     state_size: int = 0
     longest: int | None = None
     index: "SuffixIndex | None" = None
+    draft_vocabulary: "DraftVocabulary | None" = None
     threads: int | None = None
     tried: Mapping[int, float] = MappingProxyType({})
 

@@ -10,6 +10,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, PassKind
 from specctl.models.passes.masks import additive, mask_obstacle
+from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LayerWatch, joined_states
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
@@ -55,6 +56,7 @@ class StaticRunner(FixedBufferRunner):
             compiler=compiler,
         )
         self._model = model
+        self.draft_vocabulary = vocabulary_of(model)
         self._watch = LayerWatch(model)
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
@@ -69,7 +71,7 @@ class StaticRunner(FixedBufferRunner):
             logits, last, states = self._read(tokens, keep, hidden)
         kept = slice(-keep, None) if keep else slice(0)
         seen = states[0] if len(states) == 1 else joined_states(states)
-        return Forward(logits[kept], None if last is None else last[kept], seen)
+        return Forward(logits[kept], None if last is None else last[kept], seen, self.draft_vocabulary)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
@@ -80,7 +82,7 @@ class StaticRunner(FixedBufferRunner):
         self._reserve(self.length + len(tokens))
         self._tree = self.length - before
         with torch.inference_mode():
-            return Forward(*self._read_tree(tokens, parents, before, hidden))
+            return Forward(*self._read_tree(tokens, parents, before, hidden), self.draft_vocabulary)
 
     def keep_path(self, path: Sequence[int]) -> None:
         for layer in self._layers:

@@ -62,6 +62,6 @@ def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Bl
     rows = []
     for index in range(head.longest):
         row, memory = head.row(logits[:, index], hidden[:, index], before[:, index], memory)
-        rows.append(row)
+        rows.append(head.widened(row))
     confidence = head.confidence_logit(hidden, before) if config.confidence else None
     return Blocks(torch.stack(rows, 1), confidence, wanted - lesson.first, wanted < len(ids))

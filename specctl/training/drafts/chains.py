@@ -69,7 +69,7 @@ def drafted_steps(
     mask = head.causal(places, places)  # (T, T)
     cache = DynamicCache()
     found = head(ids[None, begin:-1], rows[None], places, mask[None, None], cache, len(starts))
-    yield Step(0, starts + 1 - lesson.first, found.logits, found.rows)
+    yield Step(0, starts + 1 - lesson.first, head.widened(found.logits), found.rows)
     own = found.rows
     if longer is not None:
         chosen = longer[starts + 1 - lesson.first]
@@ -85,4 +85,4 @@ def drafted_steps(
         fed = starts + index
         found = head(ids[None, fed], own[None, :rounds], fed, mask[None, None], cache)
         own = found.rows
-        yield Step(index, fed + 1 - lesson.first, found.logits, own)
+        yield Step(index, fed + 1 - lesson.first, head.widened(found.logits), own)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from specctl.models.passes.last_states import last_hidden_states
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.training.predictors.examples import Example
+from specctl.training.predictors.last_states import last_hidden_states
 
 
 @dataclass(frozen=True, slots=True)

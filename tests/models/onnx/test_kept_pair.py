@@ -81,6 +81,30 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
         assert written(pair, profile, **sampling) == written(loaded, profile, **sampling)
 
 
+def test_a_draft_of_few_tokens_is_opened_by_its_ids(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert profile.draft is not None
+
+    def few(count: int | str) -> Profile:
+        return profile.model_copy(update={"draft": profile.draft.model_copy(update={"tokens": count})})
+
+    assert opened(few(40)) is None, "its graph is not the one of all tokens"
+    loaded = load_pair(few(40), torch_weights=False)
+    assert opened(few(41)) is None
+    assert opened(few("auto")) is None, "which asks for the sizes of the model"
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    pair = opened(few(40))
+    assert pair is not None
+    assert opened(few(pair.vocabulary)) is not None, "all of them"
+    mine, theirs = pair.drafts[0].draft_vocabulary, loaded.drafts[0].draft_vocabulary
+    assert mine is not None
+    assert theirs is not None
+    assert mine.ids.tolist() == theirs.ids.tolist()
+    assert len(mine) == 40
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}):
+        assert written(pair, few(40), **sampling) == written(loaded, few(40), **sampling)
+    assert written(pair, profile) == written(loaded, profile)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,0 +1,145 @@
+"""Which tokens a draft of few can write, and its output layer cut to these."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specctl.errors import ModelError
+from specctl.models.files.token_counts import TokenCounts
+from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.profile.schema import DraftTable, ModelTable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from specctl.models.loading.head_loading import LoadedHead
+    from specctl.models.loading.model import LoadedModel
+
+PARTS = (1, 2, 4, 8, 16)
+"""``auto`` chooses among V divided by these."""
+DRAFTING = 0.4
+"""The share of a round's time in which the draft works, as ``auto`` supposes."""
+WORTH = 1.5
+"""By which part a round gets shorter for each part of the draft's acceptance that is lost, as ``auto`` supposes: of
+five tokens that are each accepted with probability 0.7."""
+
+
+def draft_vocabulary(
+    table: ModelTable,
+    tokenizer: Tokenizer,
+    whole: int,
+    eos: Iterable[int],
+    rows: int | None = None,
+    share: float = 0.0,
+) -> DraftVocabulary | None:
+    """The ids that a draft's table lets it write; None for all of them.
+
+    Args:
+        table: the draft's.
+        tokenizer: the pair's.
+        whole: V, the pair's shared vocabulary.
+        eos: ids that end a text, which it can write in any case.
+        rows: of its output layer; None for V at least.
+        share: of the weights that a draft step reads, those of the output layer; only ``auto`` asks for it.
+
+    Raises:
+        ModelError: it is to write more ids than there are, or there are no counts where the table says.
+    """
+    if not isinstance(table, DraftTable) or table.tokens is None:
+        return None
+    shared = whole if rows is None else min(rows, whole)
+    if table.tokens != "auto" and table.tokens > shared:
+        raise ModelError(
+            f"The draft {table.model!r} cannot write {table.tokens:,} tokens: it shares {shared:,} with its target.",
+            f"Set draft.tokens to less than {shared:,}, or leave it out.",
+        )
+    named = table.token_counts
+    counts = TokenCounts.shipped(tokenizer) if named is None else TokenCounts.read(Path(named))
+    if named is not None and counts.counts and max(counts.counts) >= whole:
+        raise ModelError(
+            f"{named} counts ids up to {max(counts.counts):,}, and the pair shares {whole:,}.",
+            "It was made for a pair with another tokenizer: name the right one, or leave token_counts out.",
+        )
+    count = fitting(counts, shared, share) if table.tokens == "auto" else table.tokens
+    return None if count == shared else DraftVocabulary(counts.likeliest(count, shared, eos), whole)
+
+
+def fitting(counts: TokenCounts, whole: int, share: float) -> int:
+    """How many ids ``auto`` lets a draft write: what a round gains by a smaller product less what lost drafts cost it.
+
+    Args:
+        counts: of the pair's texts.
+        whole: V.
+        share: as of `draft_vocabulary`.
+    """
+
+    def gain(count: int) -> float:
+        lost = 1 - counts.expected(counts.likeliest(count, whole), whole)
+        return DRAFTING * share * (1 - count / whole) - WORTH * lost
+
+    return max((whole // part for part in PARTS if whole >= part), key=gain)
+
+
+def write_fewer(
+    network: "LoadedModel | LoadedHead", table: ModelTable, tokenizer: Tokenizer, whole: int, eos: Iterable[int]
+) -> None:
+    """Cut a draft's output layer to the ids that its table lets it write.
+
+    Args:
+        network: a draft that this process has loaded.
+        table, tokenizer, whole, eos: as of `draft_vocabulary`.
+
+    Raises:
+        ModelError: as there, or its output layer cannot be cut.
+    """
+    if not isinstance(table, DraftTable) or table.tokens is None:
+        return
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.loading.model import LoadedModel
+    from specctl.models.passes.trimmed_output import trim_output
+
+    output = _output_of(network)
+    if isinstance(output, str):
+        if table.tokens == "auto":
+            return
+        raise ModelError(f"The draft {network.name!r} cannot write fewer tokens: {output}.", "Leave draft.tokens out.")
+    module = network.model if isinstance(network, LoadedModel) else network.head
+    ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), _share(output, module))
+    if ids is None:
+        return
+    if isinstance(network, LoadedModel):
+        trim_output(network.model, ids)
+    elif isinstance(network.head, ChainHead):
+        network.head.draft_only(ids)
+
+
+def _output_of(network: "LoadedModel | LoadedHead") -> "nn.Linear | str":
+    """The output layer of a draft that writes all ids, or why it cannot be cut, as the end of a sentence."""
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.loading.model import LoadedModel
+    from specctl.models.passes.trimmed_output import trims
+
+    if isinstance(network, LoadedModel):
+        output = network.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    elif network.head.tokens is not None:
+        return f"it was trained to write {network.head.draft_vocabulary:,} of them"
+    elif not isinstance(network.head, ChainHead):
+        return "its kind drafts blocks"
+    else:
+        output = network.head.output_layer
+    return output if trims(output) else "its output layer is quantised or of a kind of its own"
+
+
+def _share(output: "nn.Linear", module: "nn.Module") -> float:
+    """Of the weights that a draft step reads, those of the output layer: all but the embeddings are read."""
+    from torch import nn
+
+    weights = {id(weight): weight.numel() for weight in module.parameters()}
+    read = sum(weights.values())
+    for part in module.modules():
+        if isinstance(part, nn.Embedding) and part.weight is not output.weight:
+            read -= part.weight.numel()
+    if id(output.weight) not in weights:  # its verifier's
+        read += output.weight.numel()
+    return output.weight.numel() / read
