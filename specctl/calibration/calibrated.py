@@ -19,7 +19,11 @@ MOST_RUNNER_UPS = 5
 
 
 def calibrated_profile(
-    resolved: ResolvedProfile, decision: Decision, facts: Mapping[str, Any], output: Path
+    resolved: ResolvedProfile,
+    decision: Decision,
+    facts: Mapping[str, Any],
+    output: Path,
+    counts: Path | None = None,
 ) -> dict[str, Any]:
     """The contents of a profile file that extends the resolved profile, if that is a file.
 
@@ -30,6 +34,7 @@ def calibrated_profile(
         decision: the outcome.
         facts: when, how and where, for the provenance.
         output: path of the file to write.
+        counts: of the file that tells how often tokens occur, for a draft that writes few.
     """
     found = decision.found
     winner = found.winner
@@ -47,6 +52,8 @@ def calibrated_profile(
     draft = resolved.profile.draft
     assert draft is not None
     _lay(table.setdefault("draft", {}), draft_table(winner.score.setting, len(draft.levels)))
+    if counts is not None and draft.levels[-1].tokens is not None:
+        _put(table, [*["draft"] * len(draft.levels), "token_counts"], str(counts.resolve()))
     speed = winner.speedup
     expected: dict[str, Any] = {
         "tokens_per_second": round(winner.score.tokens_per_second, 1),

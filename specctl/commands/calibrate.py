@@ -12,12 +12,12 @@ from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
-from specctl.commands.tasks.calibration_run import calibrate_one, show_calibration
+from specctl.commands.tasks.calibration_run import COUNTS, calibrate_one, show_calibration
 from specctl.commands.tasks.command_files import open_report, spare_profile
 from specctl.commands.tasks.export_request import export_order
 from specctl.commands.tasks.pair_loading import load
 from specctl.commands.tasks.replication import FewReplicaOptions
-from specctl.commands.tasks.several_calibrations import calibrate_several
+from specctl.commands.tasks.several_calibrations import calibrate_several, with_tokens
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import Outputs
 
@@ -47,6 +47,14 @@ def calibrate(
             metavar="PROFILE",
             help="Calibrate the drafts of this profile too, on the same target and prompts, and say which to use; "
             "repeatable.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="How many tokens the draft can write: calibrate with each of these numbers, or all, and say which to "
+            "use.",
         ),
     ] = None,
     head: Annotated[
@@ -113,10 +121,13 @@ def calibrate(
     """
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    if against and (trace or from_ or head or export):
+    if (against or tokens) and (trace or from_ or head or export):
+        flag = "--against" if against else "--tokens"
         raise UsageError(
-            "--against goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
+            f"{flag} goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
         )
+    if against and tokens:
+        raise UsageError("--against and --tokens exclude each other", "leave one of them out")
     replication = replicas.replication
     from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
@@ -141,6 +152,8 @@ def calibrate(
         for name in heads:
             outputs.spare("head", name)
         calibrated = outputs.file("output", output)
+        few = tokens is not None or drafting.levels[-1].tokens is not None
+        counted = outputs.file("token counts", output.with_suffix(COUNTS)) if output is not None and few else None
         traced = outputs.file("trace", trace, resumed=not run.force)
         open_report(outputs, show.report)
         earlier: TraceSet | None = None
@@ -153,17 +166,21 @@ def calibrate(
         asked = compared_settings(drafting, policy, grid, heads, recorded, computed)
         if (order := export_order(export or [], costs, own)) is not None and from_ is None:
             asked = replace(asked, at_least=LONGEST)
-        if against:
-            rivals = [run.resolve(PairOptions(name), flags) for name in against]
+        if against or tokens:
+            if tokens:
+                rivals = with_tokens(tokens, resolved, lambda more: run.resolve(models, {**flags, **more}))
+            else:
+                rivals = [resolved, *(run.resolve(PairOptions(name), flags) for name in against or ())]
             for rival in rivals:
                 spare_profile(outputs, rival)
             calibrate_several(
-                [resolved, *rivals],
+                rivals,
                 policy,
                 grid,
                 sample(prompts.chosen(own.sampling.seed), 2 * samples, own.sampling.seed),
                 calibrated,
                 show,
+                counted=counted,
                 verify=verify,
                 foreign_head=run.foreign_head,
                 replication=replication,
@@ -204,7 +221,7 @@ def calibrate(
             from specctl.export.exports import export_to
 
             exports = export_to(order, own, asked, decision, pair, progress)
-        show_calibration(resolved, decision, exports, calibrated, show)
+        show_calibration(resolved, decision, exports, calibrated, show, counted)
     if decision.traces.failures:
         raise typer.Exit(1)
 

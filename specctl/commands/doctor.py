@@ -192,6 +192,14 @@ def _head_line(facts: "ModelFacts") -> str:
     return "; ".join([*parts, f"trained on {facts.trained_on or 'a model its files do not name'}"])
 
 
+def _tokens_line(facts: "ModelFacts") -> str:
+    """How many tokens a draft can write, in one line."""
+    if facts.covered is None or facts.covers is None or facts.draft_tokens is None:
+        return "all tokens"
+    told = f"{facts.covered:.1%} of those counted, {facts.covers:.0%} expected of other texts"
+    return f"{facts.draft_tokens:,} tokens: {told}"
+
+
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.doctor.model_facts import NOT_FOUND
     from specctl.printable import gib
@@ -208,6 +216,7 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "parameters": f"{facts.parameters:,}" if facts.parameters else "-",
         "context": f"{facts.context:,} tokens" if facts.context else "-",
         "output rows": f"{facts.vocabulary:,}" if facts.vocabulary else "-",
+        **({"writes": _tokens_line(facts)} if any(other.covered is not None for other in report.models) else {}),
         "weights": ", ".join(f"{dtype} {gib(size)}" for dtype, size in facts.weights_by_dtype.items()) or "-",
         "cache per 1k tokens": gib(facts.cache_per_1k_tokens) if facts.cache_per_1k_tokens else "-",
         "end of sequence ids": ", ".join(map(str, facts.eos_ids)) or "none",

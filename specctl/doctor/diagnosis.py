@@ -107,6 +107,9 @@ def diagnose(profile: Profile) -> Diagnosis:
                 if (problem := Problem(key, error.message, error.hint)) not in report.problems:
                     report.problems.append(problem)
     _compare(report, tokenizers)
+    for key, table in tables:
+        if isinstance(table, DraftTable) and table.tokens is not None and "target" in tokenizers:
+            _examine_tokens(key, table, tokenizers["target"], report)
     for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
             _examine_predictor(key, table, verifier, table.head, report)
@@ -138,6 +141,9 @@ def _examine(
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
     facts.parameters = need.parameters
+    output = text.vocab_size * text.hidden_size
+    tied = getattr(text, "tie_word_embeddings", False)
+    facts.output_share = output / max(need.parameters - (0 if tied else output), output)
     facts.weights_by_dtype = _sizes(table, need, free)
     if need.unread:
         report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
@@ -172,6 +178,19 @@ def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> di
         dtype = dtype_on(table, need, kind_of_device(table, devices))
         return {need.quantization.name: need.weight_bytes(dtype)}
     return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
+
+
+def _examine_tokens(key: str, table: DraftTable, tokenizer: "PreTrainedTokenizerBase", report: Diagnosis) -> None:
+    """Add to a draft's facts which tokens it can write."""
+    from specctl.doctor.draft_tokens_diagnosis import examine_draft_tokens
+
+    target, draft = report.models[0], next(facts for facts in report.models if facts.key == key)
+    rows = max(tokenizer.get_vocab().values()) + 1
+    whole = report.shared_vocabulary or min(rows, target.vocabulary or rows)
+    try:
+        examine_draft_tokens(table, draft, tokenizer, whole, target.eos_ids)
+    except ModelError as error:
+        report.problems.append(Problem(f"{key}.tokens", error.message, error.hint))
 
 
 def _examine_predictor(

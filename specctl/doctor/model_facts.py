@@ -10,7 +10,10 @@ class ModelFacts:
     """One model or draft head of the profile; unknown facts are None or empty.
 
     Of a draft head, ``draft_head`` is its kind, ``reads_layers`` the layers of its verifier whose states it reads,
-    ``draft_tokens`` how many of the vocabulary's tokens it can draft, and ``trained_on`` the model that its files name.
+    and ``trained_on`` the model that its files name. ``draft_tokens`` is how many of the vocabulary's tokens a draft
+    can write where those are not all, ``covered`` which share they are of the tokens that were counted, and
+    ``covers`` which share is expected of other texts. ``output_share`` is the output layer's of the weights that a
+    pass reads.
     ``without_files`` is what copies from the text or is registered by another distribution.
     """
 
@@ -34,5 +37,8 @@ class ModelFacts:
     draft_head: str | None = None
     reads_layers: list[int] = field(default_factory=list)
     draft_tokens: int | None = None
+    covered: float | None = None
+    covers: float | None = None
+    output_share: float = 0.0
     trained_on: str | None = None
     without_files: bool = False

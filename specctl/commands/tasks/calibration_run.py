@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from specctl.replay.trace_files import TraceSet
     from specctl.terminal.work_progress import TerminalProgress
 
+COUNTS = ".counts.json"
+"""The end of the name of the file that tells how often tokens occur, in place of the calibrated profile's."""
+
 
 def calibrate_one(
     own: "Profile",
@@ -83,12 +86,32 @@ def command_facts(traces: "TraceSet") -> dict[str, Any]:
 
 
 def write_calibrated(
-    resolved: "ResolvedProfile", decision: "Decision", facts: dict[str, Any], output: OutputFile, *, quiet: bool
+    resolved: "ResolvedProfile",
+    decision: "Decision",
+    facts: dict[str, Any],
+    output: OutputFile,
+    counted: OutputFile | None,
+    *,
+    quiet: bool,
 ) -> None:
-    """Write the calibrated profile, and unless quiet say how to use it."""
-    from specctl.calibration.calibrated import calibrated_profile, profile_text
+    """Write the calibrated profile, and unless quiet say how to use it.
 
-    output.replace(profile_text(calibrated_profile(resolved, decision, facts, output.path), decision.found))
+    Args:
+        resolved: the profile that was calibrated.
+        decision: of `calibrate_one`.
+        facts: when, how and where.
+        output: where the profile goes.
+        counted: where it goes how often tokens occur in what the target wrote; None for a draft that writes all.
+        quiet: whether nothing is said.
+    """
+    from specctl.calibration.calibrated import calibrated_profile, profile_text
+    from specctl.models.files.token_counts import TokenCounts
+
+    counts = None
+    if counted is not None:
+        counted.replace(TokenCounts.of(trace.tokens for trace in decision.traces.traces).text())
+        counts = counted.path
+    output.replace(profile_text(calibrated_profile(resolved, decision, facts, output.path, counts), decision.found))
     if not quiet:
         tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
 
@@ -99,6 +122,7 @@ def show_calibration(
     exports: "Exports | None",
     output: OutputFile | None,
     show: ShowOptions,
+    counted: OutputFile | None = None,
 ) -> None:
     """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report.
 
@@ -108,6 +132,7 @@ def show_calibration(
         exports: best settings of other engines.
         output: where the calibrated profile goes.
         show: the report, and whether one JSON object is printed.
+        counted: as of `write_calibrated`.
     """
     import tomli_w
     from rich.console import Console
@@ -141,7 +166,7 @@ def show_calibration(
     for warning in found.warnings:
         warn(warning)
     if output is not None:
-        write_calibrated(resolved, decision, facts, output, quiet=show.quiet)
+        write_calibrated(resolved, decision, facts, output, counted, quiet=show.quiet)
     if show.report is not None:
         from specctl.calibration.calibration_figures import draw_calibration
         from specctl.reporting.document import write_document

@@ -1,7 +1,8 @@
 """`specctl calibrate --against`: the drafts of several profiles on one target, side by side."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,35 @@ if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
 
 
+def with_tokens(
+    counts: str, resolved: "ResolvedProfile", resolve: "Callable[[dict[str, int]], ResolvedProfile]"
+) -> "list[ResolvedProfile]":
+    """A profile with its lowest draft writing each of several numbers of tokens.
+
+    Args:
+        counts: numbers, or ``all``, with commas between them.
+        resolved: the profile, with a draft.
+        resolve: gives it with other values, by dotted key.
+
+    Raises:
+        UsageError: something else is named.
+    """
+    assert resolved.profile.draft is not None
+    key = f"{'draft.' * len(resolved.profile.draft.levels)}tokens"
+    found = []
+    for name in (part.strip() for part in counts.split(",")):
+        if name != "all" and not name.isdecimal():
+            raise UsageError(
+                f"--tokens {counts}: {name!r} is neither a number nor all", "such as --tokens all,2048,1024"
+            )
+        # Of no more than there are, which is told once the models are known.
+        one = resolve({} if name == "all" else {key: int(name)})
+        if name == "all" and one.profile.draft is not None and one.profile.draft.levels[-1].tokens is not None:
+            raise UsageError(f"--tokens all: the profile {one.name} sets {key}", "take it out of the profile")
+        found.append(replace(one, name=f"{resolved.name}, {name} tokens"))
+    return found
+
+
 def calibrate_several(
     resolved: "Sequence[ResolvedProfile]",
     policy: str | None,
@@ -30,6 +60,7 @@ def calibrate_several(
     output: OutputFile | None,
     show: ShowOptions,
     *,
+    counted: OutputFile | None = None,
     verify: bool,
     foreign_head: bool,
     replication: Replication | None = None,
@@ -43,6 +74,7 @@ def calibrate_several(
         prompts: that all are calibrated on.
         output: where to write the calibrated profile of the fastest.
         show: the report, and whether one JSON object is printed.
+        counted: as of `write_calibrated`.
         verify: whether to run the chosen settings live.
         foreign_head, replication: as in `calibrate_one`.
 
@@ -93,7 +125,7 @@ def calibrate_several(
             progress=progress,
         )
         standings = run_live(together, candidates, entrants, progress) or standings
-    _show(resolved, entrants, standings, output, show)
+    _show(resolved, entrants, standings, output, show, counted)
 
 
 def _show(
@@ -102,6 +134,7 @@ def _show(
     standings: "Sequence[Standing]",
     output: OutputFile | None,
     show: ShowOptions,
+    counted: OutputFile | None,
 ) -> None:
     from rich.console import Console
 
@@ -141,7 +174,7 @@ def _show(
     if output is not None:
         best = standings[0].entrant
         source = next(one for one in resolved if one.name == best.name)
-        write_calibrated(source, best.decision, facts, output, quiet=show.quiet)
+        write_calibrated(source, best.decision, facts, output, counted, quiet=show.quiet)
     if show.report is not None:
         from specctl.reporting.document import write_document
 

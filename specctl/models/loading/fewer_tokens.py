@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.head_loading import LoadedHead
     from specctl.models.loading.model import LoadedModel
 
+TRAINED = "it was trained to write {:,} of them"
 PARTS = (1, 2, 4, 8, 16)
 """``auto`` chooses among V divided by these."""
 DRAFTING = 0.4
@@ -54,15 +55,26 @@ def draft_vocabulary(
             f"The draft {table.model!r} cannot write {table.tokens:,} tokens: it shares {shared:,} with its target.",
             f"Set draft.tokens to less than {shared:,}, or leave it out.",
         )
-    named = table.token_counts
-    counts = TokenCounts.shipped(tokenizer) if named is None else TokenCounts.read(Path(named))
-    if named is not None and counts.counts and max(counts.counts) >= whole:
-        raise ModelError(
-            f"{named} counts ids up to {max(counts.counts):,}, and the pair shares {whole:,}.",
-            "It was made for a pair with another tokenizer: name the right one, or leave token_counts out.",
-        )
+    counts = counts_for(table, tokenizer, whole)
     count = fitting(counts, shared, share) if table.tokens == "auto" else table.tokens
     return None if count == shared else DraftVocabulary(counts.likeliest(count, shared, eos), whole)
+
+
+def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCounts:
+    """How often tokens occur, as a draft's table has it.
+
+    Raises:
+        ModelError: there are no counts where it says, or they are of other tokens.
+    """
+    if (named := table.token_counts) is None:
+        return TokenCounts.shipped(tokenizer)
+    counts = TokenCounts.read(Path(named))
+    if (most := max(counts.counts, default=0)) >= whole:
+        raise ModelError(
+            f"{named} counts ids up to {most:,}, and the pair shares {whole:,}.",
+            "It was made for a pair with another tokenizer: name the right one, or leave token_counts out.",
+        )
+    return counts
 
 
 def fitting(counts: TokenCounts, whole: int, share: float) -> int:
@@ -103,7 +115,7 @@ def write_fewer(
     if isinstance(output, str):
         if table.tokens == "auto":
             return
-        raise ModelError(f"The draft {network.name!r} cannot write fewer tokens: {output}.", "Leave draft.tokens out.")
+        raise _cannot(network.name, output)
     module = network.model if isinstance(network, LoadedModel) else network.head
     ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), _share(output, module))
     if ids is None:
@@ -112,6 +124,15 @@ def write_fewer(
         trim_output(network.model, ids)
     elif isinstance(network.head, ChainHead):
         network.head.draft_only(ids)
+
+
+def trained_on_few(name: str, count: int) -> ModelError:
+    """What is told where a draft head that was trained to write few tokens is to write others."""
+    return _cannot(name, TRAINED.format(count))
+
+
+def _cannot(name: str, why: str) -> ModelError:
+    return ModelError(f"The draft {name!r} cannot write fewer tokens: {why}.", "Leave draft.tokens out.")
 
 
 def _output_of(network: "LoadedModel | LoadedHead") -> "nn.Linear | str":
@@ -123,7 +144,7 @@ def _output_of(network: "LoadedModel | LoadedHead") -> "nn.Linear | str":
     if isinstance(network, LoadedModel):
         output = network.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     elif network.head.tokens is not None:
-        return f"it was trained to write {network.head.draft_vocabulary:,} of them"
+        return TRAINED.format(network.head.draft_vocabulary)
     elif not isinstance(network.head, ChainHead):
         return "its kind drafts blocks"
     else:
