@@ -261,6 +261,15 @@ def test_weights_that_were_rounded_otherwise_are_not_kept(
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+@needs_onnx
+def test_a_graph_is_compared_with_weights_that_are_rounded_as_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("specctl.models.onnx.check.INPUTS", 0.01)  # rounding weights changes 0.026
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    assert onnx_runner(one_layer(), 60, "int4", notice=pytest.fail) is not None
+
+
 @pytest.mark.slow
 @needs_onnx
 def test_a_model_that_rounding_changes_much_is_run_all_the_same() -> None:
