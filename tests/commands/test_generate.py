@@ -174,8 +174,7 @@ def test_seeds(specctl):
     def say(seed):
         return specctl(PROMPT, "-n", "24", "-t", "1", "--seed", seed).stdout
 
-    assert say(1) == say(1)
-    assert len({say(seed) for seed in range(4)}) > 1
+    assert say(1) == say(1) != say(2)
 
 
 @pytest.mark.slow
@@ -498,19 +497,29 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
     assert contents(out) == whole[0]
 
 
+GREEDY = ("-n", "6", "--engine", "eager")
+
+
+@pytest.fixture(scope="module")
+def five(specctl, tmp_path_factory):
+    """The files of a run of five greedy records."""
+    folder = tmp_path_factory.mktemp("five")
+    write_records(folder / "in.jsonl", *RECORDS[:5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-q").code == 0
+    return folder
+
+
 @pytest.fixture
-def left(specctl, tmp_path, monkeypatch):
-    """What a run of five greedy records left when it was interrupted after three."""
+def left(five, tmp_path, monkeypatch):
+    """What that run left when it was interrupted after three."""
+    shutil.copytree(five, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    write_records(tmp_path / "in.jsonl", *RECORDS[:5])
-    assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-q").code == 0
     results = tmp_path / "out.jsonl"
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:3]))
     return lines
-
-
-GREEDY = ("-n", "6", "--engine", "eager")
 
 
 @pytest.mark.parametrize(
@@ -682,7 +691,7 @@ def interrupted_at(monkeypatch, turn):
 def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])
-    arguments = ["-i", "in.jsonl", "--engine", "eager", "-n", "8", *sampling]
+    arguments = ["-i", "in.jsonl", "--engine", "eager", "-n", "4", *sampling]
     assert specctl(*arguments, "-o", "whole.jsonl", "--trace", "whole.trace").code == 0
     assert not Path("whole.jsonl.turns.jsonl").exists()
     arguments += ["-o", "out.jsonl", "--trace", "out.trace"]
