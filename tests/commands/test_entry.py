@@ -1,6 +1,5 @@
 import os
 import re
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -75,7 +74,9 @@ def forked(folder, before, run, cases):
 
 
 IMPORTS = "from specctl.__main__ import main\nfrom specctl.commands.app import app"
-PROBED = IMPORTS + """
+PROBED = (
+    IMPORTS
+    + """
 from specctl.errors import ModelError
 
 @app.command()
@@ -83,6 +84,7 @@ def probe(): exec(case)
 
 sys.argv = ["specctl", "probe"]
 """
+)
 SIGINT = "os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"
 SIGTERM = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)"
 BODIES = {
@@ -107,7 +109,7 @@ TOLD = {
         "error: ValueError: Validation failed for heads: in config.json: 64 % 7 != 0\n"
     ),
     "raise OSError(24, 'Too many open files')": "error: too many files are open: this process may open no more\n",
-    "raise RuntimeError(\"can't start new thread\")": "error: no more threads can be started: the system limits",
+    'raise RuntimeError("can\'t start new thread")': "error: no more threads can be started: the system limits",
 }
 """How a reason begins that is told."""
 HELP = """

@@ -213,7 +213,6 @@ def toy_drafter(case: Case) -> ModelDrafter:
 
 @pytest.mark.parametrize("case", HEAD_CASES, ids=str)
 @pytest.mark.representatives(
-    "constant: draft_length=3; T=1",
     "svip: c=1.0, threshold=0.87, keep_trigger=False; T=1",
     "cost-optimal: defaults; T=1",
     "constant: draft_length=2; T=0.7 top_k=2 top_p=0.95",

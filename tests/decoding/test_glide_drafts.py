@@ -164,6 +164,7 @@ def law_of(make: Callable[[], Drafter], case: Case, layers: Sequence[int] = LAYE
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.representatives("constant: draft_length=2; T=1", "svip", "specdec++")
 def test_output_has_the_law_of_the_target(case: Case) -> None:
     assert law_of(lambda: toy_drafter(case), case).extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
@@ -180,6 +181,7 @@ def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
+@pytest.mark.representatives("svip")
 def test_output_with_leaves_has_the_law_of_the_target(case: Case) -> None:
     found = law_of(lambda: LeafDrafter(toy_drafter(case, laws=True), ConstantLeaves(1)), case)
     assert found.leaves >= {True, False}
@@ -187,6 +189,7 @@ def test_output_with_leaves_has_the_law_of_the_target(case: Case) -> None:
 
 @pytest.mark.parametrize("rule", [ConstantLeaves(3), ConfidenceLeaves()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.representatives("eager-ConstantLeaves", "static-ConfidenceLeaves")
 def test_greedy_text_with_leaves_is_the_targets_own(engine: str, rule: LeafRule) -> None:
     """SVIP on GliDe with CaPE."""
     head = head_of()

@@ -91,6 +91,7 @@ def test_output_of_a_hierarchy_has_the_law_of_the_target(case: Hierarchy) -> Non
 
 
 @pytest.mark.parametrize("reads_signals", [False, True])
+@pytest.mark.representatives("True")
 def test_a_head_at_the_middle_model_leaves_the_law_of_the_target(reads_signals: bool) -> None:
     head = toy_head(MID, 9, reads_signals=reads_signals)
 

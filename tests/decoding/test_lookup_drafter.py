@@ -244,6 +244,7 @@ BELOW: list[Callable[[], Drafter]] = [
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("drafter", [*ALONE, *BELOW])
+@pytest.mark.representatives("T=1]", "drafter0", f"drafter{len(ALONE)}-T=1 by block")
 def test_output_has_the_law_of_the_target(drafter: Callable[[], Drafter], sampling: Sampling) -> None:
     found = enumerate_decode(drafter, sampling, 4, 5)
     assert error(found, expected_law(sampling, 4)) < EXACT

@@ -84,12 +84,13 @@ class HeadToy(Toy):
 
 
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
-ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
+ALONE = [Toy(1, 3, 3), Toy(1, 2, 6)]
 STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
-ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
+ABOVE = [Toy(2, 3, 3), Toy(2, 2, 4)]
+LONGER_ABOVE = Toy(2, 2, 5)
 # Where rounds are verified as blocks, every round that may begin has tokens of its own behind those that are kept.
 IN_BLOCKS = [Toy(1, 2, 4, ends=False), HeadToy(1, 2, 4, ends=False), HeadToy(1, 3, 3), HeadToy(1, 2, 4, longest=2)]
-LONGER_BLOCKS = Toy(1, 3, 4)
+LONGER = Toy(1, 3, 4)
 
 
 @cache
@@ -184,9 +185,10 @@ def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings
 
 
 @pytest.mark.slow
-def test_so_have_longer_blocks_that_may_end() -> None:
-    for name, settings, _ in [*POLICIES_ALONE, DROPPING]:
-        assert_same_law(LONGER_BLOCKS, [(name, settings, False)], BLOCK)
+@pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
+def test_so_have_longer_texts_that_may_end(sampling: Sampling) -> None:
+    for name, settings, _ in [*POLICIES_ALONE, DROPPING][: 10 + (sampling is BLOCK)]:
+        assert_same_law(LONGER, [(name, settings, False)], sampling)
 
 
 PAIRS: Part = ("constant", {"draft_length": 2}, False)
@@ -303,6 +305,13 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
     for toy in ABOVE:
         stops |= assert_same_law(toy, parts)
     assert stops >= {StopReason.EOS, StopReason(stop)}
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+@pytest.mark.slow
+def test_so_have_longer_ones_of_a_hierarchy(name: str) -> None:
+    parts, stop = HIERARCHIES[name]
+    assert assert_same_law(LONGER_ABOVE, parts) >= {StopReason.EOS, StopReason(stop)}
 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
