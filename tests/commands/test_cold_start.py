@@ -22,7 +22,7 @@ from specctl.models.placing.accelerator import may_be_there
 DATA = Path(__file__).parents[1] / "data"
 HEAVY = ["torch", "transformers", "accelerate", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "matplotlib"]
 BEFORE = f"""{IMPORTS}
-import json
+import json, numpy, specctl.policies, specctl.profile
 heavy = lambda: [name for name in {HEAVY!r} if name in sys.modules]
 assert heavy() == []
 """
@@ -95,7 +95,7 @@ def generated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> "dict[s
     """What commands do, in a process of its own each, with the graphs of the models in a folder."""
     (folder / "in.jsonl").write_text(RECORDS)
     cases = {**TEXTS, "records": ["-i", str(folder / "in.jsonl"), "--token-ids", "--engine", "onnx"]}
-    before = f"{BEFORE}\nimport numpy\nos.environ['XDG_CACHE_HOME'] = {str(folder / 'cache')!r}"
+    before = f"{BEFORE}\nos.environ['XDG_CACHE_HOME'] = {str(folder / 'cache')!r}"
     lines = [command(folder, *flags) for flags in cases.values()]
     return dict(zip(cases, forked(tmp_path_factory.mktemp("generated"), before, RUN, lines), strict=True))
 

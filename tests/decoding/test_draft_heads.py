@@ -212,16 +212,17 @@ def toy_drafter(case: Case) -> ModelDrafter:
 
 
 @pytest.mark.parametrize("case", HEAD_CASES, ids=str)
+@pytest.mark.parametrize("lengths", [(2, 3), (3, 4)], ids="{0[0]} of {0[1]}".format)
 @pytest.mark.representatives(
-    "svip: c=1.0, threshold=0.87, keep_trigger=False; T=1",
-    "cost-optimal: defaults; T=1",
-    "constant: draft_length=2; T=0.7 top_k=2 top_p=0.95",
+    "2 of 3-svip: c=1.0, threshold=0.87, keep_trigger=False; T=1",
+    "2 of 3-cost-optimal: defaults; T=1",
+    "3 of 4-constant: draft_length=2; T=0.7 top_k=2 top_p=0.95",
 )
-def test_output_has_the_law_of_the_target(case: Case) -> None:
+def test_output_has_the_law_of_the_target(lengths: tuple[int, int], case: Case) -> None:
     sampling = SAMPLINGS[case.sampling]
-    found = enumerate_decode(lambda: toy_drafter(case), sampling, 3, 4, layers=(0,))
+    found = enumerate_decode(lambda: toy_drafter(case), sampling, *lengths, layers=(0,))
     assert sum(found.law.values()) == pytest.approx(1)
-    assert error(found, expected_law(sampling, 3)) < EXACT
+    assert error(found, expected_law(sampling, lengths[0])) < EXACT
     assert found.extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
 

@@ -84,6 +84,7 @@ def differing_drafts(runner_of: Callable[[GlideHead], HeadRunner]) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.representatives("graph")
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
     assert differing_drafts(ENGINES[engine]) == 0
 

@@ -130,7 +130,7 @@ def test_output_of_a_draft_head_has_the_law_of_the_target() -> None:
 
 
 def test_what_the_cost_rule_carries_over_leaves_the_law_of_the_next_sequence() -> None:
-    sequences = ((PROMPT, 1), (PROMPT[::-1], 2))
+    sequences = ((PROMPT, 1), (PROMPT[::-1], 1))
     found = enumerate_decode(lambda: drafter("constant", "cost"), PLAIN, limit=3, sequences=sequences)
     assert True in found.leaves
     assert error(found, expected_law(PLAIN, sequences=sequences)) < EXACT

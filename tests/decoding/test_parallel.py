@@ -92,7 +92,7 @@ def test_output_of_longer_blocks_has_the_law_of_the_target(length: int, sampling
 
 
 def test_two_sequences_of_one_drafter_are_independent() -> None:
-    sequences = ((PROMPT, 1), (PROMPT[::-1], 2))
+    sequences = ((PROMPT, 1), (PROMPT[::-1], 1))
     found = enumerate_decode(drafter, PLAIN, limit=3, sequences=sequences)
     assert error(found, expected_law(PLAIN, sequences=sequences)) < EXACT
 
