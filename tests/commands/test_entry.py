@@ -73,7 +73,7 @@ def forked(folder, before, run, cases):
     return [read(number) for number in range(len(cases))]
 
 
-IMPORTS = "from specctl.__main__ import main\nfrom specctl.commands.app import app"
+IMPORTS = "from specctl.__main__ import main\nfrom specctl.commands.app import app\nimport typer.rich_utils"
 PROBED = (
     IMPORTS
     + """
@@ -126,8 +126,10 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def helps(tmp_path_factory):
-    lines = command_lines()
+def helps(request, tmp_path_factory):
+    """Of the commands whose help is tested."""
+    tests = [item for item in request.session.items if "helps" in item.fixturenames]
+    lines = [item.callspec.params["line"] for item in tests]
     found = forked(tmp_path_factory.mktemp("helps"), IMPORTS, HELP, lines)
     return {" ".join(line): done for line, done in zip(lines, found, strict=True)}
 
