@@ -212,7 +212,7 @@ def test_one_object_writes_what_each_model_would():
 
 @pytest.mark.parametrize("rows", [70, 50])
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
-@pytest.mark.representatives("target-50", "draft-70", "both-70")
+@pytest.mark.representatives("target-50", "both-70")
 def test_models_whose_embeddings_were_resized_since_the_last_call(which, rows):
     with torch.inference_mode(False):
         model, draft = deepcopy(random_model("llama")), deepcopy(noisy_copy("llama"))
@@ -287,6 +287,7 @@ def test_a_lookup_drafts():
     ],
     ids=["draft head", "hierarchy", "acceptance head", "folder"],
 )
+@pytest.mark.representatives("hierarchy", "acceptance head", "draft head")
 def test_a_draft_by_name(embedded, draft, policy, head):
     ids = torch.tensor([[5, 300, 7, 42]])
     fast = speculative(draft, policy, head=head)

@@ -91,16 +91,22 @@ RECORDS = '{"prompt": "the"}\n{"turns": ["th", "e"]}\n{"prompt": "a", "seed": 3,
 
 
 @pytest.fixture(scope="module")
-def generated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> "dict[str, subprocess.CompletedProcess[str]]":
-    """What commands do, in a process of its own each, with the graphs of the models in a folder."""
+def generated(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> "dict[str, subprocess.CompletedProcess[str]]":
+    """What commands that are tested do, in a process of its own each, with the graphs of the models in a folder."""
+    tested = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     (folder / "in.jsonl").write_text(RECORDS)
-    cases = {**TEXTS, "records": ["-i", str(folder / "in.jsonl"), "--token-ids", "--engine", "onnx"]}
+    cases = {name: flags for name, flags in TEXTS.items() if name in tested} | {
+        "records": ["-i", str(folder / "in.jsonl"), "--token-ids", "--engine", "onnx"]
+    }
     before = f"{BEFORE}\nos.environ['XDG_CACHE_HOME'] = {str(folder / 'cache')!r}"
     lines = [command(folder, *flags) for flags in cases.values()]
     return dict(zip(cases, forked(tmp_path_factory.mktemp("generated"), before, RUN, lines), strict=True))
 
 
 @pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.representatives("greedy", "auto, in a chat")
 def test_a_text_from_graphs_that_are_there_takes_neither_torch_nor_transformers(
     folder: Path,
     generated: "dict[str, subprocess.CompletedProcess[str]]",

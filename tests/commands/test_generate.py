@@ -119,13 +119,15 @@ def test_a_prompt_in_a_pipe_writes_plain_text_only(document):
     assert (done.returncode, done.stdout, done.stderr) == (0, document["completion"] + "\n", "")
 
 
-@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"], ids=["none", "unix", "windows"])
+@pytest.mark.representatives("none", "windows")
 def test_a_prompt_from_standard_input(specctl, document, end):
     ran = specctl("-", "-n", "24", stdin=PROMPT.encode() + end)
     assert (ran.code, ran.stdout, ran.stderr) == (0, document["completion"] + "\n", "")
 
 
-@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("end", ["", "\n"], ids=["none", "unix"])
+@pytest.mark.representatives("unix")
 def test_a_prompt_from_a_file(specctl, document, tmp_path, end):
     (tmp_path / "prompt.txt").write_text(f"{PROMPT}{end}")
     ran = specctl("-f", tmp_path / "prompt.txt", "--max-tokens", "24")
@@ -159,6 +161,7 @@ def test_the_target_alone_writes_the_same_text(specctl, document):
 
 
 @pytest.mark.parametrize("length", [1, 4, 12])
+@pytest.mark.representatives("1", "12")
 def test_a_stop_string_leaves_the_text_before_it(specctl, document, length):
     """Streamed text ends at the same place: all text before the stop string, and none of it."""
     said = document["completion"]
