@@ -108,19 +108,14 @@ def toy_drafter(case: Case, kind: MarkovKind | None) -> ModelDrafter:
     return ModelDrafter(BlockRunner(head, 3, capacity=16), case.policy())
 
 
+PAIRS = [(case, None) for case in DFLASH_CASES] + [(case, kind) for case in DSPARK_CASES for kind in MARKOV]
+SHORT = [(PLAIN_CASES[0], None), (DFLASH_CASES[2], None), (DSPARK_CASES[0], "vanilla"), (DSPARK_CASES[1], "rnn")]
+
+
 @pytest.mark.parametrize(
-    ("case", "kind"),
-    [(case, None) for case in DFLASH_CASES] + [(case, kind) for case in DSPARK_CASES for kind in MARKOV],
-    ids=str,
+    ("case", "kind", "lengths"), [*((*pair, (3, 4)) for pair in PAIRS), *((*pair, (2, 3)) for pair in SHORT)], ids=str
 )
-@pytest.mark.parametrize("lengths", LENGTHS, ids="{0[0]} of {0[1]}".format)
-@pytest.mark.representatives(
-    "2 of 3-constant: draft_length=2; T=1-None",
-    "2 of 3-svip: c=1.0, threshold=0.9, keep_trigger=False; T=1-None",
-    "2 of 3-confidence: threshold=0.5; T=1-rnn",
-    "3 of 4-confidence: threshold=0.5; T=0.7 top_k=2 top_p=0.95-gated",
-    "2 of 3-constant: draft_length=2; T=1-vanilla",
-)
+@pytest.mark.representatives("(2, 3)", "confidence: threshold=0.5; T=0.7 top_k=2 top_p=0.95-gated")
 def test_output_has_the_law_of_the_target(case: Case, kind: MarkovKind | None, lengths: tuple[int, int]) -> None:
     sampling, (length, limit) = SAMPLINGS[case.sampling], lengths
     found = enumerate_decode(lambda: toy_drafter(case, kind), sampling, length, limit, layers=(0,))
