@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.code_faults import EQUIVALENT, CodeFault, faults_in, known_faults, some_of
+from tests.faults.reached import Reached
 from tests.faults.trials import PACKAGE, ROOT, Trial, copied, preload
 
 ROOMS = (
@@ -114,7 +115,7 @@ def main() -> None:
     counts: Counter[str] = Counter()
     unseen = []
     with tempfile.TemporaryDirectory() as folder, results.open("a", encoding="utf-8") as file:
-        trial = Trial(copied(Path(folder)), options.kept / "last.log", allowed)
+        trial = Trial(copied(Path(folder)), options.kept / "last.log", allowed, Reached(options.kept / "reached", ROOT))
         for number, fault in enumerate(faults, 1):
             key = fault.key((ROOT / PACKAGE / fault.module).read_text(encoding="utf-8"))
             if key not in seen:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.code_faults import CodeFault
+from tests.faults.reached import Reached, ReachPlugin
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "specctl"
@@ -24,23 +25,6 @@ OWN = ("tests", "tools", PACKAGE)
 APART = ("ray", "xdist", "execnet", "_pytest", "_hypothesis_pytestplugin")
 """Plugins of pytest's, which it imports itself, and what starts threads."""
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-
-
-@dataclass(eq=False)
-class Watch:
-    """A pytest plugin that notes the first test, or module that was collected, that failed."""
-
-    failed: str | None = None
-
-    def pytest_collectreport(self, report: Any) -> None:
-        self._note(report)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self._note(report)
-
-    def _note(self, report: Any) -> None:
-        if report.failed:
-            self.failed = self.failed or report.nodeid
 
 
 def in_fork(work: Callable[[], Any], log: Path) -> Any:
@@ -92,11 +76,13 @@ class Trial:
         copy: folder of the copy.
         log: gets what the tests of the last fault wrote.
         budgets: CPU seconds of each test module.
+        reached: what is known of tests.
     """
 
     copy: Path
     log: Path
     budgets: dict[str, float]
+    reached: Reached
     _puts: int = 0
     _anyway: dict[str, bool] = field(default_factory=dict)
 
@@ -104,43 +90,58 @@ class Trial:
         """The first test of these modules that fails with this fault in, what else tells of it, or None."""
         path = self.copy / PACKAGE / fault.module
         source = path.read_text(encoding="utf-8")
+        left = self.reached.plan(f"{fault.module} {fault.function}", modules, self.budgets)
         while True:
             self._put(path, fault.put_into(source))
             try:
-                failed = self._first_failure(modules)
+                failed = self._first_failure(left)
             finally:
                 self._put(path, source)
-            if failed is None or failed.partition("::")[0] not in modules:
+            module = (failed or "").partition("::")[0]
+            if module not in modules:
                 return failed
+            assert failed
             if failed not in self._anyway:
-                self._anyway[failed] = self._first_failure([failed]) is not None
+                self._anyway[failed] = self._first_failure([[failed]]) is not None
             if not self._anyway[failed]:
                 return failed
             print(f"{failed} fails without a fault and is left out")
-            modules = modules[modules.index(failed.partition("::")[0]) :]
+            while not left[0][0].startswith(module):
+                del left[0]
 
-    def _first_failure(self, tests: Sequence[str]) -> str | None:
-        """The first of these tests, modules or single ones, that fails, what else tells of a fault, or None."""
-        ended = in_fork(lambda: self._tests(tests), self.log)
-        return "hangs or is killed" if ended is None else ended[0]
+    def _first_failure(self, groups: Sequence[Sequence[str]]) -> str | None:
+        """The first test of these groups, each of one module, that fails, what else tells of a fault, or None."""
+        ended = in_fork(lambda: self._tests(groups), self.log)
+        if ended is None:
+            return "hangs or is killed"
+        failed, found = ended
+        for module, tests in found.items():
+            self.reached.learn(module, tests)
+        return str(failed) if failed else None
 
-    def _tests(self, tests: Sequence[str]) -> list[str | None]:
-        """Run tests of the copy in this process, a fork, up to the first that fails."""
+    def _tests(self, groups: Sequence[Sequence[str]]) -> tuple[str | None, dict[str, Any]]:
+        """Run tests of the copy in this process, a fork: the first that failed, and what modules called."""
         os.chdir(self.copy)
         os.environ["PYTHONPATH"] = str(self.copy)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest rewrites each module once
         sys.dont_write_bytecode = False
         sys.path[:] = [str(self.copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
-        for test in tests:  # one at a time: to collect many takes as long as to run some
-            watch = Watch()
-            cpu = 15 + 4 * self.budgets.get(test.partition("::")[0], 1.0)
+        left_out = [f"--deselect={name}" for name, fails in self._anyway.items() if fails]
+        found = {}
+        for group in groups:  # one at a time: to collect many takes as long as to run some
+            module = group[0].partition("::")[0]
+            plugin = ReachPlugin(self.copy / PACKAGE)
+            cpu = 15 + 4 * self.budgets.get(module, 1.0)
             signal.setitimer(signal.ITIMER_PROF, cpu)  # either ends the process
             signal.setitimer(signal.ITIMER_REAL, 60 + 10 * cpu)
-            left_out = [f"--deselect={name}" for name, fails in self._anyway.items() if fails]
-            status = pytest.main([*OPTIONS, *left_out, test], plugins=[watch])
-            if watch.failed or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-                return [watch.failed or f"pytest ends with {status}"]
-        return [None]
+            plugin.start()
+            status = pytest.main([*OPTIONS, *left_out, *group], plugins=[plugin])
+            plugin.stop()
+            if plugin.failed or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+                return plugin.failed or f"pytest ends with {status}", found
+            if group == [module]:
+                found[module] = plugin.found()
+        return None, found
 
     def _put(self, path: Path, source: str) -> None:
         """Write a module. Its time is one that no compiled file of it was made from."""
