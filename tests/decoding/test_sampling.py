@@ -135,6 +135,8 @@ def test_temperature_zero_is_one_hot_at_the_argmax() -> None:
     ("sampling", "greedy", "plain"),
     [
         (Sampling(), True, False),
+        (Sampling(0.9e-6), True, False),
+        (Sampling(1e-6), False, False),
         (Sampling(1.0), False, True),
         (Sampling(0.9), False, False),
         (Sampling(1.0, top_k=5), False, False),

@@ -74,7 +74,7 @@ class ReachPlugin:
         try:
             return (yield)
         finally:
-            self._shared |= self._taken()  # and what was called while modules were collected
+            self._shared |= self.taken()  # and what was called while modules were collected
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -82,13 +82,14 @@ class ReachPlugin:
         try:
             return (yield)
         finally:
-            self._tests[item.nodeid] = time.process_time() - before, self._taken()
+            self._tests[item.nodeid] = time.process_time() - before, self.taken()
 
     def _note(self, report: Any) -> None:
         if report.failed:
             self.failed = self.failed or report.nodeid
 
-    def _taken(self) -> set[str]:
+    def taken(self) -> set[str]:
+        """What was called since it was last asked."""
         top = f"{self.package}/"
         codes = list(self._called.values())  # what follows is called too
         self._called.clear()
