@@ -120,7 +120,7 @@ def main() -> None:
             key = fault.key((ROOT / PACKAGE / fault.module).read_text(encoding="utf-8"))
             if key not in seen:
                 began = time.monotonic()
-                seen[key] = trial.seen_by(fault, near(fault.module, options.seconds, allowed))
+                seen[key] = trial.seen_by(fault, near(fault.module, options.seconds, allowed), options.seconds)
                 line = {"key": key, "fault": str(fault), "seen": seen[key], "seconds": time.monotonic() - began}
                 file.write(json.dumps(line) + "\n")
                 file.flush()

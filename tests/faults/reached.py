@@ -123,24 +123,40 @@ class Reached:
             self._modules[module] = self._read(module)
         return self._modules[module]
 
-    def plan(self, function: str, modules: Sequence[str], budgets: dict[str, float]) -> list[list[str]]:
-        """What to run of these modules to see a fault of a function: a list of tests each, cheapest modules first.
+    def plan(self, function: str, near: Sequence[str], seconds: float, budgets: dict[str, float]) -> list[list[str]]:
+        """What to run to see a fault of a function: lists of tests of one module each, cheapest first.
 
-        Modules of which nothing is known are run whole, and so are all of them where no test is known to call it.
+        Of modules of which something is known these are the tests that are known to call it, those that are near first;
+        modules near it of which nothing is known are run whole, and so are all near ones where no test is known to call
+        it.
+
+        Args:
+            function: as in `TestReach`.
+            near: modules near it, nearest first.
+            seconds: CPU of all.
+            budgets: CPU seconds of modules.
         """
-        groups = list[tuple[float, list[str]]]()
-        for module in modules:
+        groups = list[tuple[bool, float, list[str]]]()
+        for module in dict.fromkeys([*near, *self._known()]):
             tests = self.tests_of(module)
-            if tests is None:
-                groups.append((2 * budgets.get(module, 1.0), [module]))
-                continue
-            reaching = sorted((test for test, reach in tests.items() if function in reach.functions),
-                              key=lambda test: tests[test].seconds)  # fmt: skip
-            if reaching:
-                groups.append((sum(tests[test].seconds for test in reaching), reaching))
-        if not groups:
-            return [[module] for module in modules]
-        return [group for _, group in sorted(groups, key=lambda entry: entry[0])]
+            if tests is not None:
+                calling = sorted((test for test, reach in tests.items() if function in reach.functions),
+                                 key=lambda test: tests[test].seconds)  # fmt: skip
+                groups.append((module not in near, sum(tests[test].seconds for test in calling), calling))
+            elif module in near:
+                groups.append((False, budgets.get(module, 1.0), [module]))
+        chosen, spent = list[list[str]](), 0.0
+        for _, cost, tests in sorted(group for group in groups if group[2]):
+            spent += cost
+            if chosen and spent > seconds:
+                break
+            chosen.append(tests)
+        return chosen or [[module] for module in near]
+
+    def _known(self) -> list[str]:
+        """Modules of which something was learnt, and that there are."""
+        names = (file.name.removesuffix(".py.json").replace(".", "/") + ".py" for file in self.folder.glob("*.json"))
+        return sorted(name for name in names if (self.root / name).exists())
 
     def _read(self, module: str) -> dict[str, TestReach] | None:
         file = self._file(module)

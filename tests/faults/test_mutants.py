@@ -84,10 +84,11 @@ def test_tests_that_are_not_known_to_call_a_function_are_left_out(tmp_path: Path
     reached = Reached(tmp_path / "kept", tmp_path)
     reached.learn("test_near.py", {"slow": (0.3, ["rows.py worst"]), "fast": (0.1, ["rows.py worst"]), "no": (0.0, [])})
     reached.learn("test_far.py", {"other": (0.1, ["rows.py Rows.read"])})
-    modules = ["test_near.py", "test_far.py", "test_new.py"]
-    budgets = {"test_new.py": 1.0}
-    assert reached.plan("rows.py worst", modules, budgets) == [["fast", "slow"], ["test_new.py"]]
-    assert reached.plan("rows.py best", modules[:2], budgets) == [["test_near.py"], ["test_far.py"]]
+    near = ["test_near.py", "test_new.py"]
+    assert reached.plan("rows.py worst", near, 9.0, {}) == [["fast", "slow"], ["test_new.py"]]
+    assert reached.plan("rows.py worst", near, 1.0, {}) == [["fast", "slow"]]
+    assert reached.plan("rows.py Rows.read", near[:1], 9.0, {}) == [["other"]]
+    assert reached.plan("rows.py best", near[:1], 9.0, {}) == [["test_near.py"]]
     (tmp_path / "test_near.py").write_text("# other tests")
     assert Reached(tmp_path / "kept", tmp_path).tests_of("test_near.py") is None
 
