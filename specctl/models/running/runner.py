@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
 
-if TYPE_CHECKING:
-    import torch
-
 
 class Runner(ABC):
     """A model that extends and rolls back one sequence; it knows nothing of rounds.
