@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of their choice")
     parser.add_argument("--module", help="only modules whose path below the package begins so: decoding/round")
     parser.add_argument("--seconds", type=float, default=60.0, help="CPU of the test modules tried with one fault")
+    parser.add_argument("--learn", help="first run test modules whose path begins so, to know what they call: tests/")
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "mutants", help="folder of what is found out")
     options = parser.parse_args()
     faults, gone = chosen_faults(options.count, options.seed, options.module)
@@ -116,6 +117,9 @@ def main() -> None:
     unseen = []
     with tempfile.TemporaryDirectory() as folder, results.open("a", encoding="utf-8") as file:
         trial = Trial(copied(Path(folder)), options.kept / "last.log", allowed, Reached(options.kept / "reached", ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py")) if options.learn else []:
+            if (test := path.relative_to(ROOT).as_posix()).startswith(options.learn):
+                trial.learn(test)
         for number, fault in enumerate(faults, 1):
             key = fault.key((ROOT / PACKAGE / fault.module).read_text(encoding="utf-8"))
             if key not in seen:

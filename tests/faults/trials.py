@@ -86,6 +86,11 @@ class Trial:
     _puts: int = 0
     _anyway: dict[str, bool] = field(default_factory=dict)
 
+    def learn(self, module: str) -> None:
+        """Run the tests of a module without a fault, unless it is known what they call."""
+        if self.reached.tests_of(module) is None and (failed := self._first_failure([[module]])):
+            print(f"{failed} fails without a fault")
+
     def seen_by(self, fault: CodeFault, near: Sequence[str], seconds: float) -> str | None:
         """The first test that fails with this fault in, what else tells of it, or None.
 
