@@ -439,3 +439,11 @@ def test_the_state_of_torchs_generator_seeds_a_text():
     before = torch.get_rng_state()
     written("llama", custom_generate=fast)
     assert torch.get_rng_state().equal(before), "greedy decoding draws nothing"
+
+
+def test_the_prompts_time_is_the_devices_time(monkeypatch):
+    """Whatever any device was given is done before the clock is read."""
+    waited = []
+    monkeypatch.setattr("specctl.api.speculative.wait", lambda *devices: waited.append(devices))
+    written("llama", custom_generate=speculative(noisy_copy("llama"), "constant"))
+    assert waited == [(torch.device("cpu"),) * 2]
