@@ -52,7 +52,7 @@ def verified(
         RecordError: ``target`` holds NaN.
     """
     count = len(tokens)
-    require_numbers(float(target.sum()))  # NaN if a single number is
+    require_numbers(*target[:, 0].tolist())  # a law that holds NaN holds nothing else
     *coins, last = numbers
     if not count:
         return Verdict(0, picked(target[0], last), ExtraToken.BONUS, ())
@@ -65,14 +65,15 @@ def verified(
         return verdict_of(count, None, kept.chances)
     row = target[kept.accepted]  # (V,)
     if kept.accepted < count:
-        residual = np.maximum(less(row * np.float32(kept.weight), draft[kept.accepted], vocabulary), 0)
-        row = residual if residual.any() else row
+        residual = less(row * np.float32(kept.weight), draft[kept.accepted], vocabulary)
+        np.maximum(residual, 0, out=residual)
+        row = residual if residual[residual.argmax()] else row
     return verdict_of(kept.accepted, picked(row, last), kept.chances)
 
 
 def less(rows: Floats, draft: Floats, vocabulary: DraftVocabulary | None) -> Floats:
-    """Numbers ``(..., V)`` less a draft's probabilities ``(..., N)``."""
-    return rows - draft if vocabulary is None else vocabulary.less(rows, draft)
+    """Numbers ``(..., V)``, whose memory may be used, less a draft's probabilities ``(..., N)``."""
+    return np.subtract(rows, draft, out=rows) if vocabulary is None else vocabulary.less(rows, draft)
 
 
 def by_token(target_of: Floats, draft_of: Floats, coins: Sequence[float]) -> Kept:
@@ -137,6 +138,6 @@ def passing(
         # At 1 it passes: also where p = q and Z / Z has no value, for then a longer beginning passes for certain.
         if 0 < weight < 1:
             above = less(target_probs[place] * np.float32(weight), draft_probs[place], vocabulary)  # (V,)
-            surplus = float(np.maximum(above, 0, out=above).sum())
+            surplus = float(np.add.reduce(np.maximum(above, 0, out=above)))
             chances[place - 1] = surplus / (surplus + (1 - weight))
     return weights, chances

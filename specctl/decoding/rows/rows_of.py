@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 def rows_of(forward: Forward) -> Rows:
     """The logits of a pass, of all V ids."""
-    return rows_over(forward.rows)
+    rows = forward.rows
+    return HostRows(rows) if isinstance(rows, np.ndarray) else rows_over(rows)
+
+
+def columns_of(forward: Forward) -> Rows:
+    """The logits of a draft's pass, of the N ids that it can write."""
+    columns = forward.columns
+    return HostRows(columns) if isinstance(columns, np.ndarray) else rows_over(columns)
 
 
 def rows_over(numbers: Numbers) -> Rows:

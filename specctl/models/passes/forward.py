@@ -21,7 +21,8 @@ class Forward:
 
     Args:
         columns: ``(keep, N)`` logits of the last ``keep`` tokens: float32 of numpy where a pass on the host gives
-            those, for which nobody needs torch; else a tensor of the model's dtype.
+            those, for which nobody needs torch, and then the runner's next pass may overwrite them; else a tensor of
+            the model's dtype.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
         states: of all tokens of the pass, for the layers that are watched; None if none is.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
@@ -48,12 +49,12 @@ class Forward:
 
     @property
     def logits(self) -> "torch.Tensor":
-        """The rows as a tensor, whoever made them."""
+        """The rows as a tensor, whoever made them; of memory of its own, where the next pass may overwrite them."""
         rows = self.rows
         if isinstance(rows, np.ndarray):
             import torch
 
-            return torch.from_numpy(rows)
+            return torch.from_numpy(rows.copy() if rows is self.columns else rows)
         return rows
 
 

@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
+from specctl.models.passes.fixed_buffers import FixedBuffers, PassKind, width_of
 from specctl.models.passes.masks import placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
@@ -27,18 +27,9 @@ class FixedBufferRunner(FixedBuffers, Runner):
 
     no_trees: str | None = None
 
-    def __init__(
-        self,
-        layers: int,
-        vocabulary: int,
-        context: int,
-        device: torch.device,
-        *,
-        capacity: int = SPARE,
-        compiler: Compiler | None = None,
-    ) -> None:
-        super().__init__(layers, vocabulary, context, device, capacity=capacity, compiler=compiler)
-        self._sight = TreeSight()
+    @cached_property
+    def _sight(self) -> TreeSight:
+        return TreeSight()
 
     @abstractmethod
     def _network(
