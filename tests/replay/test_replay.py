@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from few_tokens import trimmed
 from toys import (
     FAMILIES,
     WINDOW,
@@ -206,3 +207,16 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
             assert found == [
                 shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, LENGTH, PLAIN)
             ]
+
+
+def test_so_are_those_of_a_draft_that_writes_few_tokens() -> None:
+    draft = EagerRunner(trimmed("llama", range(1, 64, 3)), 64)
+    pair = pair_of(EagerRunner(random_model("llama"), 64), draft, eos=frozenset(), heads=[HEAD])
+    said = [token for played in live(pair, NONE, PROMPT, LENGTH, Sampling()) for token in played.emitted]
+    trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
+    assert {token % 3 for token in trace.draft.along.tokens} == {1}
+    assert any(trace.draft.accepted)
+    for name, settings in CASES:
+        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
+        setting = Setting.of({"name": name, **settings})
+        assert found == [shape(played) for played in live(pair, setting, PROMPT, LENGTH, Sampling())]
