@@ -14,7 +14,7 @@ from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
 from specctl.commands.tasks.command_files import spare_profile
-from specctl.commands.tasks.record_answerer import REPLICA, load_answerers
+from specctl.commands.tasks.record_answerer import REPLICA, load_answering
 from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.errors import UsageError
 from specctl.files import write_line
@@ -54,6 +54,7 @@ def generate(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
     records: RecordOptions,
     results: ResultOptions,
+    batch: Annotated[int, typer.Option(min=1)] = 1,
     replicas: ReplicaOptions,
     show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:
@@ -144,7 +145,7 @@ def generate(
                 console,
                 force=run.force,
                 quiet=show.quiet,
-                keeps_turns=replication is None,
+                keeps_turns=replication is None and batch == 1,
             )
             if not several.left:
                 several.begin()
@@ -158,7 +159,11 @@ def generate(
             starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
             answering = stack.enter_context(starting)
         else:
-            answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
+            loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)
+            if batch > 1:
+                answering = stack.enter_context(loaded.rows(batch))
+            else:
+                answerer = loaded.answerer()
         view = partial(generation_view.view_of, resolved, console)
         if several is not None and source is not None:
             several.begin()

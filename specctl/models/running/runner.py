@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
+    from specctl.models.running.row_runner import RowPasses
     from specctl.models.running.suffix_index import SuffixIndex
 
 
@@ -28,6 +29,7 @@ class Runner(ABC):
         verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
         layers: of a draft head, the layers of its verifier whose states it reads; empty for every other runner.
         state_size: of a draft head D, the width of these states.
@@ -43,6 +45,7 @@ class Runner(ABC):
     verifies: bool = True
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
+    no_rows: str | None = "it reads one text at a time"
     holds_everything: bool = False
     layers: tuple[int, ...] = ()
     state_size: int = 0
@@ -198,6 +201,14 @@ class Runner(ABC):
             path: numbers of tokens, from the root on, each the parent of the next.
         """
         raise NotImplementedError(self.no_trees)
+
+    def rows(self, count: int) -> "RowPasses":
+        """The same model over several sequences at once, with caches of their own.
+
+        Args:
+            count: how many sequences, at least 2.
+        """
+        raise NotImplementedError(self.no_rows)
 
     def masked_pass(
         self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False
