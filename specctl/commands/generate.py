@@ -54,7 +54,6 @@ def generate(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
     records: RecordOptions,
     results: ResultOptions,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
     replicas: ReplicaOptions,
     show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:
@@ -100,6 +99,9 @@ def generate(
     if replication is not None and (not from_stream or results.live):
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
+    if records.batch > 1 and (not from_stream or results.live or replication is not None):
+        what = "--workers" if replication is not None else "--live" if from_stream else "a PROMPT"
+        raise UsageError(f"--batch and {what} exclude each other", "leave one of them out")
     if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
     if records.resume and records.output == "-":
@@ -145,7 +147,7 @@ def generate(
                 console,
                 force=run.force,
                 quiet=show.quiet,
-                keeps_turns=replication is None and batch == 1,
+                keeps_turns=replication is None and records.batch == 1,
             )
             if not several.left:
                 several.begin()
@@ -160,8 +162,8 @@ def generate(
             answering = stack.enter_context(starting)
         else:
             loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)
-            if batch > 1:
-                answering = stack.enter_context(loaded.rows(batch))
+            if records.batch > 1 and (rows := loaded.rows(records.batch)) is not None:
+                answering = stack.enter_context(rows)
             else:
                 answerer = loaded.answerer()
         view = partial(generation_view.view_of, resolved, console)

@@ -1,7 +1,7 @@
 """A pair as several pairs, one for each text of a batch, whose passes are made together."""
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from specctl.decoding.hub import Hub
 from specctl.models.running.lookup_runner import LookupRunner
@@ -9,24 +9,22 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.row_runner import RowRunner
 from specctl.models.running.runner import Runner
 
-T = TypeVar("T")
-
 
 def why_alone(pair: Pair) -> str | None:
-    """Why a pair writes one text at a time, as a sentence; None if it can write several at once."""
+    """Why a pair writes one text at a time, as the end of a sentence; None if it can write several at once."""
     if (why := pair.target.no_rows) is not None:
-        return f"the target runs on {pair.target.engine}: {why}"
+        return f"the target runs on {pair.target.engine}, and {why}"
     for draft in pair.drafts:
         if isinstance(draft, LookupRunner):
             continue
         if draft.reads_states:
             return "a draft head reads the states of one text at a time"
         if draft.no_rows is not None:
-            return f"a draft runs on {draft.engine}: {draft.no_rows}"
+            return f"a draft runs on {draft.engine}, and {draft.no_rows}"
     return None
 
 
-def split(pair: Pair, rows: int) -> tuple[Hub[T], list[Pair]]:
+def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
     """A hub, and for each row a pair over it: the same models with caches of the row's own.
 
     Args:
@@ -35,7 +33,7 @@ def split(pair: Pair, rows: int) -> tuple[Hub[T], list[Pair]]:
     """
     runners = [*reversed(pair.drafts), pair.target]  # who waits for no one comes first
     read = [runner for runner in runners if not isinstance(runner, LookupRunner)]
-    hub: Hub[T] = Hub([runner.rows(rows) for runner in read])
+    hub: Hub[Any] = Hub([runner.rows(rows) for runner in read])
 
     def of_row(runner: Runner, row: int) -> Runner:
         if isinstance(runner, LookupRunner):

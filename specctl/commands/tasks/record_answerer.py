@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
@@ -73,11 +74,14 @@ class Answering:
 
         return answer
 
-    def rows(self, count: int) -> "RowReplicas":
-        """The pair answering so many records at once; ``batch.why_alone`` of it says nothing."""
-        from specctl.decoding.batch import split
+    def rows(self, count: int) -> "RowReplicas | None":
+        """The pair answering so many records at once; None after a warning where it answers one at a time."""
+        from specctl.decoding.batch import split, why_alone
         from specctl.observing.row_replicas import RowReplicas
 
+        if (why := why_alone(self.pair)) is not None:
+            warn(f"--batch {count}: records are answered one at a time, for {why}")
+            return None
         hub, pairs = split(self.pair, count)
         return RowReplicas(hub, [self.answer(pair) for pair in pairs])
 

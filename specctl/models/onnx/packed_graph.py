@@ -44,7 +44,7 @@ def packed_graph(path: Path, rows: int) -> bytes:
             made.append(ir.Node(node.domain, node.op_type, own, attributes=node.attributes.values(), num_outputs=3))
             result, *present = made[-1].outputs
             for there, cache in zip(present, past, strict=True):
-                there.name, there.dtype, there.shape = _present(cache), cache.dtype, cache.shape
+                there.name, there.type, there.shape = _present(cache), cache.type, cache.shape
             inputs += past
             outputs += present
             mixed.append(result)

@@ -65,13 +65,12 @@ class PackedPasses:
         return self._rows
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
-        asked: list[RowRequest | None] = [None] * self._rows
-        for request in requests:
-            asked[request.row] = request
+        asked = {request.row: request for request in requests}
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []
-        for row, request in enumerate(asked):
+        for row in range(self._rows):
+            request = asked.get(row)
             after = self._lengths[row] if request is None else request.after
             read = (FILLER,) if request is None else request.tokens
             end = after + len(read)
@@ -90,19 +89,19 @@ class PackedPasses:
         # The next pass overwrites the results.
         logits = bound.logits[: len(wanted), : self._vocabulary].copy()  # (R, V)
         found: dict[int, Forward] = {}
-        for request in filter(None, asked):
-            own = slice(len(wanted) - len(logits), len(wanted) - len(logits) + request.keep)
-            found[request.row] = Forward(logits[: request.keep], self._states(bound, wanted[own], request))
-            logits = logits[request.keep :]
+        start = 0
+        for row in sorted(asked):
+            own = slice(start, start + asked[row].keep)
+            states = self._states(bound, wanted[own]) if asked[row].hidden else None
+            found[row] = Forward(logits[own], states)
+            start = own.stop
         return [found[request.row] for request in requests]
 
-    def _states(self, bound: _Bound, places: Sequence[int], request: RowRequest) -> "torch.Tensor | None":
-        if not request.hidden:
-            return None
+    def _states(self, bound: _Bound, places: Sequence[int]) -> "torch.Tensor":
         import torch  # whoever reads states is a network
 
         assert bound.states is not None, "one of those who share the pass wants them"
-        return torch.from_numpy(bound.states[places])
+        return torch.from_numpy(bound.states[places])  # (keep, D)
 
     def _reserve(self, tokens: int) -> None:
         """Make room for so many tokens of each sequence, and one that nobody asked for."""
