@@ -7,10 +7,10 @@ from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
+    from specctl.batching.row_replicas import RowReplicas
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.models.running.pair import Pair
-    from specctl.observing.row_replicas import RowReplicas
     from specctl.policies import Signal
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
@@ -76,8 +76,8 @@ class Answering:
 
     def rows(self, count: int) -> "RowReplicas | None":
         """The pair answering so many records at once; None after a warning where it answers one at a time."""
-        from specctl.decoding.batch import split, why_alone
-        from specctl.observing.row_replicas import RowReplicas
+        from specctl.batching.pair_rows import split, why_alone
+        from specctl.batching.row_replicas import RowReplicas
 
         if (why := why_alone(self.pair)) is not None:
             warn(f"--batch {count}: records are answered one at a time, for {why}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.models.onnx.onnx_passes import Passes, Results, open_session
-from specctl.models.onnx.packed_passes import PackedPasses
+from specctl.models.onnx.packed.packed_passes import PackedPasses
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
 from specctl.models.running.runner import Forward, Runner, joined
@@ -130,7 +130,7 @@ class OnnxRunner(Runner):
 
     def rows(self, count: int) -> PackedPasses:
         assert self._path is not None, self.no_rows
-        from specctl.models.onnx.packed_graph import packed_graph
+        from specctl.models.onnx.packed.packed_graph import packed_graph
 
         session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
         return PackedPasses(session, count, self.vocabulary, min(CAPACITY, self.context))

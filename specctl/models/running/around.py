@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward, RowPasses, Runner
 
 if TYPE_CHECKING:
     from specctl.models.passes.watching import States
-    from specctl.models.running.row_runner import RowPasses
 
 
 class Around(Runner):
@@ -47,7 +46,7 @@ class Around(Runner):
         """As in `Runner`; without this one, unless it says otherwise."""
         return self.runner.same_around(bare)
 
-    def rows(self, count: int) -> "RowPasses":
+    def rows(self, count: int) -> RowPasses:
         return self.runner.rows(count)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:

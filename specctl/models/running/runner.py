@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
@@ -13,8 +14,43 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
-    from specctl.models.running.row_runner import RowPasses
     from specctl.models.running.suffix_index import SuffixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """What one sequence asks of a model.
+
+    Attributes:
+        row: the sequence's number, from 0.
+        after: how many of its cached tokens the new ones follow; later ones are overwritten.
+        tokens: T ids, at least one.
+        keep: logits of the last so many are wanted.
+        hidden: whether hidden states are wanted of these, too.
+    """
+
+    row: int
+    after: int
+    tokens: Sequence[int]
+    keep: int
+    hidden: bool = False
+
+
+class RowPasses(Protocol):
+    """One model over several sequences, each of its own length.
+
+    Attributes:
+        rows: how many sequences.
+    """
+
+    @property
+    def rows(self) -> int: ...
+
+    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+        """One pass for sequences that are different from one another; what each is given is its own memory.
+
+        What a sequence is given does not depend on the others.
+        """
 
 
 class Runner(ABC):
@@ -202,7 +238,7 @@ class Runner(ABC):
         """
         raise NotImplementedError(self.no_trees)
 
-    def rows(self, count: int) -> "RowPasses":
+    def rows(self, count: int) -> RowPasses:
         """The same model over several sequences at once, with caches of their own.
 
         Args:

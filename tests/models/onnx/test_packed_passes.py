@@ -8,7 +8,7 @@ from onnx_models import needs_onnx, onnx_runner
 from toys import FAMILIES, random_model
 
 from specctl.models.onnx.onnx_runner import OnnxRunner
-from specctl.models.running.row_runner import RowRequest
+from specctl.models.running.runner import RowRequest
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY, ROWS = 60, 3

@@ -9,7 +9,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import own_clock, working_seconds
-from specctl.models.running.row_runner import RowPasses, RowRequest
+from specctl.models.running.runner import RowPasses, RowRequest
 
 T = TypeVar("T")
 

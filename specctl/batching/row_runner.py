@@ -1,50 +1,12 @@
 """One of several sequences that a model reads in the same passes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from specctl.models.passes.forward import Forward, joined
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import RowRequest, Runner
 
 PIECE = 512
 """Tokens of a prompt that go through one pass at once: all other sequences wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowRequest:
-    """What one sequence asks of a model.
-
-    Attributes:
-        row: the sequence's number, from 0.
-        after: how many of its cached tokens the new ones follow; later ones are overwritten.
-        tokens: T ids, at least one.
-        keep: logits of the last so many are wanted.
-        hidden: whether hidden states are wanted of these, too.
-    """
-
-    row: int
-    after: int
-    tokens: Sequence[int]
-    keep: int
-    hidden: bool = False
-
-
-class RowPasses(Protocol):
-    """One model over several sequences, each of its own length.
-
-    Attributes:
-        rows: how many sequences.
-    """
-
-    @property
-    def rows(self) -> int: ...
-
-    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
-        """One pass for sequences that are different from one another; what each is given is its own memory.
-
-        What a sequence is given does not depend on the others.
-        """
 
 
 class RowRunner(Runner):

@@ -1,29 +1,35 @@
 """Several texts at once: each is what it would be alone, whatever its neighbours are and whatever becomes of them."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 from enumeration import largest_difference, law_of, walk
-from law_table import DRAFT, ENDS, PLAIN, TARGET, expected_law
-from toys import TableRunner
+from toys import EOS, TableRunner, law, related_table, table
 
+from specctl.batching.hub import Hub
+from specctl.batching.row_runner import PIECE, RowRunner
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.hub import Hub
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.preparation_time import working_seconds
-from specctl.models.running.row_runner import PIECE, RowRequest, RowRunner
+from specctl.models.running.runner import RowRequest
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 
 PROMPTS = ([1, 2], [2, 1, 2], [2])
-GREEDY = Sampling(temperature=0.0)
+GREEDY, PLAIN = Sampling(temperature=0.0), Sampling(temperature=1.0)
+TARGET = table(8, eos_logit=-0.5, spread=1.0, vocabulary=3)
+DRAFT = related_table(TARGET, seed=9, noise=0.8)
+MIDDLE = 0.5 * (TARGET + DRAFT)
+TABLES = (DRAFT, MIDDLE, TARGET)
+ENDS = frozenset({EOS})
 
 
 class TableRows:
@@ -72,16 +78,11 @@ def alone(_: Callable[[torch.Tensor], Any]) -> None:
     return None
 
 
-MIDDLE = 0.5 * (TARGET + DRAFT)
-TABLES = (DRAFT, MIDDLE, TARGET)
-
-
 def written(
     rows: Sequence[Row],
-    length: int,
+    limits: Sequence[int],
     sampling: Sampling,
     fails: Callable[[RowRequest], bool] = lambda _: False,
-    limits: Sequence[int] = (),
 ) -> tuple[dict[int, tuple[int, ...]], list[TableRows]]:
     """What each row writes after its prompt in a batch, and the passes, of which the target's fail as told."""
     passes = [TableRows(table, len(rows), fails if table is TARGET else lambda _: False) for table in TABLES]
@@ -96,9 +97,7 @@ def written(
         tokens: list[int] = []
         try:
             prefill(target, drafter, PROMPTS[row])
-            for played in decode(
-                target, drafter, PROMPTS[row], limits[row] if limits else length, sampling, ENDS, None
-            ):
+            for played in decode(target, drafter, PROMPTS[row], limits[row], sampling, ENDS, None):
                 tokens += played.emitted
         except RuntimeError:
             return (-1,)
@@ -119,25 +118,30 @@ def greedy_alone(row: int, length: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("rows", [(constant, svip, alone), (alone, hierarchy, constant)])
 def test_three_texts_of_a_batch_have_the_law_of_the_target_each(rows: Sequence[Row]) -> None:
+    limits = (2, 2, 1)
+
     def play() -> tuple[tuple[int, ...], ...]:
-        found, _ = written(rows, 2, PLAIN, limits=(2, 2, 1))
+        found, _ = written(rows, limits, PLAIN)
         return tuple(found[row] for row in range(3))
 
-    expected = expected_law(PLAIN, sequences=[(prompt, 2 - (row == 2)) for row, prompt in enumerate(PROMPTS)])
+    each = [law(TARGET, prompt, limit, PLAIN, ENDS) for prompt, limit in zip(PROMPTS, limits, strict=True)]
+    expected = {texts: prod(one[text] for one, text in zip(each, texts, strict=True)) for texts in product(*each)}
     assert largest_difference(law_of(walk(play)), expected) < 3e-7
 
 
 @pytest.mark.usefixtures("inference_mode")
 @pytest.mark.parametrize("rows", [(constant, svip, hierarchy), (hierarchy, alone, svip), (alone, alone, alone)])
 def test_greedy_texts_are_those_of_each_alone(rows: Sequence[Row]) -> None:
-    found, passes = written(rows, 12, GREEDY)
+    found, passes = written(rows, [12] * 3, GREEDY)
     assert found == {row: greedy_alone(row, 12) for row in range(3)}
     assert any(len(asked) == 3 for asked in passes[-1].passes), "a verification waits for all that draft"
 
 
 @pytest.mark.usefixtures("inference_mode")
 def test_a_text_over_which_a_pass_fails_ends_alone() -> None:
-    found, _ = written((constant, svip, constant), 12, GREEDY, lambda request: request.row == 1 and request.after > 3)
+    found, _ = written(
+        (constant, svip, constant), [12] * 3, GREEDY, lambda request: request.row == 1 and request.after > 3
+    )
     assert found == {0: greedy_alone(0, 12), 1: (-1,), 2: greedy_alone(2, 12)}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from time import sleep
 from typing import Any, Self
 
-from specctl.decoding.hub import Hub
+from specctl.batching.hub import Hub
 from specctl.replicas.job import Answer
 from specctl.replicas.replica import Answered, Event
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from specctl.decoding.hub import Hub
+from specctl.batching.hub import Hub
+from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.row_runner import RowRunner
 from specctl.models.running.runner import Runner
 
 

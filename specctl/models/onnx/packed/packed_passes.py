@@ -10,7 +10,7 @@ import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory
 from specctl.models.passes.forward import Forward
-from specctl.models.running.row_runner import RowRequest
+from specctl.models.running.runner import RowRequest
 
 if TYPE_CHECKING:
     import torch
