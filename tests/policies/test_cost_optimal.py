@@ -373,3 +373,12 @@ def test_a_cheap_width_is_seen_eight_tokens_ahead_and_not_nine() -> None:
         policy._spent = [1.01 * count for count in range(30)]
         policy._spent[2 + ahead] = 0.95 * ahead + policy._spent[2]
         assert policy._goes_on(2, 1.0, 1.0) is goes_on
+
+
+@pytest.mark.parametrize(("price", "goes_on"), [(1.74, True), (1.76, False)])
+def test_each_token_ahead_is_kept_only_if_those_before_it_are(price: float, goes_on: bool) -> None:
+    """Three tokens of which each next one is kept half the time gain 1 + 0.5 + 0.25."""
+    policy = CostOptimal()
+    policy._spent = [1.01 * count for count in range(30)]
+    policy._spent[5] = policy._spent[2] + price
+    assert policy._goes_on(2, 1.0, 0.5) is goes_on
