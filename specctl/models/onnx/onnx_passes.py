@@ -87,7 +87,7 @@ class _Bound:
     ids: _Numbers  # (1, T) int64
     positions: _Numbers | None  # (1, T) int64; None where the graph does not read them
     rows: _Numbers  # (R,) int64
-    changed: Sequence[tuple[Integers, Any]]  # what every pass fills in, and where it is to be sent
+    changed: Sequence[tuple[Integers, Any]]  # what every pass fills in that is to be sent, and where
     results: "Results"
 
 
@@ -196,7 +196,8 @@ class Passes:
         if self.trees:
             bias = self._bias(width, after, seen)  # until the pass has run
             bound.binding.bind_input("bias", "cpu", 0, np.float32, bias.shape, bias.ctypes.data)
-        self.memory.send(bound.changed)
+        if bound.changed:
+            self.memory.send(bound.changed)
         self._session.run_with_iobinding(bound.binding)
         return bound.results
 
@@ -213,7 +214,7 @@ class Passes:
             ids,
             changing.get("positions"),
             rows,
-            [(numbers.host, numbers.there) for numbers in changing.values()],
+            [(one.host, one.there) for one in changing.values() if one.there is not one.host],
             results,
         )
         inputs = {**changing, "rows": rows, "total": self._total}
