@@ -127,6 +127,19 @@ def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
         assert branch.accept_prob == pytest.approx(other.accept_prob, abs=1e-4)
 
 
+@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+def test_a_trace_begins_anew_whatever_the_models_have_cached(engine: type[EagerRunner | StaticRunner]) -> None:
+    """A draft that took no part in the run still has an earlier text."""
+    _, written = greedy_pair("llama", frozenset())
+    pair = pair_of(engine(random_model("llama"), 64), engine(noisy_copy("llama"), 64), heads=[HEAD])
+    expected = trace_of(pair, PROMPT, written.tokens, LENGTH, DEPTH, Sampling())
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+            runner.extend([9, 8, 7, 6], keep=0)
+    assert trace_of(pair, PROMPT, written.tokens, LENGTH, DEPTH, Sampling()) == expected
+
+
 def test_a_longer_draft_than_recorded_is_refused() -> None:
     pair, trace = greedy_pair("llama", frozenset())
     with pytest.raises(UsageError, match="not recorded for drafts of"):
