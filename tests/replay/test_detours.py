@@ -1,12 +1,9 @@
 """What a model reads on a detour from a text is what it would read there alone."""
 
-from dataclasses import replace
-
 import torch
-from toys import random_model, round_of
+from toys import random_model
 
 from specctl.models.running.eager import EagerRunner
-from specctl.replay.play import columns
 from specctl.replay.recording.detours import Detours
 
 TEXT = (7, 3, 12, 5, 9, 22, 31, 4, 18, 2)
@@ -28,10 +25,3 @@ def test_detours_from_a_text_and_back() -> None:
         detours.come_back(length)
         assert runner.length == 8
     torch.testing.assert_close(runner.extend(TEXT[8:9], keep=1).logits, alone(*TEXT[:9], keep=1))
-
-
-def test_columns_count_nodes_where_drafts_have_leaves() -> None:
-    chain = round_of(2, 3)
-    leaf = replace(chain, leaves=((7, 8), (), (9,)))
-    assert columns([chain, chain])[0].nodes == []
-    assert columns([chain, leaf])[0].nodes == [3, 6]
