@@ -191,6 +191,19 @@ def test_each_index_is_picked_by_the_part_of_the_numbers_that_its_weight_is() ->
         assert [picked(row.numpy(), number) for number in inside] == [index] * 3
 
 
+@pytest.mark.parametrize("count", [40, 64, 65, 700, 5000])
+def test_an_index_among_many_is_where_the_running_sum_passes_the_part(count: int) -> None:
+    """Numbers are summed by blocks: none of weight 0 is picked, wherever blocks begin and end."""
+    weights = torch.rand(count, generator=seeded(4)).numpy()
+    weights[weights < 0.7] = 0
+    weights[count // 3 : count // 2] = weights[-count // 4 :] = 0
+    running = weights.cumsum(dtype=np.float64)
+    for number in torch.rand(500, generator=seeded(5), dtype=torch.float64).tolist():
+        assert picked(weights, number) == int(running.searchsorted(number * running[-1], side="right"))
+    edges = (running / running[-1])[weights > 0]  # where rounding decides between two neighbours
+    assert all(weights[picked(weights, float(edge))] > 0 for edge in [0.0, *edges[:-1], 1 - 2**-53])
+
+
 @pytest.mark.parametrize("weights", [[0.1, 0.7, 0.0], [0.0, 3e-40, 0.0], [1.0, 1e-30, 0.0]])
 def test_the_largest_number_picks_nothing_behind_the_last_weight(weights: list[float]) -> None:
     largest = torch.tensor(1 - 2**-53, dtype=torch.float64)
