@@ -55,7 +55,7 @@ class Drafter(Protocol):
         """
 
     def prefill(self, sequence: Sequence[int]) -> None:
-        """Cache all but the last token of the prompt."""
+        """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is."""
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
@@ -160,14 +160,19 @@ class ModelDrafter:
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
     def prefill(self, sequence: Sequence[int]) -> None:
-        if pending := sequence[self.runner.length : -1]:
+        if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         self._start = len(sequence)
         longest = self.runner.longest
-        self._steps.begin(sequence[self.runner.length :], longest_draft(self.policy, budget, longest), self._reach)
+        most = longest_draft(self.policy, budget, longest)
+        if not most:  # the text that the draft has not read is nobody's concern until one is wanted
+            return Draft(
+                [], None, (), draft_phase(self.policy, budget, self._eos, self._read_step, longest)[1], threshold
+            )
+        self._steps.begin(sequence[self.runner.length :], most, self._reach)
         steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, longest)
         self._steps.end()
         rows = self._steps.laws(len(steps))

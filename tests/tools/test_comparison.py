@@ -90,7 +90,7 @@ def test_a_draft_that_is_never_right_costs_little() -> None:
 
 
 def test_cost_optimal_learns_early() -> None:
-    assert early_share(traces(4, 10).traces, made_up(8), EOS) > 0.9
+    assert early_share(traces(4, 10).traces, made_up(8), EOS) > 0.85
 
 
 def test_every_policy_is_compared_on_every_part() -> None:
