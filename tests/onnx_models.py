@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from checkpoints import llama_config, save_model
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.running.engines import EngineSettings
 from specctl.profile import resolve
@@ -75,6 +76,16 @@ def sure_runner(model: PreTrainedModel, vocabulary: int, **settings: Any) -> "On
     runner = onnx_runner(model, vocabulary, notice=refuse, **settings)
     assert runner is not None
     return runner
+
+
+@cache
+def one_layer(head_dim: int = 16, **settings: Any) -> PreTrainedModel:
+    """A random Llama of one layer and a context of 80 tokens: modules that take the same share its export."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"num_hidden_layers": 1, "vocab_size": 64, "head_dim": head_dim, "max_position_embeddings": 80}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(LlamaConfig(**sizes, **settings)).eval()
 
 
 def graphs() -> Path:

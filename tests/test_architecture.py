@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +36,13 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> tuple[tuple[int, str], ...]:
     """Line and full name of every module of the package that a file imports, inside functions too."""
+    return tuple(found_imports(path))
+
+
+def found_imports(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("specctl", "tools"):
             for alias in node.names:

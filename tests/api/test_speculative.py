@@ -47,6 +47,7 @@ def eos_in(family: str) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", ["cost-optimal", "constant:draft_length=4", NOISY])
+@pytest.mark.representatives("llama", "constant:draft_length=4")
 def test_tokens_are_those_of_plain_generate(family, policy):
     fast = speculative(noisy_copy(family), policy)
     for ids in (PROMPT, LONG):
@@ -56,6 +57,7 @@ def test_tokens_are_those_of_plain_generate(family, policy):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2")
 def test_an_end_of_sequence_ends_it(family):
     fast = speculative(noisy_copy(family), "constant:draft_length=4")
     end = {"eos_token_id": [eos_in(family)]}
@@ -100,7 +102,7 @@ PENALTY, DECAY = RepetitionPenaltyLogitsProcessor(1.6), ExponentialDecayLengthPe
 
 @pytest.mark.parametrize("rules", [[PENALTY], [DECAY], [DECAY, PENALTY]], ids=["penalty", "decay", "both"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.representatives("llama")
+@pytest.mark.representatives("llama-both")
 def test_a_normalization_stays_where_a_rule_behind_it_sees_it(family, rules):
     """Rules that depend on a score's sign or size are others after a shift."""
     fast = speculative(noisy_copy(family), "constant:draft_length=3")
@@ -210,6 +212,7 @@ def test_one_object_writes_what_each_model_would():
 
 @pytest.mark.parametrize("rows", [70, 50])
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
+@pytest.mark.representatives("target-50", "both-70")
 def test_models_whose_embeddings_were_resized_since_the_last_call(which, rows):
     with torch.inference_mode(False):
         model, draft = deepcopy(random_model("llama")), deepcopy(noisy_copy("llama"))
@@ -284,6 +287,7 @@ def test_a_lookup_drafts():
     ],
     ids=["draft head", "hierarchy", "acceptance head", "folder"],
 )
+@pytest.mark.representatives("hierarchy", "acceptance head", "draft head")
 def test_a_draft_by_name(embedded, draft, policy, head):
     ids = torch.tensor([[5, 300, 7, 42]])
     fast = speculative(draft, policy, head=head)

@@ -94,6 +94,7 @@ def test_figures_without_data_are_left_out_with_a_reason(tmp_path: Path) -> None
     assert "Speedup by category: not drawn, no candidate shares a prompt with none." in markdown
 
 
+@pytest.mark.slow
 def test_a_single_prompt_is_enough_for_most_figures(tmp_path: Path) -> None:
     written = {path.stem for path in write_report(run_set(CANDIDATES, some_runs("a")), tmp_path)}
     assert written == {"report"} | ALWAYS

@@ -15,7 +15,7 @@ PROMPTS = [
     {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700},
     {"id": "talk", "category": "stories", "turns": ["Who are you?", "And then?"]},
 ]
-OPTIONS = ["-n", "12", "--engine", "eager", "--policy", "constant:draft_length=3", "--policy", "svip",
+OPTIONS = ["-n", "8", "--engine", "eager", "--policy", "constant:draft_length=3", "--policy", "svip",
            "--peer", "hf-constant", "--oracle"]  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_a_benchmark_killed_before_its_last_comparison_makes_it(tmp_path):
 def test_another_benchmark_is_not_mixed_in(whole, prompts):
     before = whole[0].read_bytes()
     with pytest.raises(UsageError, match="another benchmark: its candidates differs"):
-        bench("-i", prompts, "-n", "12", "--engine", "eager", "-o", whole[0], "--resume")
+        bench("-i", prompts, "-n", "8", "--engine", "eager", "-o", whole[0], "--resume")
     assert whole[0].read_bytes() == before
 
 

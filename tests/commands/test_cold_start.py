@@ -5,25 +5,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from invoked import invoke
 from onnx_models import small_pair
+from test_entry import IMPORTS, forked
 from transformers import AutoTokenizer
 
 from specctl.errors import ModelError
+from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.placing.accelerator import may_be_there
 
 DATA = Path(__file__).parents[1] / "data"
 HEAVY = ["torch", "transformers", "accelerate", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "matplotlib"]
-PROGRAM = """
-import json, sys
-from specctl.__main__ import main
+BEFORE = f"""{IMPORTS}
+import json, numpy, specctl.policies, specctl.profile
+heavy = lambda: [name for name in {HEAVY!r} if name in sys.modules]
+assert heavy() == []
+"""
+RUN = """
+sys.argv = ["specctl", *case]
 try:
     main()
 finally:
-    print(json.dumps([name for name in json.loads({heavy!r}) if name in sys.modules]), file=sys.stderr)
+    print(json.dumps(heavy()), file=sys.stderr)
 """
 OPENING = """
 import json, sys
@@ -60,57 +68,64 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(
-    program: str, *flags: str, cache: Path | None = None, given: str | None = None, status: int = 0
-) -> tuple[str, list[str]]:
-    """What a program prints in a process of its own, and which heavy modules it imported."""
-    found = subprocess.run(
-        [sys.executable, "-c", program.format(heavy=json.dumps(HEAVY)), *flags],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | ({} if cache is None else {"XDG_CACHE_HOME": str(cache)}),
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == status, found.stderr
-    return found.stdout, json.loads(found.stderr.splitlines()[-1])
+def heavy_of(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The heavy modules that a process imported, as the last line of what it says."""
+    return list(json.loads(done.stderr.splitlines()[-1]))
 
 
-def generated(folder: Path, *flags: str, given: str | None = None) -> tuple[str, list[str]]:
-    """What `specctl generate` prints with the graphs of the models in a folder."""
+def command(folder: Path, *flags: str) -> list[str]:
+    """`specctl generate` with the models in a folder."""
     models = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
     models += ["--set", "target.device=cpu", "--set", "draft.device=cpu"]
     # The default policy goes by the clock, and where drafts end says which numbers are drawn.
-    settings = ["--policy", "constant:draft_length=3", "-n", "24"]
-    return run(PROGRAM, "generate", *models, *settings, *flags, cache=folder / "cache", given=given)
+    return ["generate", *models, "--policy", "constant:draft_length=3", "-n", "24", *flags]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["the th", "--raw", "--engine", "onnx"],
-        ["the th", "--raw", "--engine", "onnx", "-t", "1", "--seed", "5", "--stop", "q"],
-        ["the th"],
-        ["the th", "--engine", "onnx", "-t", "1", "--top-p", "0.9"],
-    ],
-    ids=["greedy", "sampled", "auto, in a chat", "sampled, in a chat"],
-)
+TEXTS = {
+    "greedy": ["the th", "--raw", "--engine", "onnx"],
+    "sampled": ["the th", "--raw", "--engine", "onnx", "-t", "1", "--seed", "5", "--stop", "q"],
+    "auto, in a chat": ["the th"],
+    "sampled, in a chat": ["the th", "--engine", "onnx", "-t", "1", "--top-p", "0.9"],
+}
+RECORDS = '{"prompt": "the"}\n{"turns": ["th", "e"]}\n{"prompt": "a", "seed": 3, "temperature": 1.0}\n'
+
+
+@pytest.fixture(scope="module")
+def generated(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> "dict[str, subprocess.CompletedProcess[str]]":
+    """What commands that are tested do, in a process of its own each, with the graphs of the models in a folder."""
+    tested = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    (folder / "in.jsonl").write_text(RECORDS)
+    cases = {name: flags for name, flags in TEXTS.items() if name in tested} | {
+        "records": ["-i", str(folder / "in.jsonl"), "--token-ids", "--engine", "onnx"]
+    }
+    before = f"{BEFORE}\nos.environ['XDG_CACHE_HOME'] = {str(folder / 'cache')!r}"
+    lines = [command(folder, *flags) for flags in cases.values()]
+    return dict(zip(cases, forked(tmp_path_factory.mktemp("generated"), before, RUN, lines), strict=True))
+
+
+@pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.representatives("greedy", "auto, in a chat")
-def test_a_text_from_graphs_that_are_there_takes_neither_torch_nor_transformers(folder: Path, flags: list[str]) -> None:
-    text, heavy = generated(folder, *flags)
-    assert heavy == []
-    other, whole = generated(folder, *flags, "--check")  # which reads the models
-    assert "transformers" in whole
-    assert len(text) > 10
-    assert text == other
+def test_a_text_from_graphs_that_are_there_takes_neither_torch_nor_transformers(
+    folder: Path,
+    generated: "dict[str, subprocess.CompletedProcess[str]]",
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = generated[name]
+    assert (done.returncode, heavy_of(done)) == (0, []), done.stderr
+    assert len(done.stdout) > 10
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with patch.object(assembly, "load_pair", wraps=load_pair) as read:
+        assert invoke(*command(folder, *TEXTS[name]), "--check").stdout.replace("\r", "\n") == done.stdout
+    assert read.called
 
 
-def test_neither_do_records(folder: Path) -> None:
-    records = '{"prompt": "the"}\n{"turns": ["th", "e"]}\n{"prompt": "a", "seed": 3, "temperature": 1.0}\n'
-    lines, heavy = generated(folder, "-i", "-", "--token-ids", "--engine", "onnx", given=records)
-    assert heavy == []
-    assert len(lines.splitlines()) == 3
+def test_neither_do_records(generated: "dict[str, subprocess.CompletedProcess[str]]") -> None:
+    done = generated["records"]
+    assert (done.returncode, heavy_of(done)) == (0, []), done.stderr
+    assert len(done.stdout.splitlines()) == 3
 
 
 def test_opening_and_running_graphs_takes_no_torch(folder: Path) -> None:
@@ -119,31 +134,38 @@ def test_opening_and_running_graphs_takes_no_torch(folder: Path) -> None:
         for name in ("target", "draft")
         for key, value in (("model", folder / name), ("device", "cpu"))
     ]
-    text, heavy = run(OPENING, *settings, "engine=onnx", cache=folder / "cache")
-    assert heavy == []
-    assert json.loads(text) == [1, "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", OPENING.format(heavy=json.dumps(HEAVY)), *settings, "engine=onnx"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert heavy_of(done) == []
+    assert json.loads(done.stdout) == [1, "cpu"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "profiles list",
-        "profiles show embedded",
-        "analyze --from {data}/trace-sampled.jsonl",
-        "calibrate --from {data}/trace-sampled.jsonl -t 1 --verification token --no-verify --policy adaedl",
-        "bench --compare {data}/results.jsonl {data}/results.jsonl",
-        "bench --from {data}/results.jsonl",
-    ],
-)
-def test_what_is_read_from_files_takes_neither(command: str) -> None:
-    text, heavy = run(PROGRAM, *command.format(data=DATA).split())
-    assert heavy == []
-    assert text
+FROM_FILES = [
+    "profiles list",
+    "profiles show embedded",
+    "analyze --from {data}/trace-sampled.jsonl",
+    "calibrate --from {data}/trace-sampled.jsonl -t 1 --verification token --no-verify --policy adaedl",
+    "bench --compare {data}/results.jsonl {data}/results.jsonl",
+    "bench --from {data}/results.jsonl",
+]
+
+
+def test_what_is_read_from_files_takes_neither(tmp_path: Path) -> None:
+    cases = [line.format(data=DATA).split() for line in FROM_FILES]
+    for line, done in zip(FROM_FILES, forked(tmp_path, BEFORE, RUN, cases), strict=True):
+        assert (done.returncode, heavy_of(done)) == (0, []), f"{line}: {done.stderr}"
+        assert done.stdout, line
 
 
 @pytest.mark.skipif(may_be_there(), reason="torch is asked for the memory of accelerators")
 def test_neither_does_a_diagnosis_of_models_that_are_not_here(tmp_path: Path) -> None:
     settings = [flag for name in ("target", "draft") for flag in ("--set", f"{name}.model={tmp_path / name}")]
-    text, heavy = run(PROGRAM, "doctor", *settings, status=ModelError.exit_code)
-    assert heavy == []
-    assert "cannot run, 2 problems" in text
+    (done,) = forked(tmp_path, BEFORE, RUN, [["doctor", *settings]])
+    assert (done.returncode, heavy_of(done)) == (ModelError.exit_code, []), done.stderr
+    assert "cannot run, 2 problems" in done.stdout

@@ -246,6 +246,7 @@ def test_a_damaged_head_is_named(content):
         ("bench -i - <&-", "input"),
     ],
 )
+@pytest.mark.representatives("profiles list", "generate - <", "bench")
 def test_a_closed_stream_is_told(line, stream):
     program = f'exec "{sys.executable}" -m specctl {line}'
     done = subprocess.run(
@@ -263,6 +264,7 @@ def test_a_closed_error_stream_does_no_harm():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("line", ["profiles list", "profiles show --json", "--help"])
+@pytest.mark.representatives("profiles show --json")
 def test_a_full_standard_output_is_named_once(line):
     program = f'exec "{sys.executable}" -m specctl {line} > /dev/full'
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)

@@ -119,13 +119,15 @@ def test_a_prompt_in_a_pipe_writes_plain_text_only(document):
     assert (done.returncode, done.stdout, done.stderr) == (0, document["completion"] + "\n", "")
 
 
-@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"], ids=["none", "unix", "windows"])
+@pytest.mark.representatives("none", "windows")
 def test_a_prompt_from_standard_input(specctl, document, end):
     ran = specctl("-", "-n", "24", stdin=PROMPT.encode() + end)
     assert (ran.code, ran.stdout, ran.stderr) == (0, document["completion"] + "\n", "")
 
 
-@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("end", ["", "\n"], ids=["none", "unix"])
+@pytest.mark.representatives("unix")
 def test_a_prompt_from_a_file(specctl, document, tmp_path, end):
     (tmp_path / "prompt.txt").write_text(f"{PROMPT}{end}")
     ran = specctl("-f", tmp_path / "prompt.txt", "--max-tokens", "24")
@@ -159,6 +161,7 @@ def test_the_target_alone_writes_the_same_text(specctl, document):
 
 
 @pytest.mark.parametrize("length", [1, 4, 12])
+@pytest.mark.representatives("1", "12")
 def test_a_stop_string_leaves_the_text_before_it(specctl, document, length):
     """Streamed text ends at the same place: all text before the stop string, and none of it."""
     said = document["completion"]
@@ -174,8 +177,7 @@ def test_seeds(specctl):
     def say(seed):
         return specctl(PROMPT, "-n", "24", "-t", "1", "--seed", seed).stdout
 
-    assert say(1) == say(1)
-    assert len({say(seed) for seed in range(4)}) > 1
+    assert say(1) == say(1) != say(2)
 
 
 @pytest.mark.slow
@@ -498,19 +500,29 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
     assert contents(out) == whole[0]
 
 
+GREEDY = ("-n", "6", "--engine", "eager")
+
+
+@pytest.fixture(scope="module")
+def five(specctl, tmp_path_factory):
+    """The files of a run of five greedy records."""
+    folder = tmp_path_factory.mktemp("five")
+    write_records(folder / "in.jsonl", *RECORDS[:5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-q").code == 0
+    return folder
+
+
 @pytest.fixture
-def left(specctl, tmp_path, monkeypatch):
-    """What a run of five greedy records left when it was interrupted after three."""
+def left(five, tmp_path, monkeypatch):
+    """What that run left when it was interrupted after three."""
+    shutil.copytree(five, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    write_records(tmp_path / "in.jsonl", *RECORDS[:5])
-    assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-q").code == 0
     results = tmp_path / "out.jsonl"
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:3]))
     return lines
-
-
-GREEDY = ("-n", "6", "--engine", "eager")
 
 
 @pytest.mark.parametrize(
@@ -682,7 +694,7 @@ def interrupted_at(monkeypatch, turn):
 def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])
-    arguments = ["-i", "in.jsonl", "--engine", "eager", "-n", "8", *sampling]
+    arguments = ["-i", "in.jsonl", "--engine", "eager", "-n", "4", *sampling]
     assert specctl(*arguments, "-o", "whole.jsonl", "--trace", "whole.trace").code == 0
     assert not Path("whole.jsonl.turns.jsonl").exists()
     arguments += ["-o", "out.jsonl", "--trace", "out.trace"]

@@ -1,14 +1,18 @@
+import io
 import json
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pexpect
 import pytest
 from hostile import HOSTILE, commands
+from test_entry import IMPORTS, forked
 
+from specctl import __main__ as entry
 from specctl.profile.discovery import packaged_directory
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
@@ -21,16 +25,25 @@ def environment(tmp_path):
 
 
 @pytest.fixture
-def specctl(tmp_path, environment):
+def specctl(tmp_path, monkeypatch):
+    """Runs the command line in this process."""
+
     def specctl(*arguments, **variables):
-        return subprocess.run(
-            [SPECCTL, *arguments],
-            cwd=tmp_path,
-            env=environment | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        streams = {name: io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for name in ("stdin", "stdout", "stderr")}
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "argv", ["specctl", *arguments])
+            for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
+                patch.delenv(name)
+            for name, value in {"XDG_CONFIG_HOME": str(tmp_path / "config"), **variables}.items():
+                patch.setenv(name, value)
+            for name, stream in streams.items():
+                patch.setattr(sys, name, stream)
+            code = entry._run()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(arguments, code, out, err)
 
     return specctl
 
@@ -63,6 +76,7 @@ def test_list_on_a_terminal_is_a_table(tmp_path, environment):
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.representatives("60", "140")
 def test_a_list_has_a_line_for_each_profile_with_its_whole_name(tmp_path, environment, specctl, width):
     output = pexpect.run(
         f"{SPECCTL} profiles list",
@@ -141,40 +155,50 @@ def test_path(specctl, tmp_path):
     assert specctl("profiles", "path", "mine").stdout == f"{tmp_path / 'profiles' / 'mine.toml'}\n"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_names_complete(specctl, shell):
+def test_names_complete(tmp_path):
     line = "specctl profiles show embedded-co"
-    done = specctl(
-        _SPECCTL_COMPLETE=f"complete_{shell}",
-        COMP_WORDS=line,
-        COMP_CWORD="3",
-        _TYPER_COMPLETE_ARGS=line,
-        _TYPER_COMPLETE_FISH_ACTION="get-args",
-    )
-    assert "embedded-constant" in done.stdout
-    assert "pythia" not in done.stdout
+    words = {"COMP_WORDS": line, "COMP_CWORD": "3", "_TYPER_COMPLETE_ARGS": line}
+    shells = [
+        words | {"_SPECCTL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        for shell in ("bash", "zsh", "fish")
+    ]
+    for done in forked(tmp_path, IMPORTS, "os.environ.update(case)\nsys.argv = ['specctl']\nmain()", shells):
+        assert "embedded-constant" in done.stdout
+        assert "pythia" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["list", "show mine", "check", "check wrong", "list --json", "show mine --json"],
-)
-def test_a_terminal_obeys_nothing_in_other_peoples_profiles(tmp_path, environment, line):
+LINES = ["list", "show mine", "check", "check wrong", "list --json", "show mine --json"]
+ONE_BY_ONE = f"""
+import os, sys
+{IMPORTS}
+for line in {LINES!r}:
+    print("@@@", flush=True)
+    if not os.fork():
+        sys.argv = ["specctl", "profiles", *line.split()]
+        main()
+    os.wait()
+"""
+
+
+def test_a_terminal_obeys_nothing_in_other_peoples_profiles(tmp_path, environment):
     text = json.dumps(HOSTILE)
     own_profile(tmp_path, f"schema_version = 1\ndescription = {text}\n[target]\nmodel = {text}\n")
     wrong = f"schema_version = 1\n[target]\nmodel = {text}\n{text} = 1\n"
     (tmp_path / "profiles" / "wrong.toml").write_text(wrong)
     (tmp_path / "profiles" / "\x1b]0;PWNED\x07.toml").write_text(wrong)
-    output = pexpect.run(
-        f"{SPECCTL} profiles {line}",
+    (tmp_path / "one_by_one.py").write_text(ONE_BY_ONE)
+    shown = pexpect.run(
+        f"{sys.executable} one_by_one.py",
         cwd=tmp_path,
         env=environment | {"COLUMNS": "300", "LINES": "50", "TERM": "dumb", "NO_COLOR": "1"},
         encoding="utf-8",
     )
-    assert "PWNED" in output
-    assert commands(re.sub(r"\x1b\[[0-9;]*m", "", output)) <= {"\r"}
-    assert "\x1b[31m" not in output
-    assert "[red]x[/]" in output, "a list of this width has room for descriptions"
+    assert len(shown.split("@@@")) == 1 + len(LINES)
+    for line, output in zip(LINES, shown.split("@@@")[1:], strict=True):
+        assert "PWNED" in output, line
+        assert commands(re.sub(r"\x1b\[[0-9;]*m", "", output)) <= {"\r"}, line
+        assert "\x1b[31m" not in output, line
+        assert "[red]x[/]" in output, "a list of this width has room for descriptions"
 
 
 @pytest.mark.slow

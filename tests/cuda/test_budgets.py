@@ -24,6 +24,7 @@ from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
 
 GREEDY, SAMPLED, FILTERED = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
+NAMES = {GREEDY: "greedy", SAMPLED: "temperature 1", FILTERED: "top-k and top-p"}
 DRAFTED = 4
 
 
@@ -106,8 +107,10 @@ def versioned(engine: str) -> tuple[pytest.MarkDecorator, ...]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "sampling"), [pytest.param(*each, marks=versioned(each[0]), id=str(each)) for each in BUDGETS]
+    ("engine", "sampling"),
+    [pytest.param(*each, marks=versioned(each[0]), id=f"{each[0]}-{NAMES[each[1]]}") for each in BUDGETS],
 )
+@pytest.mark.representatives("graph", "eager-top-k and top-p", "static-greedy")
 def test_what_a_round_asks_of_the_device(cuda: Devices, engine: str, sampling: Sampling) -> None:
     with torch.inference_mode():
         target, draft = (runner_of(engine, on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
@@ -115,7 +118,10 @@ def test_what_a_round_asks_of_the_device(cuda: Devices, engine: str, sampling: S
             assert spent(cuda, target, draft, sampling) == BUDGETS[engine, sampling]
 
 
-@pytest.mark.parametrize(("policy", "sampling"), AHEAD, ids=str)
+@pytest.mark.parametrize(
+    ("policy", "sampling"), [pytest.param(*each, id=f"{each[0]}-{NAMES[each[1]]}") for each in AHEAD]
+)
+@pytest.mark.representatives("svip-greedy", "constant-temperature 1")
 def test_what_a_token_asks_for_whose_step_runs_ahead(cuda: Devices, policy: str, sampling: Sampling) -> None:
     with torch.inference_mode(), patch.object(Lead, "pays", lambda _, __: True):
         target, draft = (runner_of("graph", on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
@@ -123,11 +129,10 @@ def test_what_a_token_asks_for_whose_step_runs_ahead(cuda: Devices, policy: str,
 
 
 def test_the_documentation_has_the_same_table() -> None:
-    names = {GREEDY: "greedy", SAMPLED: "temperature 1", FILTERED: "top-k and top-p"}
     page = (Path(__file__).parents[2] / "docs/engines.md").read_text(encoding="utf-8")
     for (engine, sampling), budget in BUDGETS.items():
         cells = [
             ", ".join(map(str, (each.launches, each.copies, each.waits)))
             for each in (budget.token, budget.first, budget.verdict)
         ]
-        assert f"| `{engine}`, {names[sampling]} | {' | '.join(cells)} |" in page
+        assert f"| `{engine}`, {NAMES[sampling]} | {' | '.join(cells)} |" in page

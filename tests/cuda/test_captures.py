@@ -14,7 +14,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.graph import READERS, Capturing
+from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Runner
 
 MODEL = tiny_model()
@@ -66,6 +66,7 @@ def test_no_runner_shares_anothers_stream_pool_or_workspace() -> None:
 
 
 @pytest.mark.parametrize("version", [(2, 11), (2, 13)], ids=str)
+@pytest.mark.representatives("(2, 13)")
 def test_graphs_outlive_the_growth_of_buffers_and_other_models_graphs(version: tuple[int, int]) -> None:
     with Devices(torch_like=version) as cuda:
         heard: list[str] = []
@@ -128,24 +129,26 @@ def test_a_capture_that_fails_in_the_middle_leaves_nothing_behind(version: tuple
         assert other.preparing_seconds is not None
 
 
+@pytest.mark.parametrize("failing", range(4), ids=["keys 0", "values 0", "keys 1", "values 1"])
 @pytest.mark.parametrize("engine", ["static", "graph"])
-def test_memory_that_runs_out_while_buffers_grow_leaves_the_next_record_right(engine: str) -> None:
+@pytest.mark.representatives("static-values 0", "graph-keys 1")
+def test_memory_that_runs_out_while_buffers_grow_leaves_the_next_record_right(engine: str, failing: int) -> None:
+    """At the keys or values of the first or second layer."""
     two_layers = tiny_model(2)
     with Devices() as cuda:
         model = on(cuda, two_layers, "cuda:0")
         eager = EagerRunner(model, VOCABULARY)
         short, long = read(eager, 20), read(eager, 540)
-        for failing in range(4):  # at the keys or values of the first or second layer
-            runner = runner_of(engine, model)
-            assert read(runner, 20) == short
-            runner.rollback(0)
-            cuda.memory.counts(least=540 * 2 * 8 * 4, left=failing)
-            with pytest.raises(torch.OutOfMemoryError):
-                runner.extend(TEXT[:540], keep=0)
-            cuda.memory.counts(least=1 << 60)
-            assert read(runner, 20) == short
-            assert read(runner, 540) == long
-            assert not isinstance(runner, Capturing) or runner.preparing_seconds is not None
+        runner = runner_of(engine, model)
+        assert read(runner, 20) == short
+        runner.rollback(0)
+        cuda.memory.counts(least=540 * 2 * 8 * 4, left=failing)
+        with pytest.raises(torch.OutOfMemoryError):
+            runner.extend(TEXT[:540], keep=0)
+        cuda.memory.counts(least=1 << 60)
+        assert read(runner, 20) == short
+        assert read(runner, 540) == long
+        assert not isinstance(runner, Capturing) or runner.preparing_seconds is not None
 
 
 def test_errors_that_capturing_does_not_cause_are_raised() -> None:
@@ -188,18 +191,19 @@ def test_a_prompt_of_a_draft_head_is_not_captured() -> None:
         assert cuda.captures == []
 
 
-def test_readers_of_many_temperatures_do_not_pile_up() -> None:
+def test_readers_of_many_temperatures_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.models.running.graph.READERS", 2)
     with Devices() as cuda:
         runner = graph(cuda)
         runner.extend(TEXT[:20], keep=0)
         most = 0
-        for step in range(READERS + 3):
+        for step in range(4):
             runner.rollback(20)
             runner.read([3], Reader(Sampling(1 + step / 100)), 0.5)
             runner.rollback(20)
             runner.extend(TEXT[20:22], keep=2)
             most = max(most, len(runner._captured))
-        assert most == READERS + 1  # with the pass that no reader belongs to
+        assert most == 2 + 1  # with the pass that no reader belongs to
 
 
 def test_a_capture_waits_nowhere() -> None:

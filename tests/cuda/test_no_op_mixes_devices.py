@@ -37,7 +37,7 @@ from specctl.training.predictors.predictor_learner import weighted_loss
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")
-PROMPT, LENGTH = TEXT[:12], 6
+PROMPT, LENGTH = TEXT[:12], 5
 
 
 pytestmark = pytest.mark.usefixtures("inference_mode")

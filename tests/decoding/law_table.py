@@ -249,6 +249,13 @@ HIERARCHIES = [
         "policy max_draft budget eos / policy budget eos",
         limit=4,
     ),
+    Hierarchy(
+        "both drop their trigger",
+        (DROPPING_SVIP, DROPPING_SVIP),
+        "policy max_draft eos / policy budget eos",
+        length=2,
+        limit=4,
+    ),
     Hierarchy("M1 never drafts", (SVIP, ("none", {})), "policy budget eos / max_draft"),
     Hierarchy(
         "four levels",

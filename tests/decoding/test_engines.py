@@ -81,7 +81,7 @@ EVERYWHERE = ("constant", "svip", "specdec++")
     + [(family, name) for family in ("qwen3", "gpt-neox") for name in EVERYWHERE],
 )
 @pytest.mark.representatives(
-    "llama-svip", "llama-none-static", "llama-cost-optimal", "gpt-neox-constant-onnx", "qwen3-svip-graph"
+    "llama-svip", "llama-none-static", "llama-cost-optimal-fixed width", "gpt-neox-constant-static", "qwen3-svip-graph"
 )
 def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str) -> None:
     target, draft = ENGINES[engine](random_model(family)), ENGINES[engine](noisy_copy(family))
@@ -92,7 +92,9 @@ def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", ["constant", "svip", "specdec++"])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)], ids=["plain", "filtered"])
-@pytest.mark.representatives("plain-svip", "filtered-constant")
+@pytest.mark.representatives(
+    "plain-svip-static", "plain-svip-onnx", "filtered-constant-graph", "filtered-constant-fixed width"
+)
 def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sampling: Sampling) -> None:
     """The same randomness is used up in the same order, so that the law of the one is the law of the other."""
     model, copy = random_model("llama"), noisy_copy("llama")

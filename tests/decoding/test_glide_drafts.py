@@ -84,6 +84,7 @@ def differing_drafts(runner_of: Callable[[GlideHead], HeadRunner]) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.representatives("graph")
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
     assert differing_drafts(ENGINES[engine]) == 0
 
@@ -164,6 +165,7 @@ def law_of(make: Callable[[], Drafter], case: Case, layers: Sequence[int] = LAYE
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.representatives("constant: draft_length=2; T=1", "svip", "specdec++")
 def test_output_has_the_law_of_the_target(case: Case) -> None:
     assert law_of(lambda: toy_drafter(case), case).extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
@@ -180,6 +182,7 @@ def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
+@pytest.mark.representatives("svip")
 def test_output_with_leaves_has_the_law_of_the_target(case: Case) -> None:
     found = law_of(lambda: LeafDrafter(toy_drafter(case, laws=True), ConstantLeaves(1)), case)
     assert found.leaves >= {True, False}
@@ -187,6 +190,7 @@ def test_output_with_leaves_has_the_law_of_the_target(case: Case) -> None:
 
 @pytest.mark.parametrize("rule", [ConstantLeaves(3), ConfidenceLeaves()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.representatives("eager-ConstantLeaves", "static-ConfidenceLeaves")
 def test_greedy_text_with_leaves_is_the_targets_own(engine: str, rule: LeafRule) -> None:
     """SVIP on GliDe with CaPE."""
     head = head_of()

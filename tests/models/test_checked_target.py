@@ -39,6 +39,7 @@ def test_models_that_forget_pass(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h", "jamba", "zaya, sliding", "lfm2"])
+@pytest.mark.representatives("nemotron_h", "lfm2")
 def test_so_do_models_with_a_state(family: str) -> None:
     difference = run(recurrent_model(family), noisy_recurrent(family, 0.05)).difference
     assert difference is not None

@@ -106,11 +106,33 @@ def completed(pair: Pair, settings: SamplingTable = GREEDY, setting: Setting = S
     return Session(pair, build_drafter(pair, setting)).generate(PROMPT, settings)
 
 
+def loaded_from_a_profile(family: Family) -> Pair:
+    tables = {
+        "target": {"model": str(family.folder), "shards": 2},
+        "draft": {"model": str(family.folder.parent / "draft")},
+    }
+    heard: list[str] = []
+    pair = load_pair(Profile.model_validate({**tables, "check": True}), progress=heard.append)
+    assert heard[0] == "2 processes for shards"
+    return pair
+
+
+def test_a_profile_loads_its_target_in_shards(families):
+    """The first test: it starts followers of its own, and the others go on with them."""
+    family = families("llama")
+    pair = loaded_from_a_profile(family)
+    assert pair.target.engine == "eager, tensor over 2"
+    assert completed(pair).tokens == completed(family.pair).tokens
+    assert isinstance(pair.target, CheckedRunner)
+    assert pair.target.difference is not None
+
+
 @pytest.mark.parametrize(("engine", "settings"), [("eager", GREEDY), ("static", SAMPLED)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("family", "placement"),
     [("llama", "tensor"), ("qwen3", "tensor"), ("gpt-neox", "tensor"), ("llama", "pipeline"), ("qwen3", "pipeline")],
 )
+@pytest.mark.representatives("gpt-neox-tensor-greedy", "qwen3-tensor-sampled", "llama-pipeline-sampled")
 def test_a_model_in_shards_writes_what_it_writes_whole(families, family, placement, engine, settings):
     pair = families(family).sharded(placement, engine)
     alone, found = completed(families(family).pair, settings), completed(pair, settings)
@@ -198,7 +220,8 @@ def test_a_draft_may_be_in_shards_too(families):
     draft = sharded(load_model(ModelTable.model_validate(table), role="draft"))
     pair = replace(family.sharded(), drafts=(draft,))
     for settings in (GREEDY, SAMPLED):
-        assert completed(pair, settings).tokens == completed(family.pair, settings).tokens
+        few = settings.model_copy(update={"max_new_tokens": 10})
+        assert completed(pair, few).tokens == completed(family.pair, few).tokens
 
 
 def test_blocks_of_one_shape_and_the_check_go_through_all_ranks(families):
@@ -303,16 +326,8 @@ def test_a_follower_that_cannot_go_on_is_told_once_and_ends_the_run(families):
         runner.extend([5], keep=1)
 
 
-def test_a_profile_loads_its_target_in_shards(families):
+@pytest.mark.slow
+def test_models_are_loaded_anew_after_a_follower_ended(families):
+    """Behind the one before, with followers of its own."""
     family = families("llama")
-    tables = {
-        "target": {"model": str(family.folder), "shards": 2},
-        "draft": {"model": str(family.folder.parent / "draft")},
-    }
-    heard: list[str] = []
-    pair = load_pair(Profile.model_validate({**tables, "check": True}), progress=heard.append)
-    assert heard[0] == "2 processes for shards"
-    assert pair.target.engine == "eager, tensor over 2"
-    assert completed(pair).tokens == completed(family.pair).tokens
-    assert isinstance(pair.target, CheckedRunner)
-    assert pair.target.difference is not None
+    assert completed(loaded_from_a_profile(family)).tokens == completed(family.pair).tokens

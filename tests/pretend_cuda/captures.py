@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pretend_cuda.memory import Workspace
+from pretend_cuda.operations import each_changed, leaves
 from pretend_cuda.streams import Stream
 
 if TYPE_CHECKING:
@@ -57,21 +57,19 @@ class Node:
     ) -> None:
         self.name, self.seconds = str(function), seconds
         self._function = function
-        flat, self._spec = tree_flatten(given)
-        self._given = [Address(x, owned(x)) if isinstance(x, torch.Tensor) else x for x in flat]
-        tensors = [x for x in tree_flatten(results)[0] if isinstance(x, torch.Tensor)]
+        self._given = each_changed(lambda x: Address(x, owned(x)) if isinstance(x, torch.Tensor) else x, given)
+        tensors = [x for x in leaves(results) if isinstance(x, torch.Tensor)]
         self._results = [Address(x, owned(x)) for x in tensors]
 
     def run(self) -> None:
-        flat = [x.tensor(self.name) if isinstance(x, Address) else x for x in self._given]
-        args, named = tree_unflatten(flat, self._spec)
-        found = [x for x in tree_flatten(self._function(*args, **named))[0] if isinstance(x, torch.Tensor)]
+        args, named = each_changed(lambda x: x.tensor(self.name) if isinstance(x, Address) else x, self._given)
+        found = [x for x in leaves(self._function(*args, **named)) if isinstance(x, torch.Tensor)]
         for place, value in zip(self._results, found, strict=False):  # none for one that writes to its arguments
             place.tensor(self.name).copy_(value)
 
     def outside(self) -> list[torch.Tensor]:
         """What it reads or writes of memory that the graph does not own."""
-        addresses = [x for x in (*self._given, *self._results) if isinstance(x, Address)]
+        addresses = [x for x in (*leaves(self._given), *self._results) if isinstance(x, Address)]
         return [address.tensor(self.name) for address in addresses if not address.owned]
 
     def spoil(self) -> None:
@@ -165,7 +163,7 @@ class CUDAGraph:
 
     def own(self, results: Any) -> None:
         """Memory that is asked for while capturing comes from the graph's pool."""
-        for tensor in tree_flatten(results)[0]:
+        for tensor in leaves(results):
             if isinstance(tensor, torch.Tensor):
                 self._owned.add(tensor.untyped_storage()._cdata)
                 self._memory.append(tensor)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
+from pretend_cuda.operations import Known, each_changed, known_of, leaves
 from pretend_cuda.tensors import CudaTensor, attend, is_pinned
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 PICKS = {"embedding", "index_select", "gather", "index"}
 """Of their first tensor no more is read than is picked."""
 DRAWS = {"exponential_", "uniform_", "normal_", "random_", "log_", "neg_"}
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Mode(TorchDispatchMode):
@@ -34,7 +33,7 @@ class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         # In inference mode operations come as they were called, and are still to be taken apart.
-        if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(COMPOSITE):
+        if torch.is_inference_mode_enabled() and known_of(func).composite:
             with self:
                 found = func.decompose(*args, **named)
             if found is not NotImplemented:
@@ -53,11 +52,11 @@ class Kernels:
         self._at = devices
 
     def run(self, function: Any, args: Any, named: Any) -> Any:
-        ours = [x for x in tree_flatten((args, named))[0] if isinstance(x, CudaTensor)]
+        ours = [x for x in leaves((args, named)) if isinstance(x, CudaTensor)]
         wanted = named.get("device")
         if not ours and (wanted is None or torch.device(wanted).type != "cuda"):
             return function(*args, **named)
-        name = function._schema.name.removeprefix("aten::")
+        name = known_of(function).name
         if name == "_local_scalar_dense":
             return self._down(ours[0], "item").item()
         if name in ("_to_copy", "copy_"):
@@ -68,31 +67,31 @@ class Kernels:
 
     def launch(self, function: Any, args: Any, named: Any, name: str) -> Any:
         """A kernel, or a view without one."""
-        at = self._at
-        flat = tree_flatten((args, named))[0]
+        at, known = self._at, known_of(function)
+        flat = list(leaves((args, named)))
         device = self._device(flat, named.get("device"), name)
         stream = at.streams.current(device)
         graph = at.recording(stream)
-        plain, plain_named = tree_map(lambda x: x.inner if isinstance(x, CudaTensor) else x, (args, dict(named)))
+        plain, plain_named = each_changed(lambda x: x.inner if isinstance(x, CudaTensor) else x, (args, named))
         if named.get("device") is not None:
             plain_named["device"] = torch.device("meta" if at.shapes_only else "cpu")
         if at.shapes_only and plain_named.get("generator") is not None:
             plain_named["generator"] = None
-        written = _written(function, plain, plain_named)
-        kernel = name not in WITHOUT_KERNEL and not _is_view(function)
-        inputs = [x for x in tree_flatten((plain, plain_named))[0] if isinstance(x, torch.Tensor)]
+        written = _written(known, plain, plain_named)
+        kernel = name not in WITHOUT_KERNEL and not known.is_view
+        inputs = [x for x in leaves((plain, plain_named)) if isinstance(x, torch.Tensor)]
         # While it captures nothing runs; what the graph owns holds nothing yet, and later kernels need valid ids.
         kept = [] if graph is None else [(tensor, tensor.clone()) for tensor in written if not graph.owns(tensor)]
         results = args[0] if at.shapes_only and name in DRAWS else function(*plain, **plain_named)
         for tensor, old in kept:
             tensor.copy_(old)
-        made = [x for x in tree_flatten(results)[0] if isinstance(x, torch.Tensor)]
-        if not written and not _is_view(function):
+        made = [x for x in leaves(results) if isinstance(x, torch.Tensor)]
+        if not written and not known.is_view:
             for tensor in made:
                 at.memory.allocate(tensor.numel() * tensor.element_size())
         if not kernel:
             at.clock.host(at.clock.costs.view)
-            if graph is not None and not _is_view(function) and name.startswith(("empty", "new_empty")):
+            if graph is not None and not known.is_view and name.startswith(("empty", "new_empty")):
                 graph.own(results)
         else:
             seconds = self._seconds(name, inputs, made, bool(written), graph is not None)
@@ -108,8 +107,8 @@ class Kernels:
                 self._order(name, inputs, made, device)
                 at.clock.work(device, seconds)
         if written:
-            return _as_given(function, args, named)
-        return tree_map(lambda x: CudaTensor(x, device) if isinstance(x, torch.Tensor) else x, results)
+            return _as_given(known, args, named)
+        return each_changed(lambda x: CudaTensor(x, device) if isinstance(x, torch.Tensor) else x, results)
 
     def attention(
         self,
@@ -251,27 +250,14 @@ class Kernels:
         return source.inner.to(dtype, copy=True)
 
 
-def _is_view(function: Any) -> bool:
-    schema = getattr(function, "_schema", None)
-    found = schema is not None and not schema.is_mutable
-    return found and any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns)
-
-
-def _written(function: Any, args: Any, named: Any) -> list[Any]:
+def _written(known: Known, args: Any, named: Any) -> list[Any]:
     """The arguments that an operation writes to."""
-    schema = getattr(function, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    places = [
-        args[number] if number < len(args) else named.get(argument.name)
-        for number, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
+    places = [args[number] if number < len(args) else named.get(name) for number, name in known.writes]
     return [place for place in places if isinstance(place, torch.Tensor)]
 
 
-def _as_given(function: Any, args: Any, named: Any) -> Any:
-    if not function._schema.returns:
+def _as_given(known: Known, args: Any, named: Any) -> Any:
+    if not known.returns:
         return None
-    found = _written(function, args, named)
+    found = _written(known, args, named)
     return found[0] if len(found) == 1 else tuple(found)

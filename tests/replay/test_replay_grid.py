@@ -281,6 +281,7 @@ def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
 
 
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
+@pytest.mark.representatives("crossing", "block", "remembering")
 def test_when_sampling_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their verdicts come from the same coins; what is drawn behind a rejected token is not compared."""
     pair = PAIRS[kind](NO_EOS, None)

@@ -84,12 +84,14 @@ class HeadToy(Toy):
 
 
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
-ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
+ALONE = [Toy(1, 3, 3), Toy(1, 2, 6)]
 STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
-ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
+ABOVE = [Toy(2, 3, 3), Toy(2, 2, 4)]
+LONGER_ABOVE = Toy(2, 2, 5)
 # Where rounds are verified as blocks, every round that may begin has tokens of its own behind those that are kept.
-IN_BLOCKS = [Toy(1, 2, 4, ends=False), HeadToy(1, 2, 4, ends=False), HeadToy(1, 3, 3), HeadToy(1, 2, 4, longest=2)]
-LONGER_BLOCKS = Toy(1, 3, 4)
+SHORT_BLOCKS = [Toy(1, 2, 3, ends=False), HeadToy(1, 2, 3, ends=False)]
+IN_BLOCKS = [Toy(1, 2, 4, ends=False), *SHORT_BLOCKS[1:], HeadToy(1, 3, 3), HeadToy(1, 2, 4, longest=2)]
+LONGER = [Toy(1, 3, 4), HeadToy(1, 2, 4, ends=False)]
 
 
 @cache
@@ -155,7 +157,10 @@ POLICIES_ALONE = [
 @pytest.mark.representatives("svip")
 def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
-    for toy in ALONE:
+    for toy in [
+        *ALONE,
+        *([] if name == "svip" else LONGER[:1]),
+    ]:  # others do not stop for their own reason in short ones
         stops |= assert_same_law(toy, [(name, settings, False)])
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
@@ -178,21 +183,23 @@ DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger":
 @pytest.mark.representatives("svip")
 def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
-    for toy in IN_BLOCKS:
+    for toy in [*IN_BLOCKS, *([] if name == "svip" else LONGER[1:])]:
         stops |= assert_same_law(toy, [(name, settings, False)], BLOCK)
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
 
 @pytest.mark.slow
-def test_so_have_longer_blocks_that_may_end() -> None:
-    for name, settings, _ in [*POLICIES_ALONE, DROPPING]:
-        assert_same_law(LONGER_BLOCKS, [(name, settings, False)], BLOCK)
+@pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
+def test_so_have_longer_texts_that_may_end(sampling: Sampling) -> None:
+    for name, settings, _ in [*POLICIES_ALONE, DROPPING][: 10 + (sampling is BLOCK)]:
+        for toy in LONGER:
+            assert_same_law(toy, [(name, settings, False)], sampling)
 
 
 PAIRS: Part = ("constant", {"draft_length": 2}, False)
 
 
-@pytest.mark.parametrize("toy", IN_BLOCKS[:2], ids=str)
+@pytest.mark.parametrize("toy", SHORT_BLOCKS, ids=str)
 def test_a_trace_of_tokens_verified_one_by_one_is_none_of_blocks(toy: Toy) -> None:
     """Or the comparisons above might see nothing."""
     assert compared(toy, [PAIRS], PLAIN, BLOCK)[0] > 1000 * EXACT
@@ -220,7 +227,7 @@ LOOKING: list[Part] = [
 
 
 @pytest.mark.parametrize(
-    ("toy", "wrong"), [(IN_BLOCKS[0], "tails"), (IN_BLOCKS[0], "weights"), (IN_BLOCKS[1], "weights")], ids=str
+    ("toy", "wrong"), [(IN_BLOCKS[0], "tails"), (SHORT_BLOCKS[0], "weights"), (SHORT_BLOCKS[1], "weights")], ids=str
 )
 def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong == "tails":
@@ -295,14 +302,24 @@ HIERARCHIES: dict[str, tuple[list[Part], str]] = {
 }
 
 
+SHORT = ("full", "SpecDec++ over SVIP", "cost-optimal twice")
+"""Those that stop for their own reason in short texts too."""
+
+
 @pytest.mark.parametrize("name", HIERARCHIES)
-@pytest.mark.representatives("full", "SpecDec++ over SVIP", "cost-optimal twice")
+@pytest.mark.representatives(*SHORT)
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()
-    for toy in ABOVE:
+    for toy in [*ABOVE, *([] if name in SHORT else [LONGER_ABOVE])]:
         stops |= assert_same_law(toy, parts)
     assert stops >= {StopReason.EOS, StopReason(stop)}
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.slow
+def test_so_have_longer_ones_of_a_hierarchy(name: str) -> None:
+    assert_same_law(LONGER_ABOVE, HIERARCHIES[name][0])
 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def asked(tmp_path_factory):
     lines[3] = '{"id": "long", "prompt": "' + "x" * 3000 + '"}\n'
     (folder / "prompts.jsonl").write_text("".join(lines))
     suite = load_records(folder / "prompts.jsonl")
-    return Plan(profile, candidates_of(competing_drafts([profile], [])), suite, [4, 8], repeats=2)
+    return Plan(profile, candidates_of(competing_drafts([profile], [])), suite, [2, 4], repeats=2)
 
 
 @pytest.fixture(scope="module")

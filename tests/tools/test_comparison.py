@@ -1,6 +1,5 @@
 """The signal bound, and the comparison of all policies by replay."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -14,8 +13,10 @@ from specctl.policies.rules.bandit import Bandit
 from specctl.replay.bound import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet
+from tools import compare_policies
+from tools.comparison import standings
 from tools.comparison.regimes import made_up, regimes, useless
-from tools.comparison.standings import MIXED, NEW, compare, early_share
+from tools.comparison.standings import MIXED, NEW, early_share
 from tools.comparison.tables import comparison_tables
 
 EOS = frozenset({0})
@@ -93,8 +94,28 @@ def test_cost_optimal_learns_early() -> None:
     assert early_share(traces(4, 10).traces, made_up(8), EOS) > 0.85
 
 
-def test_every_policy_is_compared_on_every_part() -> None:
-    found = compare(traces(5, 6), "paper")
+@pytest.mark.parametrize("ratios", [(8,), (3, 30)], ids=["8", "3 and 30"])
+@pytest.mark.representatives("8")
+def test_every_policy_is_compared_on_every_part_of_a_trace_file(tmp_path, monkeypatch, capsys, ratios) -> None:
+    monkeypatch.setattr("tools.comparison.regimes.RATIOS", ratios)
+    path, compared = tmp_path / "t.jsonl", []
+    some: TraceSet = traces(5, 6)
+    with path.open("w", encoding="utf-8") as stream:
+        TRACES.append(stream, some.header)
+        for trace in some.traces:
+            TRACES.append(stream, TracedPrompt(trace.prompt, {}, [trace]))
+
+    def noted(*given):
+        compared.append(standings.compare(*given))
+        return compared[-1]
+
+    monkeypatch.setattr(compare_policies, "compare", noted)
+    monkeypatch.setattr(sys, "argv", ["compare_policies", str(path), "--grid", "paper"])
+    compare_policies.main()
+    said, (found,) = capsys.readouterr().out, compared
+    for ratio in ratios:
+        assert said.count(f"| 1:{ratio} flat ") == 4  # two categories, mixed, and the guards
+    assert "| 1:3 then 1:30 |" in said
     assert [(line.regime, line.part) for line in found.lines] == [
         (regime, part) for regime in regimes() for part in ("c0", "c1", MIXED)
     ]
@@ -107,16 +128,3 @@ def test_every_policy_is_compared_on_every_part() -> None:
     assert len(changing.rows) == len(found.changing) == 4
     assert len(guards.rows) == len(regimes())
     assert all(len(row) == len(table.columns) for table in (speeds, changing, guards) for row in table.rows)
-
-
-def test_the_comparison_runs_from_a_trace_file(tmp_path) -> None:
-    path = tmp_path / "t.jsonl"
-    some: TraceSet = traces(5, 2)
-    with path.open("w", encoding="utf-8") as stream:
-        TRACES.append(stream, some.header)
-        for trace in some.traces:
-            TRACES.append(stream, TracedPrompt(trace.prompt, {}, [trace]))
-    command = [sys.executable, "-m", "tools.compare_policies", str(path), "--grid", "paper"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.count("| 1:8 flat ") == 4  # two categories, mixed, and the guards
-    assert "| 1:3 then 1:30 |" in said

@@ -4,6 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -56,6 +57,7 @@ def test_the_embedded_eagle3_head_is_accepted_more_than_the_embedded_draft() -> 
     assert own.lengths[-1] > 1.05 * other.lengths[-1]
 
 
+@pytest.mark.slow
 def test_states_of_another_place_or_layer_cost_acceptance() -> None:
     target = model("target")
     head = embedded_eagle3(target)

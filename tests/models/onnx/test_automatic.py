@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from onnx_models import needs_onnx
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from onnx_models import needs_onnx, one_layer
+from transformers import PreTrainedModel
 
 from specctl.models.onnx import automatic, engine_times
 from specctl.models.onnx.automatic import LONG_RUN, automatic_runner
@@ -38,11 +37,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = LlamaConfig(num_hidden_layers=1, vocab_size=64, head_dim=16, **sizes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
+    return one_layer()
 
 
 def chosen(model: PreTrainedModel, tokens: int, **settings: Any) -> str:

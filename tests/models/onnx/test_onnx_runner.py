@@ -48,6 +48,7 @@ def same(found: Forward, expected: Forward) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2")
 @given(
     prompt=st.integers(1, 100),
     rounds=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.booleans()), min_size=1, max_size=6),
@@ -110,7 +111,7 @@ def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
 def test_buffers_double_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.models.onnx.onnx_runner.CAPACITY", 16)
     monkeypatch.setattr("specctl.models.onnx.onnx_runner.PIECE", 40)
-    runner, plain = sure_runner(model_of("mistral"), VOCABULARY), EagerRunner(random_model("mistral"), VOCABULARY)
+    runner, plain = sure_runner(model_of("gemma2"), VOCABULARY), EagerRunner(random_model("gemma2"), VOCABULARY)
     for width in (10, 1, 6, 7, 30, 1, 100, 1):
         block = TOKENS[runner.length : runner.length + width]
         same(*(each.extend(block, keep=min(width, 60)) for each in (runner, plain)))
@@ -144,7 +145,7 @@ def test_blocks_of_one_shape_do_not_depend_on_how_they_were_cut() -> None:
 
 def test_branches_are_those_of_the_eager_engine() -> None:
     found: list[list[list[int]]] = []
-    for runner in (sure_runner(model_of("qwen3"), VOCABULARY), EagerRunner(random_model("qwen3"), VOCABULARY)):
+    for runner in (sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)):
         chosen: list[list[int]] = []
 
         def choose(_: object, forward: Forward, chosen: list[list[int]] = chosen) -> list[int]:
@@ -171,6 +172,7 @@ def test_another_runner_of_the_same_graph_has_a_cache_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "mistral"])
+@pytest.mark.representatives("gemma2")
 def test_greedy_tokens_beyond_a_sliding_window_are_those_of_generate(family: str) -> None:
     """The other families are among the engines of `tests/decoding/test_engines.py`."""
     prompt = TOKENS[:20]
