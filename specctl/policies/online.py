@@ -34,14 +34,14 @@ class RunningLine:
         anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
             varies goes through the origin, without them it is flat.
         tolerance: the share of the expected value up to which an error is plausible whatever the typical error.
-        restarts: whether it is learned anew from an observation far below: other programs may take time away, and never
-            give any, so that those before it took too long.
+        restarts: while the earlier observations weigh less than this, it is learned anew from one that is far below:
+            other programs may take time away and never give any, so that those before it took too long.
     """
 
     memory: float
     anchor: float = 0.0
     tolerance: float = TOLERANCE
-    restarts: bool = False
+    restarts: float = 0.0
     _count: float = 0.0
     _k: float = 0.0
     _kk: float = 0.0
@@ -81,7 +81,7 @@ class RunningLine:
 
     def learn(self, k: int, seconds: float) -> None:
         """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
-        if self.restarts and self._count and seconds < FAR_BELOW * self.at(k):
+        if 0 < self._count < self.restarts and seconds < FAR_BELOW * self.at(k):
             self._count = self._k = self._kk = self._t = self._kt = self._scale = 0.0
         if self._count:
             base, slope = self._fit or self.fit()

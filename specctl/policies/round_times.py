@@ -12,6 +12,13 @@ DRAFT_ANCHOR = 1.0
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
+AT_MOST, MOST_WIDER = 0.15, 0.5
+"""What reading many tokens at once takes at most, as a share of as many draft steps; and what each token more of a pass
+takes at most, as a share of a pass over one."""
+CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
+"""Until so many drafts were timed, a step is taken to last at most so many times what `cost_ratio` says."""
+FIRST = 4.0
+"""`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
 TRIED = 4
 """Until drafts of so many tokens were timed, each further one is taken to cost no more than `cost_ratio` says."""
 AT_ONCE = 8
@@ -49,16 +56,23 @@ class RoundTimes:
     _step: float = field(init=False)
     _speed: float = field(init=False)
     _base: float = field(init=False, default=1.0)  # of a pass, while none was timed
-    _draft: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR))
-    _verify: WidthTimes = field(init=False, default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY)))
-    _alone: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=True))
-    _any: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=True))
-    _catching_up: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR))
+    _draft: RunningLine = field(
+        init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
+    )
+    _verify: WidthTimes = field(
+        init=False, default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY, restarts=FIRST))
+    )
+    _alone: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=FIRST))
+    _any: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=FIRST))
+    _catching_up: RunningLine = field(
+        init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
+    )
     _slowdown: Slowdown = field(init=False, default_factory=Slowdown)
     _emitted: float = field(init=False, default=0.0)
     _seconds: float = field(init=False, default=0.0)
     _prior: float = field(init=False, default=PRIOR_ROUNDS)
     _longest: int = field(init=False, default=0)
+    _timed: int = field(init=False, default=0)
     _drafted_before: bool = field(init=False, default=True)
     _spent: list[float] = field(init=False, default_factory=list)
 
@@ -90,12 +104,23 @@ class RoundTimes:
 
     def lost(self, round_: Round) -> float:
         """By how many passes of the target alone a round with a draft was longer than one, but for catching up."""
-        seconds = self._draft.at(round_.drafted) if self._draft.known else self._step * round_.drafted
-        alone = self._one_pass
-        if self._verify.line.known:
-            # A wider pass that seems to be shorter is one that was measured when the machine was less busy.
-            seconds += max(0.0, self._verify.at(_width(round_)) - alone)
-        return seconds / alone
+        alone, drafted = self._one_pass, round_.drafted
+        if not self._draft.known:
+            return self._step * drafted / alone
+        seconds = self._draft.at(drafted)
+        if self._timed < CONFIRMED:
+            seconds = min(seconds, self._most_a_step * drafted)
+        return (seconds + self._wider(_width(round_), alone)) / alone
+
+    @property
+    def _most_a_step(self) -> float:
+        """Seconds that a draft step is taken to last at most, while that may have been measured in a bad moment."""
+        return PLAUSIBLE_STEP * self.cost_ratio * self._one_pass
+
+    def _wider(self, width: int, alone: float) -> float:
+        """By how many seconds a pass over a draft is longer than one of the target alone."""
+        longer = self._verify.at(width) - self._verify.at(0)
+        return max(0.0, min(longer, MOST_WIDER * width * alone))
 
     @property
     def knows_target(self) -> bool:
@@ -128,11 +153,14 @@ class RoundTimes:
         if behind:
             base = self._verify.at(0)
             steps = self._draft.at(round_.drafted) if self._draft.known else self.cost_ratio * base * round_.drafted
-            self._catching_up.learn(unread, max(0.0, drafting - steps))
+            # Reading tokens at once takes a part of what as many draft steps take.
+            most = AT_MOST * unread * steps / round_.drafted
+            self._catching_up.learn(unread, max(0.0, min(most, drafting - steps)))
             drafting = steps
         elif round_.drafted:
             self._draft.learn(round_.drafted, drafting)
             self._longest = max(self._longest, round_.drafted)
+            self._timed += 1
         elif not self._drafted_before:
             self._alone.learn(0, verifying)
         if not self._alone.known:
@@ -146,7 +174,7 @@ class RoundTimes:
     def _set_prices(self) -> None:
         base, slope = self._verify.line.fit() if self._verify.line.known else (self._base, 0.0)
         entry, step = self._draft.fit() if self._draft.known else (0.0, self.cost_ratio * base)
-        self.lost_step = (step + slope) / self._one_pass
+        real = step
         seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * (step + slope))
         if self._longest < TRIED:
             step = min(step, self.cost_ratio * base)  # it may be the beginning that takes long
@@ -154,9 +182,12 @@ class RoundTimes:
         self._spent.clear()
         alone = self._one_pass
         # A pass over a draft of one token may be longer than one of the target alone by more than wider drafts differ.
-        wider = max(0.0, self._verify.at(1) - slope - alone) if self._verify.line.known else 0.0
+        wider = max(0.0, self._wider(1, alone) - slope) if self._verify.line.known else 0.0
         self.price, self.entry = (step + slope) * self._speed, (entry + wider) * self._speed
-        self.lost_entry = (entry + wider) / alone
+        lost_entry, lost_step = (
+            (entry + wider, real) if self._timed >= CONFIRMED else (wider, min(real, self._most_a_step))
+        )
+        self.lost_entry, self.lost_step = lost_entry / alone, (lost_step + min(slope, MOST_WIDER * alone)) / alone
 
 
 def _width(round_: Round) -> int:

@@ -41,6 +41,8 @@ AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
+DOUBTED = 100
+"""Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
 of the target alone stays known, and after a first draft that is rejected; the weight of one draft in what they save."""
@@ -256,7 +258,9 @@ class CostOptimal(Rule):
         self._probing, self._limit = not pays, 0
         if not self._resting and (pays or account.probes):
             reading = 0.0 if account.proven and pays else times.catching_up(unread)
-            self._limit = min(self.max_draft, account.longest(times.lost_entry + reading, times.lost_step))
+            doubt = 0.5 ** (self._idle / DOUBTED)
+            entry, step = doubt * (times.lost_entry + reading), doubt * times.lost_step
+            self._limit = min(self.max_draft, account.longest(entry, step))
 
     def _learn_verdicts(self, round_: Round) -> None:
         verified = round_.accepted + (not round_.fully_accepted)
