@@ -66,4 +66,4 @@ def trace_of(
 def shape(played: Round) -> tuple[object, ...]:
     """All of a round but its signals and times, those of its inner rounds too."""
     inner = tuple(map(shape, played.inner))
-    return played.drafted, played.accepted, played.stop, played.extra, played.extra_kind, inner
+    return played.drafted, played.accepted, played.stop, played.extra, played.extra_kind, inner, played.index

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, Uniforms, sibling
@@ -137,6 +137,8 @@ class ModelDrafter:
         self._generator: DrawGenerator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
+        self._pending: Sequence[int] = ()
+        self._rows: list[Numbers] = []  # the laws of the round's tokens
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
 
     @property
@@ -164,28 +166,77 @@ class ModelDrafter:
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
-        threshold = self.policy.current_threshold
+        threshold, runner, ahead = self.policy.current_threshold, self.runner, self._steps
         self._start = len(sequence)
-        longest = self.runner.longest
-        most = longest_draft(self.policy, budget, longest)
-        if not most:  # the text that the draft has not read is nobody's concern until one is wanted
-            return Draft(
-                [], None, (), draft_phase(self.policy, budget, self._eos, self._read_step, longest)[1], threshold
-            )
-        self._steps.begin(sequence[self.runner.length :], most, self._reach)
-        steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, longest)
-        self._steps.end()
-        rows = self._steps.laws(len(steps))
-        laws = stacked(rows) if rows else None  # (K, V)
+        self._pending, self._rows = sequence[runner.length :], []
+        if runner.runs_ahead:
+            most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
+            ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
+            steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, runner.longest)
+            ahead.end()
+            self._rows = ahead.laws(len(steps))
+        else:
+            steps, stop = draft_phase(self.policy, budget, self._eos, self._next_step, runner.longest)
+        laws = stacked(self._rows[: len(steps)]) if steps and self._rows else None  # (K, V)
         if laws is not None and self._sampling.greedy:
             laws = rows_over(laws).laws(UNPROCESSED).numbers
         return Draft.of(steps, laws, stop, threshold, greedy=self._sampling.greedy, keeps_laws=self._laws)
 
-    @property
-    def _reach(self) -> Reach:
-        if not self.runner.runs_ahead:
-            return Reach.NONE
-        return Reach.ALL if never_stops(self.policy) else Reach.ONE
+    def _next_step(self, index: int) -> DraftStep:
+        """Draw one token, and wait for it."""
+        reader, packed, law = self._drawn(self._pending, index)
+        numbers = packed if isinstance(packed, list) else packed.tolist()
+        self._pending = [int(numbers[0])]
+        if law is not None:
+            self._rows.append(law)
+        return self._step(index, reader, numbers)
+
+    def _drawn(self, pending: Fed, index: int) -> "tuple[Reader, list[float] | torch.Tensor, Numbers | None]":
+        """Draw one token after ``pending``: who reads it, what it reads in a single transfer, and the token's law."""
+        # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
+        predicts = self._predictor is not None and index > 1
+        uniform = None if self._sampling.greedy else self._uniforms.next()
+        packed: list[float] | torch.Tensor
+        law: Numbers | None
+        if len(pending) <= self.runner.widest_read:
+            reader = self._reader
+            fed = pending if isinstance(pending, Sequence) else [pending[0]]
+            previous = None if self._previous is None else numbers_on(self.runner.device, self._previous)
+            packed, law = self.runner.read(fed, reader, uniform, previous)
+        else:
+            reader = self._reader if predicts else self._blind
+            fed = cast("Sequence[int]", pending)  # a token on the device is read within its pass
+            forward = self.runner.extend(fed, keep=1, hidden=predicts)
+            state = None if forward.hidden is None else forward.hidden[0]  # (H,)
+            # The hidden state belongs to the token drawn one step ago, and so must the signals.
+            packed, law = rows_of(forward).read(reader, uniform, state, self._previous, self._foresee)
+        if self._previous is not None:
+            self._previous = packed_signals(packed)
+        return reader, packed, law
+
+    def _step(self, index: int, reader: Reader, numbers: Sequence[float]) -> DraftStep:
+        """A token as a record, from the reader's numbers on the host."""
+        if not self._signals:
+            return DraftStep(index, int(numbers[0]))
+        found = unpack(numbers, reader.fields)
+        if self._predictor is not None and index == 1:
+            found["accept_prob"] = 1.0
+        if self._disco is not None:
+            found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
+        return step_of(index, found, self._signals)
+
+    def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:
+        """Start a step that the host reads later."""
+        mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
+        reader, packed, law = self._drawn(pending, index)
+        if isinstance(packed, list) or not self.runner.runs_ahead:  # its pass could not be captured
+            values = packed if isinstance(packed, list) else packed.tolist()
+            return StartedStep(reader, values, [int(values[0])], law, mark)
+        return StartedStep(reader, self._steps.readback.send(packed), packed[:1], law, mark)
+
+    def _read_step(self, index: int) -> DraftStep:
+        step, numbers = self._steps.read(index)
+        return self._step(index, step.reader, numbers)
 
     def _take_back(self, step: StartedStep, count: int) -> None:
         """Let the next draws be those that they would have been, had a step not been started.
@@ -198,42 +249,6 @@ class ModelDrafter:
             self.runner.rollback(self._start + count - 1)
         if step.mark is not None:
             self._uniforms.go_back(step.mark)
-
-    def _read_step(self, index: int) -> DraftStep:
-        step, numbers = self._steps.read(index)
-        found = unpack(numbers, step.reader.fields)
-        if self._predictor is not None and index == 1:
-            found["accept_prob"] = 1.0
-        if self._disco is not None:
-            found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
-        return step_of(index, found, self._signals)
-
-    def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:
-        """Draw one token after ``pending``; it comes to the host with the signals wanted in a single transfer."""
-        # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
-        predicts = self._predictor is not None and index > 1
-        mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
-        uniform = None if self._sampling.greedy else self._uniforms.next()
-        packed: list[float] | torch.Tensor
-        law: Numbers | None
-        if len(pending) <= self.runner.widest_read:
-            reader = self._reader
-            fed = pending if isinstance(pending, Sequence) else [pending[0]]
-            previous = None if self._previous is None else numbers_on(self.runner.device, self._previous)
-            packed, law = self.runner.read(fed, reader, uniform, previous)
-        else:
-            reader = self._reader if predicts else self._blind
-            assert isinstance(pending, Sequence), "a token on the device is read within its pass"
-            forward = self.runner.extend(pending, keep=1, hidden=predicts)
-            state = None if forward.hidden is None else forward.hidden[0]  # (H,)
-            # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            packed, law = rows_of(forward).read(reader, uniform, state, self._previous, self._foresee)
-        if self._previous is not None:
-            self._previous = packed_signals(packed)
-        if isinstance(packed, list) or not self.runner.runs_ahead:
-            values = packed if isinstance(packed, list) else packed.tolist()
-            return StartedStep(reader, values, [int(values[0])], law, mark)
-        return StartedStep(reader, self._steps.readback.send(packed), packed[:1], law, mark)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -48,8 +48,8 @@ def decode(
         # One position is left for the verifier's own token.
         budget = end - len(sequence) - 1
         round_ = verified_round(target, drafter, sequence, budget, sampling, eos, generator, index=index)
-        sequence.extend(round_.emitted)
+        sequence += round_.emitted
         index += 1
         yield round_
-        if round_.emitted[-1] in eos:
+        if sequence[-1] in eos:
             return

@@ -22,7 +22,13 @@ ONE_TEXT = "Take all of one text, or close it, before the next one."
 
 
 class Turn:
-    """One text that is written with a target's cache."""
+    """One text that is written with a target's cache.
+
+    Attributes:
+        latest: whether no other one was begun since.
+    """
+
+    latest = True
 
 
 TURNS: WeakValueDictionary[int, Turn] = WeakValueDictionary()
@@ -108,8 +114,11 @@ class Session:
         arrivals: list[float] = []
         interrupted = False
         watching = 0.0  # seconds of who takes the rounds
-        if TURNS.get(id(pair.target)) is not self._turn:
+        before = TURNS.get(id(pair.target))
+        if before is not self._turn:
             self._cached = ()  # another session has used the caches
+        if before is not None:
+            before.latest = False
         self._turn = TURNS[id(pair.target)] = turn = Turn()
         self._roll_back(prompt)
         began = working_seconds()
@@ -122,11 +131,11 @@ class Session:
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.
-                arrivals.append(working_seconds() - began - watching)
                 paused = working_seconds()
+                arrivals.append(paused - began - watching)
                 enough = yield round_
                 watching += working_seconds() - paused
-                if TURNS.get(id(pair.target)) is not turn:
+                if not turn.latest:
                     raise UsageError("another text was begun with these models before this one ended", ONE_TEXT)
                 if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
                     count, text = found

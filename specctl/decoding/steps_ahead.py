@@ -20,9 +20,8 @@ Fed = Union[Sequence[int], "torch.Tensor"]
 
 
 class Reach(Enum):
-    """How far steps run ahead of the host: not at all; by one where it pays; or all of a round at once."""
+    """How far steps run ahead of the host: by one where it pays, or all of a round at once."""
 
-    NONE = 0
     ONE = 1
     ALL = 2
 
@@ -73,7 +72,7 @@ class StepsAhead:
         self._started: list[float] = []  # when each of them had been started
         self._landed: list[float] = []  # when the numbers of each were here
         self._pending: Fed = ()
-        self._most, self._reach = 0, Reach.NONE
+        self._most, self._reach = 0, Reach.ONE
 
     def begin(self, pending: Sequence[int], most: int, reach: Reach) -> None:
         """A round begins.

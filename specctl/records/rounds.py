@@ -172,7 +172,7 @@ class Round:
         """The verified tokens that stay: the accepted ones and the accepted leaf."""
         if self.tree:
             return self.path
-        accepted = tuple(step.token for step in self.steps[: self.accepted])
+        accepted = tuple([step.token for step in self.steps[: self.accepted]])
         return accepted if self.leaf is None else (*accepted, self.leaf)
 
     @property

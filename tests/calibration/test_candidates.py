@@ -104,6 +104,19 @@ def test_exploring_finds_the_best_of_all_combinations():
     assert best.below == Setting("constant")
 
 
+def test_exploring_begins_next_to_the_setting_that_there_is():
+    """At each level that it has; the middle option where it is none of the options."""
+    options = [[Setting.of({"name": "constant", "draft_length": length}) for length in (1, 2, 3, 4)]] * 2
+    start = nested([Setting("svip"), options[1][3]])
+    asked = []
+    explore(Space(options, options), start, lambda one: asked.append(one) or 0.0)
+    assert asked[:4] == [nested([one, options[1][3]]) for one in options[0]]
+    assert asked[4:8] == [nested([options[0][0], one]) for one in options[1]]
+    asked.clear()
+    explore(Space(options, options), options[0][1], lambda one: asked.append(one) or 0.0)
+    assert asked[0] == nested([options[0][0], options[1][2]])
+
+
 def test_a_fine_search_stays_with_the_policies_of_the_coarse_one():
     coarse, fine = (level_grids(["all", "all"], kind, [SIGNALS, SIGNALS]) for kind in ("paper", "dense"))
     asked = set()

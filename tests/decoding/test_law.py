@@ -36,8 +36,9 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge, verified_round
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.steps_ahead import Fed, StartedStep
+from specctl.decoding.steps_ahead import Fed
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.policies.rules.svip import Svip
@@ -162,11 +163,10 @@ def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> N
 class DraftsTheBest(ModelDrafter):
     """Unlawful on purpose: its tokens are the most probable, and it says that they were drawn."""
 
-    def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:  # noqa: ARG002 - the signature
+    def _drawn(self, pending: Fed, index: int) -> tuple[Reader, list[float], torch.Tensor]:  # noqa: ARG002 - the signature
         assert not isinstance(pending, torch.Tensor)
         logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
-        best = int(logits.argmax())
-        return StartedStep(self._blind, [best], [best], PLAIN.probs(logits))
+        return self._blind, [int(logits.argmax())], PLAIN.probs(logits)
 
 
 def test_best_tokens_offered_with_the_law_of_drawn_ones_are_caught() -> None:

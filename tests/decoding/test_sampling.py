@@ -15,7 +15,7 @@ from specctl.decoding.rows import rows_of as module
 from specctl.decoding.rows.device_laws import draw, pick
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, sibling
-from specctl.decoding.rows.host_laws import Softmax, _reaching, picked
+from specctl.decoding.rows.host_laws import Softmax, _reaching, likeliest, picked
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
@@ -85,6 +85,16 @@ def test_a_large_vocabulary_is_filtered_by_looking_at_its_likeliest_tokens(sampl
     assert torch.equal(sampling.probs(logits.reshape(2, 3, -1)), ours.reshape(2, 3, -1))
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 999, 1000])
+@pytest.mark.parametrize("last", [False, True])
+def test_the_likeliest_are_found_block_by_block(count: int, last: bool) -> None:
+    """Of 1000 numbers, which are no whole blocks; of equal ones the first."""
+    row = torch.randn(1000, generator=seeded(8)).round(decimals=1).numpy()
+    row[990 if last else 70] = 9.0
+    expected = sorted(range(1000), key=lambda index: -row[index])[:count]
+    assert likeliest(row, count).tolist() == expected
+
+
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, 2, 0.9, 0.1), Sampling(1.0, top_p=0.9)])
 def test_what_is_no_number_stays_none(sampling: Sampling) -> None:
     logits = torch.randn(3, 600, generator=seeded(5))
@@ -135,6 +145,8 @@ def test_temperature_zero_is_one_hot_at_the_argmax() -> None:
     ("sampling", "greedy", "plain"),
     [
         (Sampling(), True, False),
+        (Sampling(0.9e-6), True, False),
+        (Sampling(1e-6), False, False),
         (Sampling(1.0), False, True),
         (Sampling(0.9), False, False),
         (Sampling(1.0, top_k=5), False, False),
@@ -177,6 +189,19 @@ def test_each_index_is_picked_by_the_part_of_the_numbers_that_its_weight_is() ->
         assert [int(pick(row, torch.tensor(number, dtype=torch.float64))) for number in inside] == [index] * 3
         assert pick(row.expand(3, -1), torch.tensor(inside, dtype=torch.float64)).tolist() == [index] * 3
         assert [picked(row.numpy(), number) for number in inside] == [index] * 3
+
+
+@pytest.mark.parametrize("count", [40, 64, 65, 700, 5000])
+def test_an_index_among_many_is_where_the_running_sum_passes_the_part(count: int) -> None:
+    """Numbers are summed by blocks: none of weight 0 is picked, wherever blocks begin and end."""
+    weights = torch.rand(count, generator=seeded(4)).numpy()
+    weights[weights < 0.7] = 0
+    weights[count // 3 : count // 2] = weights[-count // 4 :] = 0
+    running = weights.cumsum(dtype=np.float64)
+    for number in torch.rand(500, generator=seeded(5), dtype=torch.float64).tolist():
+        assert picked(weights, number) == int(running.searchsorted(number * running[-1], side="right"))
+    edges = (running / running[-1])[weights > 0]  # where rounding decides between two neighbours
+    assert all(weights[picked(weights, float(edge))] > 0 for edge in [0.0, *edges[:-1], 1 - 2**-53])
 
 
 @pytest.mark.parametrize("weights", [[0.1, 0.7, 0.0], [0.0, 3e-40, 0.0], [1.0, 1e-30, 0.0]])

@@ -1,11 +1,13 @@
 """The faults that are put into the code, and which tests are tried with them."""
 
 import random
+from pathlib import Path
 
 import pytest
 
 from tests.faults.code_faults import faults_in, some_of
 from tests.faults.mutants import ROOMS, chosen_faults, near
+from tests.faults.reached import Reached, ReachPlugin
 
 SOURCE = '''"""Über 1 < 2."""
 LIMIT = 1
@@ -74,3 +76,33 @@ def test_tests_of_the_mirrored_folder_come_first(seconds: float) -> None:
     tests = near("replicas/local.py", seconds, {})
     assert tests[0] == "tests/replicas/test_local.py"
     assert (len(tests) == 1) == (not seconds)
+
+
+def test_tests_that_are_not_known_to_call_a_function_are_left_out(tmp_path: Path) -> None:
+    for name in ("test_near.py", "test_far.py", "test_new.py"):
+        (tmp_path / name).write_text(f"# {name}")
+    reached = Reached(tmp_path / "kept", tmp_path)
+    reached.learn("test_near.py", {"slow": (0.3, ["rows.py worst"]), "fast": (0.1, ["rows.py worst"]), "no": (0.0, [])})
+    reached.learn("test_far.py", {"other": (0.1, ["rows.py Rows.read"])})
+    near = ["test_near.py", "test_new.py"]
+    assert reached.plan("rows.py worst", near, 9.0, {}) == [["fast", "slow"], ["test_new.py"]]
+    assert reached.plan("rows.py worst", near, 1.0, {}) == [["fast", "slow"]]
+    assert reached.plan("rows.py Rows.read", near[:1], 9.0, {}) == [["other"]]
+    assert reached.plan("rows.py best", near[:1], 9.0, {}) == [["test_near.py"]]
+    (tmp_path / "test_near.py").write_text("# other tests")
+    assert Reached(tmp_path / "kept", tmp_path).tests_of("test_near.py") is None
+
+
+def test_what_is_called_is_told_once() -> None:
+    plugin = ReachPlugin(Path(faults_in.__code__.co_filename).parent)
+    plugin.start()
+    try:
+        faults_in("rows.py", "")
+        shared = plugin.taken()
+        some_of([], 1, random.Random(0))
+        called = plugin.taken()
+    finally:
+        plugin.stop()
+    assert "code_faults.py faults_in" in shared
+    assert "code_faults.py some_of" in called
+    assert "code_faults.py faults_in" not in called

@@ -1,5 +1,6 @@
 """A target that keeps something of what was rejected is found out, without knowing what it keeps."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -17,13 +18,19 @@ from specctl.errors import ModelError
 from specctl.models.passes.recurrent_state import RecurrentState
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import Forward
 from specctl.policies.rules.constant import Constant
 
 PROMPT = (7, 3, 12, 5)
 
 
-def run(model: PreTrainedModel, draft: PreTrainedModel, engine: type[EagerRunner] = EagerRunner) -> CheckedRunner:
-    target = CheckedRunner(engine(model, 64), lambda: EagerRunner(model, 64), "org/model")
+def run(
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    engine: type[EagerRunner] = EagerRunner,
+    fresh: type[EagerRunner] = EagerRunner,
+) -> CheckedRunner:
+    target = CheckedRunner(engine(model, 64), lambda: fresh(model, 64), "org/model")
     drafter = ModelDrafter(EagerRunner(draft, 64), Constant(4))
     with torch.inference_mode():
         prefill(target, drafter, PROMPT)
@@ -83,6 +90,21 @@ def test_it_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = run(random_model("llama"), noisy_copy("llama", 0.05))
     assert len(seen) == 1
     assert target.length > len(PROMPT)
+
+
+def test_what_it_compares_with_is_read_as_without_a_draft() -> None:
+    """The prompt but its last token in one pass, then one token at a time: widths of passes may round differently."""
+    reads: list[int] = []
+
+    class Notes(EagerRunner):
+        def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+            reads.append(len(tokens))
+            return super().extend(tokens, keep, hidden=hidden)
+
+    run(random_model("llama"), noisy_copy("llama", 0.05), fresh=Notes)
+    assert reads[0] == len(PROMPT) - 1
+    assert len(reads) > 2
+    assert set(reads[1:]) == {1}
 
 
 def test_without_a_rejection_there_is_nothing_to_compare() -> None:

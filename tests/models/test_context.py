@@ -55,6 +55,11 @@ def test_a_model_holds_as_many_tokens_as_it_says_and_no_more(family: str) -> Non
         runner.extend([7], keep=1)
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_of_nothing_is_no_limit(limit: int) -> None:
+    assert context_length(AutoConfig.for_model("llama", max_position_embeddings=limit)) is None
+
+
 @pytest.mark.parametrize("family", FREE)
 def test_without_a_limit_it_goes_on(family: str) -> None:
     model = model_of(family)

@@ -18,6 +18,7 @@ from specctl.models.running.engines import (
     fixed_width,
 )
 from specctl.models.running.static import StaticRunner
+from specctl.profile.schema import Profile
 
 TOKENS: list[int] = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -134,3 +135,16 @@ def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
     assert heard == []
     assert len(said) == 2 * len(models)
     assert all(runner.widest_read and runner.preparing_seconds for runner in compiled)
+
+
+@pytest.mark.parametrize(
+    ("shape", "trees"), [({}, (False, False)), ({"leaves": 2}, (True, False)), ({"tree": 16}, (True, True))]
+)
+def test_leaves_are_trees_of_the_target_alone(shape: dict[str, Any], trees: tuple[bool, bool]) -> None:
+    profile = Profile.model_validate({"target": {"model": "a"}, "draft": {"model": "b", **shape}})
+    settings = EngineSettings.of(profile)
+    assert (settings.trees, settings.draft_trees) == trees
+
+
+def test_without_a_draft_there_are_no_trees() -> None:
+    assert not EngineSettings.of(Profile.model_validate({"target": {"model": "a"}})).trees

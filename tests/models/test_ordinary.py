@@ -21,3 +21,7 @@ def test_they_are_below_the_vocabulary_and_end_nothing_where_there_are_others(
 def test_of_a_usual_vocabulary_they_are_none_of_the_first() -> None:
     assert ordinary_tokens(4, 32_000, {10, 12}) == [11, 13, 14, 15]
     assert min(ordinary_tokens(500, 32_000)) == 10
+
+
+def test_where_every_id_ends_a_sequence_the_first_is_taken() -> None:
+    assert ordinary_tokens(2, 3, {0, 1, 2}) == [0, 0]

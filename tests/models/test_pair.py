@@ -1,4 +1,5 @@
 import pytest
+import torch
 from checkpoints import llama_config, save_model
 
 from specctl.errors import ModelError
@@ -33,6 +34,13 @@ def test_a_pair_shares_the_real_vocabulary_and_the_shortest_context(checkpoints)
     assert sorted(heard) == sorted(str(checkpoints[name]) for name in ("target", "draft"))
     assert [runner.extend([1, 2], keep=1).logits.shape for runner in (pair.target, *pair.drafts)] == [(1, 258)] * 2
     assert (pair.context, pair.eos) == (48, frozenset({0}))
+
+
+def test_a_draft_is_where_it_runs_and_where_its_weights_are(checkpoints):
+    pair = load_pair(profile(checkpoints["target"], checkpoints["draft"]))
+    pair.drafts[0].device = torch.device("cuda:1")
+    assert pair.devices(0) == {"cuda:1", "cpu"}
+    assert pair.devices(None) == {"cpu"}
 
 
 def test_models_of_a_hierarchy_come_from_the_target_down(checkpoints):

@@ -388,3 +388,13 @@ def test_a_cheap_width_is_seen_eight_tokens_ahead_and_not_nine() -> None:
         spent[:] = [1.01 * count for count in range(len(spent))]
         spent[2 + ahead] = 0.95 * ahead + spent[2]
         assert policy._goes_on(2, 1.0, 1.0) is goes_on
+
+
+@pytest.mark.parametrize(("price", "goes_on"), [(1.74, True), (1.76, False)])
+def test_each_token_ahead_is_kept_only_if_those_before_it_are(price: float, goes_on: bool) -> None:
+    """Three tokens of which each next one is kept half the time gain 1 + 0.5 + 0.25."""
+    policy = CostOptimal()
+    spent = policy._times.upto(30)
+    spent[:] = [1.01 * count for count in range(len(spent))]
+    spent[5] = spent[2] + price
+    assert policy._goes_on(2, 1.0, 0.5) is goes_on

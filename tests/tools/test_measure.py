@@ -1,15 +1,18 @@
 """The measurements: steps run once, and become one page."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specctl.observing.results import RESULTS, RunSet
+from tests.benchmark.factory import candidate, plain_run, run_set
 from tests.invoked import invoke
 from tools.measure.__main__ import _run
-from tools.measure.page import command, output, page
-from tools.measure.parts import CELLS, PARTS, Part, Step
+from tools.measure.page import command, output, page, results, updated
+from tools.measure.parts import CELLS, PARTS, Part, Step, Tabled
 
 BENCH = Step("greedy", ("bench", "-p", "embedded", "--limit", "1", "-n", "4"))
 PRINTED = Step("help", ("--help",), "json.tool")
@@ -56,6 +59,40 @@ def test_only_the_kept_tables_of_what_is_printed_are_shown(tmp_path: Path) -> No
     text = page({}, [part], tmp_path)
     assert "$ python -m json.tool --help\nSecond\n2\n```" in text
     assert "First" not in text
+
+
+def test_a_part_that_is_run_alone_gets_its_section_and_leaves_the_others(tmp_path: Path) -> None:
+    parts = [Part(name, f"{name}?", "As it is.", (PRINTED,)) for name in ("first", "second", "third")]
+    for part in parts:
+        (tmp_path / part.name).mkdir()
+        output(PRINTED, tmp_path / part.name).write_text(f"of {part.name}\n")
+    whole = page({"commit": "abc"}, parts, tmp_path)
+    assert updated(whole, {"commit": "def"}, [], tmp_path) == whole
+    for changed in (parts[1], parts[2]):
+        output(PRINTED, tmp_path / changed.name).write_text("anew\n")
+        text = updated(whole, {"commit": "def"}, [changed], tmp_path)
+        own = f"## {changed.question}\n\nAs it is. Measured on its own: commit def.\n"
+        assert text.count(own) == 1
+        assert [part.question for part in parts] == [line[3:] for line in text.splitlines() if line.startswith("## ")]
+        assert f"of {changed.name}" not in text
+        assert text.replace(" Measured on its own: commit def.", "").replace("anew", f"of {changed.name}") == whole
+    added = Part("fourth", "fourth?", "As it is.", (PRINTED,))
+    (tmp_path / "fourth").mkdir()
+    output(PRINTED, tmp_path / "fourth").write_text("anew\n")
+    assert updated(whole, {"commit": "def"}, [added], tmp_path).startswith(whole)
+
+
+def test_a_table_of_its_own_is_made_from_the_runs(tmp_path: Path) -> None:
+    def table(found: Mapping[str, RunSet]) -> Tabled:
+        return ["candidate", *found], [[one.candidate, str(one.tokens)] for one in found["greedy"].runs], "Told."
+
+    (tmp_path / "p").mkdir()
+    written = run_set([candidate("none")], [plain_run("a", 30)])
+    with results(BENCH, tmp_path / "p").open("w", encoding="utf-8") as stream:
+        for record in (written.header, *written.runs):
+            RESULTS.append(stream, record)
+    text = page({}, [Part("p", "Which?", "As it is.", (BENCH,), table=table)], tmp_path)
+    assert "| candidate | greedy |\n| --- | ---: |\n| none | 30 |\n\nTold.\n" in text
 
 
 def test_a_step_that_is_there_is_not_run_again(tmp_path: Path) -> None:

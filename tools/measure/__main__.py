@@ -14,7 +14,7 @@ import typer
 import specctl
 from specctl.observing.run_facts import cpu_name
 from specctl.versions import versions
-from tools.measure.page import ROOT, output, page
+from tools.measure.page import ROOT, output, page, results, updated
 from tools.measure.parts import PARTS, Part, Step
 
 PAGE = ROOT / "docs" / "measurements.md"
@@ -23,7 +23,10 @@ PAGE = ROOT / "docs" / "measurements.md"
 def main(
     folder: Annotated[Path, typer.Argument(help="Where outputs are kept, and found again.")] = Path("measurements"),
     part: Annotated[list[str] | None, typer.Option(help="Run only this part; repeatable.")] = None,
-    write: Annotated[bool, typer.Option(help="Write docs/measurements.md once all parts are there.")] = True,
+    peers: Annotated[Path, typer.Option(help="What tools.install_peers wrote, for the part peers.")] = Path("peers"),
+    write: Annotated[
+        bool, typer.Option(help="Write docs/measurements.md; without all parts, the sections of those that are there.")
+    ] = True,
 ) -> None:
     """Run every measurement that is not in the folder yet, then write the page.
 
@@ -36,12 +39,15 @@ def main(
     for one in PARTS:
         if not part or one.name in part:
             for step in one.steps:
-                _run(one, step, folder / one.name)
-    missing = [one.name for one in PARTS if not all(output(step, folder / one.name).exists() for step in one.steps)]
-    if missing:
+                _run(one, step, folder / one.name, peers)
+    there = [one for one in PARTS if all(output(step, folder / one.name).exists() for step in one.steps)]
+    if missing := [one.name for one in PARTS if one not in there]:
         print(f"Still missing: {', '.join(missing)}.", file=sys.stderr)
-    elif write:
-        PAGE.write_text(page(provenance, PARTS, folder), encoding="utf-8")
+    if write:
+        text = (
+            updated(PAGE.read_text("utf-8"), provenance, there, folder) if missing else page(provenance, PARTS, folder)
+        )
+        PAGE.write_text(text, encoding="utf-8")
 
 
 def _provenance(folder: Path) -> dict[str, str]:
@@ -75,7 +81,7 @@ def _provenance(folder: Path) -> dict[str, str]:
     return then
 
 
-def _run(part: Part, step: Step, folder: Path) -> None:
+def _run(part: Part, step: Step, folder: Path, peers: Path = Path("peers")) -> None:
     """Run one step unless its output is there; what it prints becomes its output once it has ended well.
 
     Raises:
@@ -86,9 +92,9 @@ def _run(part: Part, step: Step, folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     package = Path(specctl.__file__).parent
-    words = [word.format(folder=folder, package=package) for word in step.arguments]
+    words = [word.format(folder=folder, package=package, peers=peers) for word in step.arguments]
     if step.is_bench:
-        words += ["-o", str(folder / f"{step.name}.jsonl"), "--resume", "--json", "-q"]
+        words += ["-o", str(results(step, folder)), "--resume", "--json", "-q"]
     print(f"{part.name}: {step.name}", file=sys.stderr)
     environment = {**os.environ, "COLUMNS": "150", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(

@@ -4,8 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specctl.observing.results import RunSet
+from tools.measure.engines import engines_table
+
 Summary = Mapping[str, Any]
 """What the JSON document of `specctl bench` says of one candidate under ``overall``."""
+
+
+Tabled = tuple[list[str], list[list[str]], str]
+"""Headings, rows, and what stands below the table."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +23,8 @@ class Step:
         name: of its outputs, once in a part; heads its columns.
         module: run as ``python -m MODULE``; a step of ``specctl`` whose first argument is ``bench`` gives a table's
             columns, and any other's output is shown as it is printed.
-        arguments: of the command. ``{folder}`` stands for the part's folder, in which earlier steps left their files.
+        arguments: of the command. ``{folder}`` stands for the part's folder, in which earlier steps left their files,
+            ``{peers}`` for what `tools.install_peers` wrote.
     """
 
     name: str
@@ -39,6 +47,7 @@ class Part:
         reading: what to know before the table is read; no figures, so that it stays true of every run.
         steps: in the order in which they run.
         columns: of the table of all steps that are benchmarks: for each of them, these.
+        table: makes that table instead from the runs of each such step, by its name.
         kept: titles of the tables that are shown of steps that print text; all where empty.
     """
 
@@ -48,6 +57,7 @@ class Part:
     steps: tuple[Step, ...]
     columns: tuple[str, ...] = ("speedup",)
     kept: tuple[str, ...] = ()
+    table: Callable[[Mapping[str, RunSet]], Tabled] | None = None
 
 
 def _ratio(summary: Summary) -> str:
@@ -96,6 +106,24 @@ CALIBRATE = (
     "--trace",
     "{folder}/trace.jsonl",
 )
+
+
+PEERS = {
+    "onnxruntime-genai": ("env/bin/python", "none", "constant:2", "constant:3", "constant:4", "adaptive"),
+    "openvino": ("env/bin/python", "none", "constant:2", "constant:3", "constant:4", "confidence"),
+    "llama.cpp": ("build/bin/llama-server", "none", "constant:2", "constant:3", "constant:4", "confidence"),
+}
+"""For each peer in a process of its own: its program, and the ways to draft among which is its best."""
+
+
+def _peers(threads: str) -> tuple[str, ...]:
+    words = ["-p", "embedded-cost-optimal", "--policy", "cost-optimal", "--samples-per-category", "10"]
+    words += ["--lengths", "16,128", "--threads", threads]
+    for peer, (program, *ways) in PEERS.items():
+        words += [word for way in ways for word in ("--peer", f"{peer}:{way}")]
+        words += ["--peer-models", f"{peer}={{peers}}/{peer}/models"]
+        words += ["--peer-program", f"{peer}={{peers}}/{peer}/{program}"]
+    return tuple(words)
 
 
 def _bench(name: str, *arguments: str, temperature: float = 0) -> Step:
@@ -210,6 +238,16 @@ PARTS = (
                 "tools.pass_times",
             ),
         ),
+    ),
+    Part(
+        "peers",
+        "How do other engines compare?",
+        "The same models in the engines that `python -m tools.install_peers peers` installs, all in float32, each "
+        "alone and with drafts of several lengths, in turn on every prompt: tokens/s, and how many times as fast "
+        "`cost-optimal` is. Decoding is what 128 tokens take longer than 16; whole calls are from the prompt's ids to "
+        "the last token.",
+        (_bench("1 thread", *_peers("1")), _bench("2 threads", *_peers("2"))),
+        table=engines_table,
     ),
     Part(
         "starts",

@@ -5,7 +5,8 @@ finds a maximum in a tenth of torch's time and starts an operation in a third of
 """
 
 from collections.abc import Sequence, Set
-from math import inf, isnan, log, nan
+from functools import cache
+from math import inf, isnan, isqrt, log, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ CANDIDATES = (128, 1024, 1 << 31)
 """How many of the likeliest tokens are looked at, one number after the other, until top-p leaves some of them out;
 instead of a large part all are sorted."""
 BLOCK = 64
-"""Of so many numbers the maximum is taken at once in the search for the largest of all."""
+"""Of so many numbers the maximum is taken at once in the search for the largest of all, and the sum for a draw."""
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -54,7 +55,7 @@ class Softmax:
         top = float(logits[self.best])
         self._below = logits - np.float32(nan if top == inf else top)
         self._weights = np.exp(self._below)
-        self._whole = float(self._weights.sum())
+        self._whole = float(np.add.reduce(self._weights))  # a microsecond sooner than its `sum`
 
     def probs(self, temperature: float) -> Floats:
         """The distribution ``(V,)`` at a temperature above 0; NaN where a logit is NaN or infinite."""
@@ -105,9 +106,30 @@ def _dot(one: Floats, other: Floats) -> float:
 
 
 def picked(weights: Floats, uniform: float) -> int:
-    """`device_laws.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole."""
-    running = weights.cumsum(dtype=np.float64)
-    index = int(running.searchsorted(uniform * running[-1], side="right"))
+    """`device_laws.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole.
+
+    First the sums of blocks are run over and then the numbers of one of them: numpy takes longer for each number of a
+    running sum than for thirty of a sum.
+    """
+    width, starts = _blocks(len(weights))
+    ends = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
+    part = uniform * float(ends[-1])
+    block = _passing(ends, part)
+    first = block * width
+    before = float(ends[block - 1]) if block else 0.0
+    return first + _passing(weights[first : first + width].cumsum(dtype=np.float64), part - before)
+
+
+@cache
+def _blocks(count: int) -> tuple[int, Counts]:
+    """The width of the blocks of so many numbers, and where they start."""
+    width = max(BLOCK, isqrt(count))
+    return width, np.arange(0, count, width)
+
+
+def _passing(running: npt.NDArray[np.float64], part: float) -> int:
+    """The index at which a running sum passes a part of the whole."""
+    index = int(running.searchsorted(part, side="right"))
     # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
     return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
 
@@ -211,8 +233,8 @@ def _falling(scores: Floats, probs: Floats, count: int) -> tuple[Floats, Floats]
 
 def _below(rows: Floats) -> Floats:
     """The logits less the largest of their row; NaN in a row whose largest is no number."""
-    tops = rows.max(-1, keepdims=True)
-    found: Floats = rows - np.where(np.isfinite(tops), tops, np.float32(nan))
+    tops = rows[np.arange(len(rows)), rows.argmax(-1)]  # numpy finds the place of a maximum sooner than the maximum
+    found: Floats = rows - np.where(np.isfinite(tops), tops, np.float32(nan))[:, None]
     return found
 
 
@@ -229,5 +251,5 @@ def _reaching(weights: Floats, top_p: float) -> Counts:
 
 
 def _normalised(weights: Floats) -> Floats:
-    weights /= weights.sum(-1, keepdims=True)
+    weights /= np.add.reduce(weights, axis=-1, keepdims=True)
     return weights

@@ -37,7 +37,7 @@ class HostRows:
 
     def best(self) -> tuple[list[int], list[float]]:
         indices = self.numbers.argmax(-1).tolist()
-        return indices, [float(row[index]) for row, index in zip(self.numbers, indices, strict=True)]
+        return indices, [self.numbers.item(row, index) for row, index in enumerate(indices)]
 
     def laws(self, sampling: Sampling) -> "HostRows":
         return HostRows(processed(self.numbers, sampling))
@@ -52,15 +52,15 @@ class HostRows:
     ) -> tuple[list[float], Floats | None]:
         row, sampling, law = self.numbers[0], reader.sampling, None
         unfiltered = uniform is not None and not sampling.filters
-        softmax = Softmax(row) if reader.wanted or reader.tops or unfiltered else None
+        softmax = Softmax(row) if unfiltered or reader.wanted or reader.tops else None
         if uniform is None:
             token = int(row.argmax()) if softmax is None else softmax.best
+            law = row.copy() if reader.laws else None  # the next pass may overwrite it
         else:
-            known = softmax.probs(sampling.temperature) if softmax is not None and unfiltered else None
-            law = processed(row[None], sampling)[0] if known is None else known  # (V,)
+            law = softmax.probs(sampling.temperature) if unfiltered and softmax else processed(row[None], sampling)[0]
             token = picked(law, uniform)
         numbers: list[float] = [token]
-        if softmax is not None:
+        if softmax is not None and reader.wanted:
             numbers += softmax.signals(token, reader.wanted)
         if reader.predictor is not None and hidden is not None:
             numbers.append(reader.predictor.accept_prob(hidden, None if previous is None else _tensor(previous)).item())
@@ -68,7 +68,7 @@ class HostRows:
             numbers.append(foresee(_tensor(token)).item())
         if reader.tops and softmax is not None:
             numbers += softmax.tops()
-        return numbers, row if reader.laws and law is None else law
+        return numbers, law
 
     def read_tokens(
         self,

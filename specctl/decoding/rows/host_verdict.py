@@ -45,7 +45,7 @@ def verified(
         RecordError: ``target`` holds NaN.
     """
     count = len(tokens)
-    require_numbers(float(target.sum()))  # NaN if a single number is
+    require_numbers(*target[:, 0].tolist())  # a law that holds NaN holds nothing else
     *coins, last = numbers
     if not count:
         return Verdict(0, picked(target[0], last), ExtraToken.BONUS, ())
@@ -57,8 +57,10 @@ def verified(
         return verdict_of(count, None, kept.chances)
     row = target[kept.accepted]  # (V,)
     if kept.accepted < count:
-        residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
-        row = residual if residual.any() else row
+        residual = row * np.float32(kept.weight)
+        residual -= draft[kept.accepted]
+        np.maximum(residual, 0, out=residual)
+        row = residual if residual[residual.argmax()] else row
     return verdict_of(kept.accepted, picked(row, last), kept.chances)
 
 
@@ -115,6 +117,6 @@ def passing(
         if 0 < weight < 1:
             above = target_probs[place] * np.float32(weight)  # (V,)
             above -= draft_probs[place]
-            surplus = float(np.maximum(above, 0, out=above).sum())
+            surplus = float(np.add.reduce(np.maximum(above, 0, out=above)))
             chances[place - 1] = surplus / (surplus + (1 - weight))
     return weights, chances

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def rows_of(forward: Forward) -> Rows:
     """The logits of a pass."""
-    return rows_over(forward.rows)
+    rows = forward.rows
+    return HostRows(rows) if isinstance(rows, np.ndarray) else rows_over(rows)
 
 
 def rows_over(numbers: Numbers) -> Rows:

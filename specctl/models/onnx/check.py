@@ -46,7 +46,7 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
     first = FIRST + max(window for window in [0, *windows] if window <= LONGEST_WINDOW)
     if (most := first + sum(width for width, _ in STEPS) + 2) > passes.capacity:
         passes.grow(most, 0)
-    layers = [-1, *range(passes.layers)]
+    layers = (-1, *range(passes.layers))
     text: list[int] = []
     worst = 0.0
     with nullcontext() if quantize is None else _rounded(model, BITS[quantize]):

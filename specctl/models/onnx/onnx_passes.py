@@ -82,6 +82,7 @@ class _Bound:
     ids: _Numbers  # (1, T) int64
     positions: _Numbers | None  # (1, T) int64; None where the graph does not read them
     rows: _Numbers  # (R,) int64
+    changed: Sequence[tuple[Integers, Any]]  # what every pass fills in, and where it is to be sent
     results: "Results"
 
 
@@ -138,7 +139,7 @@ class Passes:
         # Attention on a GPU wants the number of tokens on the host and the one before on the device.
         self._before = _Numbers(np.zeros(1, dtype=np.int32), memory)
         self._total = _Numbers(np.zeros(1, dtype=np.int32), HostMemory())
-        self._bound: dict[_Kind, _Bound] = {}
+        self._bound: dict[tuple[int, int, tuple[int, ...]], _Bound] = {}  # by `_Kind`
         self._shared: dict[tuple[str, int], Any] = {}  # by result and the most rows of it
 
     def _allocated(self) -> dict[str, Any]:
@@ -163,7 +164,7 @@ class Passes:
         gather_path(self._buffers.values(), start, path)
 
     def run(
-        self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = (), *, seen: Seen | None = None
+        self, tokens: Sequence[int], after: int, keep: int, layers: tuple[int, ...] = (), *, seen: Seen | None = None
     ) -> Results:
         """One pass over tokens that come after so many cached ones.
 
@@ -175,9 +176,9 @@ class Passes:
             seen: of a tree, which of its B + T tokens, the last ones, each of these sees, ``(T, B + T)``; None for a
                 chain.
         """
-        width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
-        kind = _Kind(width, rows, tuple(layers))
-        bound = self._bound.get(kind) or self._bind(kind)
+        width = len(tokens)
+        kind = width, keep or 1, layers  # onnxruntime takes no empty tensors
+        bound = self._bound.get(kind) or self._bind(_Kind(*kind))
         end = after + max(width, self._narrowest)
         self._before.host[0] = end - 1
         self._total.host[0] = end
@@ -190,24 +191,27 @@ class Passes:
         if self.trees:
             bias = self._bias(width, after, seen)  # until the pass has run
             bound.binding.bind_input("bias", "cpu", 0, np.float32, bias.shape, bias.ctypes.data)
-        changed = (self._before, bound.ids, *([bound.positions] if bound.positions is not None else []))
-        self.memory.send((numbers.host, numbers.there) for numbers in changed)
+        self.memory.send(bound.changed)
         self._session.run_with_iobinding(bound.binding)
         return bound.results
 
     def _bind(self, kind: _Kind) -> _Bound:
         places = np.arange(max(kind.width, self._narrowest), dtype=np.int64)
         results, states = self._results(kind)
+        ids = _Numbers(places[None].copy(), self.memory)
+        rows = _Numbers(places[kind.width - kind.rows : kind.width], self.memory)
+        changing = {"before": self._before, "ids": ids}
+        if self._placed:
+            changing["positions"] = _Numbers(places[None].copy(), self.memory)
         bound = _Bound(
             self._session.io_binding(),
-            _Numbers(places[None].copy(), self.memory),
-            _Numbers(places[None].copy(), self.memory) if self._placed else None,
-            _Numbers(places[kind.width - kind.rows : kind.width], self.memory),
+            ids,
+            changing.get("positions"),
+            rows,
+            [(numbers.host, numbers.there) for numbers in changing.values()],
             results,
         )
-        inputs = {"ids": bound.ids, "rows": bound.rows, "before": self._before, "total": self._total}
-        if bound.positions is not None:
-            inputs["positions"] = bound.positions
+        inputs = {**changing, "rows": rows, "total": self._total}
         for name, numbers in inputs.items():
             where = numbers.memory.device.type, numbers.memory.device.index or 0
             address = numbers.memory.address(numbers.there)

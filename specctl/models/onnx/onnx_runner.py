@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specctl.models.onnx.onnx_passes import Passes, Results
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
@@ -62,31 +64,35 @@ class OnnxRunner(Runner):
         self._tree = 0  # the length before the last tree
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        if len(tokens) <= PIECE:
-            return self._pass(tokens, keep, hidden)
+        count = len(tokens)
+        if count > PIECE:
+            return self._in_pieces(tokens, keep, hidden)
+        if self.length + count > self.passes.capacity:
+            self._grow(self.length + count)
+        layers = self._layers if hidden else self._watched
+        found = self.passes.run(tokens, self.length, keep, layers)
+        self.length += count
+        return self._forward(found, keep, layers, hidden)
+
+    def _in_pieces(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         parts = []
         for start in range(0, len(tokens), PIECE):
             piece = tokens[start : start + PIECE]
             behind = len(tokens) - start - len(piece)
-            parts.append(self._pass(piece, max(0, min(keep - behind, len(piece))), hidden))
+            parts.append(self.extend(piece, max(0, min(keep - behind, len(piece))), hidden=hidden))
         return joined(parts)
 
-    def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
-        self._reserve(self.length + len(tokens))
-        layers = self._layers(hidden)
-        found = self.passes.run(tokens, self.length, keep, layers)
-        self.length += len(tokens)
-        return self._forward(found, keep, layers, hidden)
-
-    def _layers(self, hidden: bool) -> Sequence[int]:
-        """The layers whose states a pass gives."""
-        return sorted({*self._watched, LAST}) if hidden else self._watched
+    @property
+    def _layers(self) -> tuple[int, ...]:
+        """The layers whose states a pass gives that is asked for the last one."""
+        return tuple(sorted({*self._watched, LAST}))
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        self._reserve(self.length + len(tokens))
-        layers = self._layers(hidden)
+        if self.length + len(tokens) > self.passes.capacity:
+            self._grow(self.length + len(tokens))
+        layers = self._layers if hidden else self._watched
         seen = self._sight.grown(parents, before)
         found = self.passes.run(tokens, self.length, len(tokens), layers, seen=seen)
         self._tree = self.length - before
@@ -97,9 +103,11 @@ class OnnxRunner(Runner):
         self.passes.keep_path(self._tree, path)
         self.length = self._tree + len(path)
 
-    def _forward(self, found: Results, keep: int, layers: Sequence[int], hidden: bool) -> Forward:
-        """What a pass gave, in memory that the next pass leaves alone."""
-        logits = self._kept(found.logits[:keep, : self.vocabulary], found)
+    def _forward(self, found: Results, keep: int, layers: tuple[int, ...], hidden: bool) -> Forward:
+        """What a pass gave: all but numpy's logits in memory that the next pass leaves alone."""
+        logits = found.logits[:keep, : self.vocabulary]
+        if not isinstance(logits, np.ndarray):
+            logits = self._kept(logits, found)
         if not layers:
             return Forward(logits)
         import torch  # whoever reads states is a network
@@ -132,8 +140,7 @@ class OnnxRunner(Runner):
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def _reserve(self, tokens: int) -> None:
-        """Grow the buffers to hold this many tokens."""
-        if tokens > self.passes.capacity:
-            # Padding of a `FixedWidthRunner` may end beyond the context.
-            self.passes.grow(max(tokens, 2 * self.passes.capacity), self.length)
+    def _grow(self, tokens: int) -> None:
+        """Let the buffers hold this many tokens."""
+        # Padding of a `FixedWidthRunner` may end beyond the context.
+        self.passes.grow(max(tokens, 2 * self.passes.capacity), self.length)

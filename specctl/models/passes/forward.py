@@ -20,7 +20,8 @@ class Forward:
 
     Args:
         rows: ``(keep, V)`` logits of the last ``keep`` tokens, V the pair's shared vocabulary: float32 of numpy where a
-            pass on the host gives those, for which nobody needs torch; else a tensor of the model's dtype.
+            pass on the host gives those, for which nobody needs torch, and then the runner's next pass may overwrite
+            them; else a tensor of the model's dtype.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
         states: of all tokens of the pass, for the layers that are watched; None if none is.
     """
@@ -34,11 +35,11 @@ class Forward:
 
     @property
     def logits(self) -> "torch.Tensor":
-        """The rows as a tensor, whoever made them."""
+        """The rows as a tensor, whoever made them; of memory of its own, where the next pass may overwrite them."""
         if isinstance(self.rows, np.ndarray):
             import torch
 
-            return torch.from_numpy(self.rows)
+            return torch.from_numpy(self.rows.copy())
         return self.rows
 
 

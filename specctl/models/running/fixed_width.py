@@ -64,7 +64,8 @@ class FixedWidthRunner(Around):
 
     def _block(self, start: int, end: int, hidden: bool) -> Forward:
         block = self._tokens[start : min(end, start + self.width)]
-        return self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
+        found = self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
+        return Forward(found.logits, found.hidden, found.states)  # rows that the next block leaves alone
 
     def rollback(self, length: int) -> None:
         del self._tokens[length:]
