@@ -134,7 +134,25 @@ def _both(*arguments: str) -> tuple[Step, Step]:
     return _bench(GREEDY, *arguments), _bench(DRAWN, *arguments, temperature=1)
 
 
+USELESS = tuple(
+    word for name in ("useless-draft", "useless-head", "lookup") for word in ("-p", f"{{folder}}/{name}.toml")
+)
+
 PARTS = (
+    Part(
+        "useless",
+        "Is it ever slower than the target alone?",
+        "`cost-optimal` with a draft model and a draft head whose weights are in random order, and with copies from "
+        "the text, which help where greedy texts repeat themselves and hardly in drawn ones. Texts of 96 tokens.",
+        (
+            Step("profiles", ("{folder}/.",), "tools.useless_drafts"),
+            *(
+                _bench(f"{engine}, {name}", *USELESS, "--engine", engine, "-n", "96", "--threads", "1", temperature=t)
+                for engine in ("onnx", "eager", "static")
+                for name, t in ((GREEDY, 0), (DRAWN, 1))
+            ),
+        ),
+    ),
     Part(
         "policies",
         "Which policy is fastest?",
