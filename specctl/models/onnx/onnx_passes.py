@@ -28,13 +28,16 @@ def state_name(layer: int) -> str:
     return "state.last" if layer == LAST else f"state.{layer}"
 
 
-def open_session(path: Path, device: "torch.device", threads: int) -> onnxruntime.InferenceSession:
+def open_session(
+    path: Path, device: "torch.device", threads: int, graph: bytes | None = None
+) -> onnxruntime.InferenceSession:
     """A graph made ready to run.
 
     Args:
         path: of a graph as `export.exported` describes it.
         device: a CPU, or a CUDA device for which onnxruntime has its provider.
         threads: for one pass on a CPU.
+        graph: one that takes its place, with the same file of weights.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -47,7 +50,9 @@ def open_session(path: Path, device: "torch.device", threads: int) -> onnxruntim
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
-    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+    if graph is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
 
 
 class _Kind(NamedTuple):
