@@ -75,6 +75,7 @@ class Opening:
             no_trees=self.no_trees,
             threads=threads,
             draft_vocabulary=self.draft_vocabulary,
+            path=path,
         )
 
     def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxRunner:
