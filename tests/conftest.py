@@ -56,6 +56,17 @@ def quick_machine() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def drafts_at_will() -> Iterator[None]:
+    """`cost-optimal` drafts from the first round on as after having saved time: laws hold for its long drafts too."""
+    from specctl.policies.draft_account import MOST, DraftAccount
+    from specctl.policies.rules import cost_optimal
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(cost_optimal, "DraftAccount", lambda: DraftAccount(MOST))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every model is exported for onnxruntime once, by whichever worker comes first."""

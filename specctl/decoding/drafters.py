@@ -55,7 +55,7 @@ class Drafter(Protocol):
         """
 
     def prefill(self, sequence: Sequence[int]) -> None:
-        """Cache all but the last token of the prompt."""
+        """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is."""
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
@@ -162,7 +162,7 @@ class ModelDrafter:
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
     def prefill(self, sequence: Sequence[int]) -> None:
-        if pending := sequence[self.runner.length : -1]:
+        if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:

@@ -97,7 +97,8 @@ class PreVerifiedDrafter:
         """It reads no states."""
 
     def prefill(self, sequence: Sequence[int]) -> None:
-        prefill(self.runner, self.inner, sequence)
+        if self.policy.draft_limit():
+            prefill(self.runner, self.inner, sequence)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold

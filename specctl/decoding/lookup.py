@@ -75,15 +75,18 @@ class LookupDrafter:
         self.policy.reset()
 
     def prefill(self, sequence: Sequence[int]) -> None:
-        self._index(sequence[:-1])
+        if self.policy.draft_limit():
+            self._index(sequence[:-1])
 
     def _index(self, sequence: Sequence[int]) -> None:
         self._places.append(sequence[self.runner.length :])
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
-        self._index(sequence)
-        text, match = self._places.tokens, self._places.match
+        wanted = self.policy.draft_limit() > 0
+        if wanted:
+            self._index(sequence)
+        text, match = self._places.tokens, self._places.match if wanted else None
         self._matched = 0 if match is None else match.length
         copied: list[int] = []
 

@@ -107,6 +107,7 @@ def verified_round(
         leaf=found.leaf,
         tree=found.tree,
         path=tuple(found.kept) if found.tree else (),
+        context=len(sequence),
     )
     if isinstance(found.rows, slice):
         verifier.rollback(found.start + found.rows.stop)

@@ -44,7 +44,7 @@ def score_in(
                 if width > most:
                     return None
                 context = trace.prompt_tokens + start
-                ms = 1e3 * (clock(context, passes)[0] + clock(context, width)[1]) + costs.overhead_ms
+                ms = 1e3 * (clock(context, passes, 0)[0] + clock(context, width, 0)[1]) + costs.overhead_ms
                 sums[trace.prompt] += (len(round_.emitted), ms, 1, round_.drafted, round_.accepted)
                 start += len(round_.emitted)
         except UsageError:  # a draft is longer than the recorded ones

@@ -17,7 +17,7 @@ from specctl.policies.base import (
     never_stops,
     read,
 )
-from specctl.policies.drafting import collect_phase, draft_phase, longest_draft
+from specctl.policies.drafting import TextRead, collect_phase, draft_phase, longest_draft
 from specctl.policies.known_policies import POLICIES
 from specctl.policies.setting import NONE, Setting, nested
 
@@ -34,6 +34,7 @@ __all__ = [
     "Setting",
     "Signal",
     "StoppingPolicy",
+    "TextRead",
     "collect_phase",
     "draft_phase",
     "longest_draft",

@@ -1,6 +1,7 @@
 """The drafting phase: a policy decides after each draft token, or after each inner round, whether to stop."""
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from specctl.policies.base import StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
@@ -94,3 +95,37 @@ def collect_phase(
         if trigger is not None or (once and len(steps) < limit):
             return steps, StopReason.POLICY, inner
     return steps, stop, inner
+
+
+@dataclass(slots=True)
+class TextRead:
+    """How much of a text a draft has read, as its rounds tell: it reads nothing before it is wanted.
+
+    It has read the prompt if it drafts in a text's first round. In a round without a draft it reads nothing, so that
+    the next draft begins by reading what it missed.
+    """
+
+    _read: int | None = None
+
+    def missing(self, context: int) -> int:
+        """How many tokens a draft reads, besides those of the round before, if it drafts after ``context`` tokens."""
+        return 0 if self._read is None else max(0, context - self._read)
+
+    def round(self, context: int, drafted: bool, emitted: int) -> int:
+        """Take down a round.
+
+        Args:
+            context: tokens of the text before it, the prompt's included.
+            drafted: whether anything was drafted.
+            emitted: how many tokens it added to the text.
+
+        Returns:
+            What was `missing` and was read, 0 without a draft.
+        """
+        if self._read is None:
+            self._read = context if drafted else 0
+        if not drafted:
+            return 0
+        missing = self.missing(context)
+        self._read = context + emitted
+        return missing

@@ -12,6 +12,8 @@ RATE_SPEED = 0.005
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """Errors are clipped to PLAUSIBLE typical errors plus a TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
+FAR_BELOW = 0.7
+"""Share of the expected value below which an observation makes a line that `restarts` do so."""
 ENOUGH, NEGLIGIBLE = 20, 0.01
 """Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
@@ -32,11 +34,14 @@ class RunningLine:
         anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
             varies goes through the origin, without them it is flat.
         tolerance: the share of the expected value up to which an error is plausible whatever the typical error.
+        restarts: while the earlier observations weigh less than this, it is learned anew from one that is far below:
+            other programs may take time away and never give any, so that those before it took too long.
     """
 
     memory: float
     anchor: float = 0.0
     tolerance: float = TOLERANCE
+    restarts: float = 0.0
     _count: float = 0.0
     _k: float = 0.0
     _kk: float = 0.0
@@ -76,18 +81,24 @@ class RunningLine:
 
     def learn(self, k: int, seconds: float) -> None:
         """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
-        if self.known:
-            expected = self.at(k)
+        if 0 < self._count < self.restarts and seconds < FAR_BELOW * self.at(k):
+            self._count = self._k = self._kk = self._t = self._kt = self._scale = 0.0
+        if self._count:
+            base, slope = self._fit or self.fit()
+            expected = base + slope * k
             most = PLAUSIBLE * self._scale + self.tolerance * expected
             error = seconds - expected
-            seconds = expected + max(-most, min(most, error))
+            size = error if error > 0 else -error
+            if size > most:
+                seconds = expected + (most if error > 0 else -most)
             # The scale learns from errors clipped less, so that the line follows a lasting change within a few rounds.
-            self._scale += SCALE_RATE * (min(2 * most, abs(error)) - self._scale)
-        self._count = self.memory * self._count + 1
-        self._k = self.memory * self._k + k
-        self._kk = self.memory * self._kk + k * k
-        self._t = self.memory * self._t + seconds
-        self._kt = self.memory * self._kt + k * seconds
+            self._scale += SCALE_RATE * ((size if size < 2 * most else 2 * most) - self._scale)
+        memory = self.memory
+        self._count = memory * self._count + 1
+        self._k = memory * self._k + k
+        self._kk = memory * self._kk + k * k
+        self._t = memory * self._t + seconds
+        self._kt = memory * self._kt + k * seconds
         self._fit = None
 
 
@@ -103,25 +114,35 @@ class WidthTimes:
 
     line: RunningLine
     _surplus: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _believed: dict[int, float] = field(default_factory=dict)  # of each surplus, by when its width was last seen
+    _times: list[float] = field(default_factory=list)  # from k = 0 on, as far as they were asked for
 
     def learn(self, k: int, seconds: float) -> None:
         """Add an observation."""
-        self.line.learn(k, seconds)
-        expected = self.line.at(k)
+        line = self.line
+        line.learn(k, seconds)
+        self._times.clear()
+        expected = line.at(k)
         most = LARGEST_SURPLUS * expected
         total, weight = self._surplus.get(k, (0.0, 0.0))
         surplus = max(-most, min(most, seconds - expected))
-        self._surplus[k] = SURPLUS_MEMORY * total + surplus, SURPLUS_MEMORY * weight + 1
+        total, weight = SURPLUS_MEMORY * total + surplus, SURPLUS_MEMORY * weight + 1
+        self._surplus[k] = total, weight
+        if expected > 0:
+            self._believed[k] = total / (weight + SURPLUS_PRIOR + (line.error / (SURPLUS_NOISE * expected)) ** 2)
+
+    def at(self, k: int) -> float:
+        """Seconds for ``k``; an observation must have been added."""
+        return self._times[k] if k < len(self._times) else self.upto(k + 1)[k]
 
     def upto(self, count: int) -> list[float]:
-        """Seconds for each k from 0 to below ``count``."""
-        base, slope = self.line.fit()
-        seconds = [base + slope * k for k in range(count)]
-        for k, (total, weight) in self._surplus.items():
-            if k < count and seconds[k] > 0:
-                doubt = SURPLUS_PRIOR + (self.line.error / (SURPLUS_NOISE * seconds[k])) ** 2
-                seconds[k] += total / (weight + doubt)
-        return seconds
+        """Seconds for each k from 0 on, ``count`` of them or more; they are computed once for each observation."""
+        times = self._times
+        if len(times) < count:
+            base, slope = self.line.fit()
+            surplus = self._believed.get
+            times += [base + slope * k + surplus(k, 0.0) for k in range(len(times), count)]
+        return times
 
 
 @dataclass(slots=True)
@@ -185,7 +206,6 @@ class TokenRates:
 
     prior: float
     _rate: float = 0.7
-    _level: float = log_odds(0.7)  # of the rate
     _seen: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def surplus(self, token: int | None) -> float:
@@ -193,15 +213,26 @@ class TokenRates:
 
         0 for None and for a token without observations.
         """
-        if token is None or token not in self._seen:
+        known = self._seen.get(token) if token is not None else None
+        if known is None:
             return 0.0
-        accepted, verified = self._seen[token]
-        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - self._level
+        accepted, verified = known
+        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - log_odds(self._rate)
 
-    def learn(self, token: int | None, outcome: float) -> None:
-        """Add the outcome (0 or 1, or the probability of 1) of the draft token that follows ``token``."""
-        self._rate += RATE_SPEED * (outcome - self._rate)
-        self._level = log_odds(self._rate)
-        if token is not None:
-            accepted, verified = self._seen.get(token, (0.0, 0))
-            self._seen[token] = accepted + outcome, verified + 1
+    def learn(self, token: int | None, outcome: float) -> float:
+        """Add the outcome (0 or 1, or the probability of 1) of the draft token that follows ``token``.
+
+        Returns:
+            The token's `surplus` before.
+        """
+        rate = self._rate
+        self._rate = rate + RATE_SPEED * (outcome - rate)
+        if token is None:
+            return 0.0
+        known = self._seen.get(token)
+        if known is None:
+            self._seen[token] = outcome, 1
+            return 0.0
+        accepted, verified = known
+        self._seen[token] = accepted + outcome, verified + 1
+        return log_odds((accepted + self.prior * rate) / (verified + self.prior)) - log_odds(rate)

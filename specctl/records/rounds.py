@@ -136,6 +136,7 @@ class Round:
             on, the sum of p over the tokens below its last one. ``path`` are the ids of the accepted tokens.
         overlap_seconds: wall time of drafting during the verification, beyond which it took ``draft_seconds``; None
             where the two take turns. With an overlap the verifier adds a token only after a rejection.
+        context: tokens of the sequence before the round, the prompt's included; 0 where it is not known.
     """
 
     index: int
@@ -155,6 +156,7 @@ class Round:
     tree: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
     overlap_seconds: float | None = None
+    context: int = 0
 
     @property
     def drafted(self) -> int:

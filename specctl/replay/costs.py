@@ -3,16 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from specctl.observing.results import PassTimes
-from specctl.policies import Signal
+from specctl.policies import Signal, TextRead
 from specctl.replay.play import Clock, Level, Replay
 from specctl.statistics.intervals import Floats
 
+Key = TypeVar("Key")
 DIGITS = 4
 """Decimals of milliseconds where a table is shown."""
 _Array = PlainValidator(lambda values: np.array(values, dtype=np.float64))
@@ -43,6 +44,8 @@ class CostTable:
             which it verifies the next draft.
         head_ms: by name, the time that each of several heads of the draft adds for each drafted token; ``signal_ms``
             contains the first head's time.
+        catch_up_ms: by number of tokens, the time that a draft takes to read so many tokens of the text before its
+            first step, which it missed while no draft was wanted; interpolated, and in proportion beyond.
     """
 
     contexts: Counts
@@ -54,6 +57,7 @@ class CostTable:
     below: "CostTable | None" = None
     reading_ms: dict[str, float] = field(default_factory=dict)
     head_ms: dict[str, float] = field(default_factory=dict)
+    catch_up_ms: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def flat(cls, draft_ms: float, verify_ms: float, longest: int, per_token_ms: float = 0.0) -> "CostTable":
@@ -142,6 +146,8 @@ class CostTable:
             nodes = np.array(levels[0].nodes, dtype=np.int64)
             wider = (self._at(self.verify_ms, prompt_tokens + starts, count) for count in (nodes, drafted))
             total += float(np.subtract(*wider).sum())
+        if self.catch_up_ms and 0 in levels[0].drafted:
+            total += self._catching_up(levels[0], prompt_tokens)
         if len(levels) == 1:
             return total + self.signal_ms.get(key, 0.0) * float(drafted.sum())
         assert self.below is not None
@@ -162,11 +168,11 @@ class CostTable:
         reading = self.reading_ms.get(signal_key(signals[0]), 0.0) / 1e3
         own, (next_, *further) = self.clock(()), self.below.clocks(signals[1:])
 
-        def collecting(context: int, drafted: int) -> tuple[float, float]:
-            return 0.0, own(context, drafted)[1]
+        def collecting(context: int, drafted: int, unread: int) -> tuple[float, float]:
+            return self.catching_up(unread) / 1e3, own(context, drafted, 0)[1]
 
-        def with_reading(context: int, drafted: int) -> tuple[float, float]:
-            draft, verify = next_(context, drafted)
+        def with_reading(context: int, drafted: int, unread: int) -> tuple[float, float]:
+            draft, verify = next_(context, drafted, unread)
             return draft, verify + reading
 
         return [collecting, with_reading, *further]
@@ -175,7 +181,7 @@ class CostTable:
         """The clock of a draft without drafts below it; ``signals`` are read for each drafted token."""
         each = self.signal_ms.get(signal_key(signals), 0.0)
 
-        def seconds(context: int, drafted: int) -> tuple[float, float]:
+        def seconds(context: int, drafted: int, unread: int) -> tuple[float, float]:
             if (context, drafted) not in self._points:
                 row, column = np.array([context]), np.array([drafted])
                 self._points[context, drafted] = (
@@ -183,9 +189,28 @@ class CostTable:
                     float(self._at(self.verify_ms, row, column)[0]),
                 )
             draft, verify = self._points[context, drafted]
+            if unread:
+                draft += self.catching_up(unread)
             return (draft + each * drafted) / 1e3, verify / 1e3
 
         return seconds
+
+    def catching_up(self, unread: int) -> float:
+        """Milliseconds that a draft takes to read ``unread`` tokens of the text before its first step."""
+        if not self.catch_up_ms or not unread:
+            return 0.0
+        known = sorted(self.catch_up_ms)
+        if unread > known[-1]:
+            return self.catch_up_ms[known[-1]] * unread / known[-1]
+        return float(np.interp(unread, [0, *known], [0.0, *(self.catch_up_ms[count] for count in known)]))
+
+    def _catching_up(self, level: Level, prompt_tokens: int) -> float:
+        """Milliseconds of it in the rounds of a sequence."""
+        read, total = TextRead(), 0.0
+        for start, drafted, accepted in zip(level.starts, level.drafted, level.accepted, strict=True):
+            if unread := read.round(prompt_tokens + start, drafted > 0, accepted + 1):
+                total += self.catching_up(unread)
+        return total
 
     def at(self, context: float) -> tuple[float, float]:
         """Milliseconds of one draft step and of the narrowest verifying pass with ``context`` tokens in the caches."""
@@ -214,6 +239,7 @@ class CostTable:
             below=None if self.below is None else self.below._rounded(),
             reading_ms=_rounded(self.reading_ms),
             head_ms=_rounded(self.head_ms),
+            catch_up_ms=_rounded(self.catch_up_ms),
         )
 
     def _at(self, table: Floats, context: Any, length: Any) -> Floats:
@@ -242,7 +268,7 @@ class CostTable:
         return {}
 
 
-def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+def _rounded(times: Mapping[Key, float]) -> dict[Key, float]:
     return {key: round(ms, DIGITS) for key, ms in times.items()}
 
 

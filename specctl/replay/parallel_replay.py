@@ -117,10 +117,10 @@ class TwoDevices:
         return Simulated(False, block, False, rounds, sum(stretches), ms)
 
     def _draft_ms(self, tokens: int) -> float:
-        return 1e3 * self._seconds(0, tokens)[0]
+        return 1e3 * self._seconds(0, tokens, 0)[0]
 
     def _target_ms(self, width: int) -> float:
-        return 1e3 * self._seconds(0, width - 1)[1]
+        return 1e3 * self._seconds(0, width - 1, 0)[1]
 
 
 def _time(simulated: Simulated) -> float:

@@ -6,14 +6,15 @@ from functools import partial
 from typing import NamedTuple
 
 from specctl.errors import UsageError
-from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
+from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
 from specctl.replay.recorded import Recorded
 from specctl.replay.traces import Trace
 
-Clock = Callable[[int, int], tuple[float, float]]
-"""Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included) and
-the number of tokens it drafts. For a middle draft, the first value is its overhead excluding inner rounds."""
+Clock = Callable[[int, int, int], tuple[float, float]]
+"""Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included), the
+number of tokens it drafts, and how many the draft has to read first (`TextRead`). For a middle draft, the first value
+is its overhead excluding inner rounds."""
 
 
 class Player(NamedTuple):
@@ -93,6 +94,7 @@ class _Drafting:
         self.policy, self._once, self._clock = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
+        self._read = TextRead()
         self.policy.reset()
 
     def draft(self, draft: Recorded, start: int, budget: int) -> _Block:
@@ -141,7 +143,9 @@ class _Drafting:
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
-        drafting, verifying = self._clock(self._prompt_tokens + start, len(steps)) if self._clock else (0.0, 0.0)
+        context = self._prompt_tokens + start
+        unread = self._read.round(context, bool(steps), accepted + (not ended))
+        drafting, verifying = self._clock(context, len(steps), unread) if self._clock else (0.0, 0.0)
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
             index=index,
@@ -156,6 +160,7 @@ class _Drafting:
             total_seconds=drafting + verifying,
             inner=tuple(drafted.inner),
             chances=draft.verified_chances(start, len(steps), accepted + (not full)),
+            context=context,
         )
 
 

@@ -291,8 +291,9 @@ def test_a_lookup_drafts():
 def test_a_draft_by_name(embedded, draft, policy, head):
     ids = torch.tensor([[5, 300, 7, 42]])
     fast = speculative(draft, policy, head=head)
-    plain = embedded.generate(ids, max_new_tokens=16, do_sample=False)
-    assert embedded.generate(ids, max_new_tokens=16, do_sample=False, custom_generate=fast).equal(plain)
+    length = 80 if policy == "embedded-eagle3" else 16  # it drafts a token now and then until that has paid
+    plain = embedded.generate(ids, max_new_tokens=length, do_sample=False)
+    assert embedded.generate(ids, max_new_tokens=length, do_sample=False, custom_generate=fast).equal(plain)
     assert fast.metrics.accepted > 0
     assert not any(parameter.is_inference() for parameter in embedded.parameters())
 

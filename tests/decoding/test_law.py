@@ -44,7 +44,7 @@ from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.policies.rules.svip import Svip
 from specctl.records import ExtraToken, Round
 
-pytestmark = pytest.mark.crossed
+pytestmark = [pytest.mark.crossed, pytest.mark.usefixtures("drafts_at_will")]
 
 EXACT = 3e-7
 """Probabilities are float32 in the program: what is left are their roundings."""

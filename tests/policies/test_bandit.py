@@ -111,3 +111,28 @@ def test_a_policy_in_one_word(text: str, table: dict[str, Any]) -> None:
 def test_a_word_of_another_form(text: str) -> None:
     with pytest.raises(ValueError, match="expected NAME:KEY=VALUE"):
         policy_table(text)
+
+
+def test_the_arm_none_plays_where_no_arm_brings_anything() -> None:
+    """Each arm loses 2 or 4 steps of 1/8 pass a round: 2 passes are gone after some 6 rounds, and then 1% is spent."""
+    bandit = Bandit(arms=SHORT_OR_LONG)
+    lengths = []
+    for _ in range(1000):
+        lengths.append(bandit.draft_limit())
+        bandit.observe(round_of(0, lengths[-1]))
+    assert all(lengths[:4])
+    assert sum(lengths) / 8 <= 2 + 0.01 * 1000
+    assert sum(lengths[-200:]) / 8 <= 0.01 * 200 + 0.5
+    assert any(lengths[-100:]), "it still looks whether that has changed"
+    for _ in range(200):
+        bandit.observe(round_of(bandit.draft_limit(), bandit.draft_limit()))
+    assert bandit.draft_limit() > 0
+
+
+def test_a_round_of_none_says_nothing_about_an_arm() -> None:
+    bandit = Bandit(arms=SHORT_OR_LONG, cost_ratio=2.0)
+    bandit.observe(round_of(0, 2))
+    assert bandit.draft_limit() == 0
+    plays, rewards = list(bandit._plays), list(bandit._rewards)
+    bandit.observe(round_of(0, 0))
+    assert (bandit._plays, bandit._rewards) == (plays, rewards)

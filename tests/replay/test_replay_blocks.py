@@ -32,6 +32,8 @@ from specctl.replay.recording import tails
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 
+pytestmark = pytest.mark.usefixtures("drafts_at_will")
+
 BLOCK = Sampling(temperature=1.0, verification="block")
 NO_EOS: frozenset[int] = frozenset()
 START = (3, 1, 4, 1, 5)

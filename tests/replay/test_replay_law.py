@@ -27,7 +27,7 @@ from specctl.replay.recording import block_coupling, block_recording, grid_recor
 from specctl.replay.recording.block_coupling import InBlocks, Unkept
 from specctl.replay.traces import Trace
 
-pytestmark = pytest.mark.crossed
+pytestmark = [pytest.mark.crossed, pytest.mark.usefixtures("drafts_at_will")]
 
 EXACT = 3e-7
 """Probabilities are float32 in the program."""

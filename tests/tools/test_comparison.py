@@ -91,7 +91,7 @@ def test_a_draft_that_is_never_right_costs_little() -> None:
 
 
 def test_cost_optimal_learns_early() -> None:
-    assert early_share(traces(4, 10).traces, made_up(8), EOS) > 0.9
+    assert early_share(traces(4, 10).traces, made_up(8), EOS) > 0.85
 
 
 @pytest.mark.parametrize("ratios", [(8,), (3, 30)], ids=["8", "3 and 30"])

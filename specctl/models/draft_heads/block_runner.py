@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.waiting_states import WaitingStates
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
 from specctl.models.passes.token_reader import Foresee, Token, TokenReader
@@ -31,12 +32,10 @@ class BlockRunner(FixedBuffers, Runner):
 
     Attributes:
         longest: rows of a block that predict tokens.
-        witnessed: places whose states were given.
     """
 
     runs_model = False
     verifies = False
-    witnessed = 0
     no_trees = "it writes a whole block in one pass"
 
     def __init__(
@@ -47,6 +46,8 @@ class BlockRunner(FixedBuffers, Runner):
         self.longest = head.longest
         self.layers, self.state_size = head.layers, head.state_size
         self._head = head
+        self._remembered = 0  # places whose keys and values are cached
+        self._waiting = WaitingStates()  # of the places behind them
         self._known = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
         self._ahead = torch.ones(1, device=weight.device)
         self._none_ahead = torch.zeros(1, device=weight.device)
@@ -60,12 +61,22 @@ class BlockRunner(FixedBuffers, Runner):
         """The network."""
         return self._head
 
+    @property
+    def witnessed(self) -> int:
+        return self._remembered + self._waiting.count
+
     def witness(self, start: int, states: States) -> None:
-        fresh = {layer: states[layer][self.witnessed - start :].to(self._head.fc.weight) for layer in self.layers}
-        count = len(fresh[self.layers[0]])
-        if not count:
+        self._waiting.add(states, self.witnessed - start)
+        if self._waiting.full:
+            self._remember()
+
+    def _remember(self) -> None:
+        """Cache keys and values made of the states that wait."""
+        start, count = self._remembered, self._waiting.count
+        if (states := self._waiting.take()) is None:
             return
-        fed, self.length = self.length, self.witnessed  # passes begin at `length`
+        fresh = {layer: states[layer].to(self._head.fc.weight) for layer in self.layers}
+        fed, self.length = self.length, start  # passes begin at `length`
         self._reserve(self.length + count)
         with torch.inference_mode():
             rows = self._head.context_rows(fresh)  # (T, H)
@@ -76,12 +87,14 @@ class BlockRunner(FixedBuffers, Runner):
             else:
                 for piece, positions, slots in self._pieces(count):
                     self._pass(kind)(self._slots[None, :0], positions, slots, rows[piece])
-        self.length, self.witnessed = fed, self.witnessed + count
+        self.length, self._remembered = fed, start + count
 
     def rollback(self, length: int) -> None:
         """End the block, and go to the end of the places that are both within ``length`` and witnessed."""
         self._logits = None
-        self.length = self.witnessed = min(self.witnessed, length)
+        self._waiting.cut(max(0, length - self._remembered))
+        self._remembered = min(self._remembered, length)
+        self.length = self.witnessed
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Feed tokens; see the class.
@@ -154,6 +167,7 @@ class BlockRunner(FixedBuffers, Runner):
         """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
         head = self._head
         if self._logits is None:
+            self._remember()
             self._reserve(self.length + head.block_size)
             self._known.fill_(min(self.witnessed, self.length))
             block = [token, *[head.config.mask_token] * (head.block_size - 1)]

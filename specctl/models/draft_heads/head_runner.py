@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.waiting_states import WaitingStates
 from specctl.models.draft_heads.witnessed_rows import WitnessedRows
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, PassKind
@@ -43,6 +44,7 @@ class HeadRunner(FixedBufferRunner):
         self._head = head
         self.layers, self.state_size = head.layers, head.state_size
         self._rows = WitnessedRows(head.row_size, weights.device, weights.dtype)
+        self._waiting = WaitingStates()  # of the places behind them
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
         self._own = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         self._own_after = 0  # how many tokens had been read when the head wrote that row
@@ -55,20 +57,25 @@ class HeadRunner(FixedBufferRunner):
 
     @property
     def witnessed(self) -> int:
-        return self._rows.count
+        return self._rows.count + self._waiting.count
 
     def witness(self, start: int, states: States) -> None:
-        known = self._rows.count - start
-        fresh = {layer: states[layer][known:].to(self._own) for layer in self.layers}  # (T, D)
-        if len(fresh[self.layers[0]]):
+        self._waiting.add(states, self.witnessed - start)
+        if self._waiting.full:
+            self._fuse()
+
+    def _fuse(self) -> None:
+        """Make rows of the states that wait."""
+        if (states := self._waiting.take()) is not None:
             with torch.inference_mode():
-                self._rows.append(self._head.fuse(fresh))
+                self._rows.append(self._head.fuse({layer: states[layer].to(self._own) for layer in self.layers}))
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
         """As in `Runner`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
+        self._fuse()
         self._reserve(self.length + len(tokens))
         with torch.inference_mode():
             if before == 1:
@@ -84,9 +91,12 @@ class HeadRunner(FixedBufferRunner):
 
     def rollback(self, length: int) -> None:
         self.length = self._true = min(self._true, length)
+        known = self._rows.count
         self._rows.rollback(length, needed=self.length - 1)
+        self._waiting.cut(max(0, length - known) if self._rows.count == known else 0)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        self._fuse()
         self._reserve(self.length + len(tokens))
         logits: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
@@ -110,6 +120,7 @@ class HeadRunner(FixedBufferRunner):
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `Runner`; the last token in a pass of its own if the row for it is not known before."""
+        self._fuse()
         if len(tokens) > max(1, self._known):
             self.extend([int(token) for token in tokens[:-1]], keep=0)
             tokens = tokens[-1:]

@@ -8,8 +8,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt
 
 from specctl.policies.base import Rule, Signal, read
+from specctl.policies.draft_account import DraftAccount
+from specctl.policies.drafting import TextRead
 from specctl.policies.logistic import OnlineLogistic, log_odds
-from specctl.policies.online import DraftSums, RunningLine, Slowdown, TokenRates, WidthTimes
+from specctl.policies.online import DraftSums, TokenRates
+from specctl.policies.round_times import SPEED_MEMORY, RoundTimes
 from specctl.records import DraftStep, Round
 
 
@@ -34,17 +37,15 @@ DRIFT = 5e-4
 """Drift of the estimators' weights with each verified token, see `OnlineLogistic`."""
 RATE_PRIOR = 2.0
 """Observations after which the acceptance rate after a token weighs as much as the overall rate."""
-COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
-"""Factors on the weight of earlier rounds, in the costs and in the speed, when a round ends."""
-DRAFT_ANCHOR = 1.0
-"""`RunningLine.anchor` of draft times: until lengths have varied, each token is taken to cost the same."""
-PRIOR_ROUNDS = 4.0
-PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
-"""The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
 AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
-PROBING = 0.01
-"""Share of the speed that may be spent on probes: drafts in rounds where drafting is not expected to pay."""
+AGING = 5e-3
+"""Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
+DOUBTED = 100
+"""Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
+UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
+"""After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
+of the target alone stays known, and after a first draft that is rejected; the weight of one draft in what they save."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +66,9 @@ class CostOptimal(Rule):
 
     If not even the first token pays, the round drafts nothing, except for a few probes. Nor does it if drafts save less
     than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
-    in one pass.
+    in one pass. Whatever is expected of them, drafts are paid from a `DraftAccount`, so that over T passes they lose at
+    most 0.01 T + 0.5 passes beyond what they saved before: probes, and with each what it takes the draft to read the
+    text that it missed. So a run is at least 0.99 as fast as the target alone, but for its first half pass.
 
     Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
@@ -97,23 +100,24 @@ class CostOptimal(Rule):
     _next: OnlineLogistic = field(init=False, repr=False)
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
-    _draft: RunningLine = field(init=False, repr=False)
-    _verify: WidthTimes = field(init=False, repr=False)
-    _slowdown: Slowdown = field(init=False, repr=False)
-    _emitted: float = field(init=False, repr=False)
-    _seconds: float = field(init=False, repr=False)
-    _prior: float = field(init=False, repr=False)
-    _price: float = field(init=False, repr=False)
-    _entry: float = field(init=False, repr=False)
-    _spent: list[float] = field(init=False, repr=False)
+    _times: RoundTimes = field(init=False, repr=False)
+    _account: DraftAccount = field(init=False, repr=False)
     _drafts: DraftSums = field(init=False, repr=False)
-    _credit: float = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
     _warm: bool = field(init=False, repr=False)
-    _drafts_next: bool = field(init=False, repr=False)
+    _limit: int = field(init=False, repr=False)
+    _probing: bool = field(init=False, repr=False)
+    _read: TextRead = field(init=False, repr=False)
+    _idle: int = field(init=False, repr=False)
+    _resting: int = field(init=False, repr=False)
+    _unseen: int = field(init=False, repr=False)
+    _gain: float = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
+    _asked: list[tuple[DraftStep, tuple[float, float]]] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )  # the steps of the round with their `_features`
     _following: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
@@ -127,13 +131,11 @@ class CostOptimal(Rule):
             for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
-        self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), WidthTimes(RunningLine(COST_MEMORY))
-        self._slowdown = Slowdown()
-        self._emitted = self._seconds = self._credit = 0.0
-        self._prior = PRIOR_ROUNDS
+        self._times, self._account = RoundTimes(self.cost_ratio), DraftAccount()
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._drafts_next, self._warm = None, True, False
-        self._set_price()
+        self._last_token, self._warm = None, False
+        self._read, self._idle, self._resting, self._unseen, self._gain = TextRead(), 0, 0, 0, 0.0
+        self._decide(0)
 
     @classmethod
     def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:
@@ -148,15 +150,19 @@ class CostOptimal(Rule):
     @property
     def current_threshold(self) -> float:
         """The acceptance probability at which one more draft token just pays."""
-        return self._price
+        return self._times.price
 
     def reset(self) -> None:
         if not self.carry_over:
             self._restart()
-        self._last_token = None
+            return
+        # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
+        self._last_token, self._read = None, TextRead()
+        if self._limit:
+            self._decide(0)
 
     def draft_limit(self) -> int:
-        return self.max_draft if self._drafts_next else 0
+        return self._limit
 
     def should_stop(self, step: DraftStep) -> bool:
         if self.use_foresight:
@@ -177,6 +183,7 @@ class CostOptimal(Rule):
         """The same by the distribution at each position."""
         if step.index == 1:
             self._survival_before = 1.0
+            self._asked.clear()
         elif self.use_head:
             # A step's accept_prob is about the token before it.
             predicted_log_odds = log_odds(read(step.accept_prob))
@@ -184,6 +191,7 @@ class CostOptimal(Rule):
         else:
             self._survival_before = self._survival
         self._last_features = _features(step)
+        self._asked.append((step, self._last_features))
         return self._survival_before * self._accepted.predict(*self._last_features)
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
@@ -194,27 +202,65 @@ class CostOptimal(Rule):
             gain: the probability that the next token and all before it are accepted.
             following: the probability that a later token is, if all before it are.
         """
-        gains = 0.0
-        for spent in self._spent[drafted + 1 : drafted + 1 + AHEAD]:
+        end = drafted + 1 + AHEAD
+        if end > self.max_draft + 2:
+            end = self.max_draft + 2
+        spent = self._times.upto(end)
+        gains = spent[drafted]
+        for place in range(drafted + 1, end):
             gains += gain
-            if gains > spent - self._spent[drafted]:
+            if gains > spent[place]:
                 return True
             gain *= following
         return False
 
     def observe(self, round_: Round) -> None:
-        self._learn_verdicts(round_)
-        if round_.emitted:
-            self._last_token = round_.emitted[-1]
+        emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
+        unread = self._read.round(round_.context, bool(round_.steps), emitted)
+        if round_.steps:
+            if self._idle:
+                self._first.age(AGING * self._idle)
+                self._idle = 0
+            self._learn_verdicts(round_)
+        else:
+            self._idle += 1
+        if emitted:
+            self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
         if self._warm and round_.verify_seconds:
-            self._learn_times(round_)
+            self._times.learn(round_, emitted, unread)
+            if round_.steps:
+                self._drafts.learn(round_)
         self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
-        self._credit = min(self._credit + PROBING, self._price)
+        self._book(round_, unread)
+        self._decide(self._read.missing(round_.context + emitted))
+
+    def _book(self, round_: Round, unread: int) -> None:
+        """Book what the round's draft saved, in expectation over its verdict where that is known."""
+        if not round_.steps:
+            self._resting, self._unseen = max(0, self._resting - 1), 0
+            self._account.book(0.0, probe=False)
+            return
+        kept = round_.accepted if round_.chances is None else sum(round_.chances)
+        gain = kept + (round_.leaf is not None) - self._times.lost(round_)
+        self._gain += GAIN_RATE * (gain - self._gain)
+        self._unseen += 1
+        unknown = not round_.accepted and not self._times.knows_target
+        if unknown or (self._unseen >= UNSEEN and self._gain < SMALL):
+            self._resting = RESTING
+        reading = 0.0 if self._account.proven and not self._probing else self._times.catching_up(unread)
+        self._account.book(gain - reading, probe=self._probing)
+
+    def _decide(self, unread: int) -> None:
+        """Decide on the next round, before which the draft has to read so many tokens of the text."""
+        times, account = self._times, self._account
         first = self._first.predict(self._rates.surplus(self._last_token))
-        self._drafts_next = first > self._price and self._drafts.pays(first, self._price, self._entry)
-        if not self._drafts_next and self._credit >= self._price:
-            self._credit = 0.0
-            self._drafts_next = True
+        pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
+        self._probing, self._limit = not pays, 0
+        if not self._resting and (pays or account.probes):
+            reading = 0.0 if account.proven and pays else times.catching_up(unread)
+            doubt = 0.5 ** (self._idle / DOUBTED)
+            entry, step = doubt * (times.lost_entry + reading), doubt * times.lost_step
+            self._limit = min(self.max_draft, account.longest(entry, step))
 
     def _learn_verdicts(self, round_: Round) -> None:
         verified = round_.accepted + (not round_.fully_accepted)
@@ -224,52 +270,19 @@ class CostOptimal(Rule):
             if self.use_foresight:
                 outlook = _foreseen(step)
             else:
-                confidence, outlook = _features(step)
+                asked = self._asked[position - 1] if position <= len(self._asked) else None
+                confidence, outlook = asked[1] if asked is not None and asked[0] is step else _features(step)
                 self._accepted.learn(outcome, confidence, outlook)
                 if self.use_head and position < round_.drafted:
                     # A step's accept_prob is about the token before it.
                     predicted_log_odds = log_odds(read(round_.steps[position].accept_prob))
                     self._accepted_as_predicted.learn(outcome, confidence, outlook, predicted_log_odds)
-            surplus = self._rates.surplus(token_before)
+            surplus = self._rates.learn(token_before, outcome)
             if step.index == 1:
                 self._first.learn(outcome, surplus)
             else:
                 self._next.learn(outcome, outlook_before, surplus)
-            self._rates.learn(token_before, outcome)
             token_before, outlook_before = step.token, outlook
-
-    def _learn_times(self, round_: Round) -> None:
-        drafting, verifying = round_.draft_seconds, round_.verify_seconds
-        if round_.drafted and drafting and self._draft.known:
-            expected = self._draft.at(round_.drafted), self._verify.line.at(_width(round_))
-            self._slowdown.learn(drafting / expected[0], verifying / expected[1])
-        drafting, verifying = drafting / self._slowdown.value, verifying / self._slowdown.value
-        if round_.drafted:
-            self._draft.learn(round_.drafted, drafting)
-            self._drafts.learn(round_)
-        self._verify.learn(_width(round_), verifying)
-        self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
-        self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
-        self._prior *= SPEED_MEMORY
-        self._set_price()
-
-    def _set_price(self) -> None:
-        base, slope = self._verify.line.fit() if self._verify.line.known else (1.0, 0.0)
-        entry, step = self._draft.fit() if self._draft.known else (0.0, self.cost_ratio * base)
-        seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * (step + slope))
-        speed = (self._emitted + self._prior * PRIOR_EMITTED) / seconds
-        self._price, self._entry = (step + slope) * speed, entry * speed
-        count = self.max_draft + 2
-        passes = self._verify.upto(count) if self._verify.line.known else [base] * count
-        self._spent = [speed * (step * k + verifying) for k, verifying in enumerate(passes)]
-
-
-def _width(round_: Round) -> int:
-    """By what the time of a verification is learned: how many tokens were verified, or of a tree its depth.
-
-    A tree has as many tokens as its depth and its size allow, so that one more level takes what deeper trees took.
-    """
-    return round_.drafted if round_.tree else round_.nodes
 
 
 def _foreseen(step: DraftStep) -> float:

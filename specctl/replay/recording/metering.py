@@ -23,8 +23,13 @@ from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
-IN_A_ROW = 3
-"""Consecutive rounds of one length; the first is not counted."""
+IN_A_ROW, ALONE = 3, 12
+"""Consecutive rounds of one length, and of those without a draft, which follow one another in a run of the target
+alone and are faster then: its weights are still in the processor's cache. The first is not counted, and of the others
+the first four."""
+NOT_COUNTED, WARMING = 1, 4
+CATCHING_UP = (8, 32, 128)
+"""Tokens that a draft reads at once, where what it takes to catch up with a text is priced."""
 WARM_UPS = 1
 PASSES = WARM_UPS + 4
 TYPICAL = 4
@@ -87,6 +92,7 @@ def _measure_top(
         (c, k): ([], []) for c in contexts for k in lengths
     }
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
+    missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1]}
     on_states = state_predictors(_predictors(pair))
     several = on_states if len(on_states) > 1 else {}
     # Heads of one shape cost the same, which separate measurements would not show. DISCO heads hardly differ.
@@ -102,12 +108,16 @@ def _measure_top(
                 sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
                 _fill(pair, sequence)
                 for length in lengths:
-                    for again in range(IN_A_ROW):
+                    for again in range(IN_A_ROW if length else ALONE):
                         times = _round(pair, sequence, length, frozenset(), sampling)
                         # At the first round of a length the processor's cache holds other weights than in a run.
-                        if number >= WARM_UPS and again:
+                        if number >= WARM_UPS and again >= (NOT_COUNTED if length else WARMING):
                             for measured, time in zip(plain[context, length], times, strict=True):
                                 measured.append(time)
+            for count, found in missed.items():
+                catching_up = _catching_up_ms(pair, sequence, count, sampling)
+                if number >= WARM_UPS:
+                    found.append(catching_up)
             for signals in sets:
                 predictor = first_for(signals, _predictors(pair).values())
                 reading = _reading_ms(pair, sequence, typical, signals, sampling, predictor)
@@ -127,7 +137,25 @@ def _measure_top(
         {signal_key(signals): max(0.0, median(times)) for signals, times in read.items()},
         overhead,
         head_ms={name: max(0.0, median(predicting[shape])) for name, shape in shapes.items()},
+        catch_up_ms={count: max(0.0, median(times)) for count, times in missed.items()},
     )
+
+
+def _catching_up_ms(pair: Pair, sequence: list[int], count: int, sampling: Sampling) -> float:
+    """Milliseconds by which a draft of one token takes longer that begins by reading ``count`` tokens of the text."""
+    draft = pair.drafts[0]
+    taken = []
+    for unread in (count, count, 0):  # the first warms up
+        forget(draft, len(sequence) - 1, unread)
+        drafter = ModelDrafter(draft, Constant(draft_length=1))
+        drafter.begin(sampling, frozenset(), None)
+        wait(draft.device)
+        began = perf_counter()
+        drafter.draft(sequence, 1)
+        wait(draft.device)
+        taken.append(perf_counter() - began)
+        draft.rollback(len(sequence) - 1)
+    return (taken[1] - taken[2]) * 1e3
 
 
 def _reading_ms(

@@ -1,0 +1,66 @@
+"""A draft that is not wanted reads nothing, and catches up in one pass when it is."""
+
+import pytest
+import torch
+from toys import Script, TableRunner, related_table, table
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.lookup import LookupDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.lookup_runner import LookupRunner
+from specctl.policies import TextRead
+
+PROMPT = [1, 2, 3, 1, 2, 4]
+TARGET = table(3)
+
+
+def test_a_draft_reads_what_it_missed_when_it_is_wanted() -> None:
+    target, draft = TableRunner(TARGET), TableRunner(related_table(TARGET, seed=4))
+    policy = Script(0, 0, 0, 2, 2, 0)
+    drafter = ModelDrafter(draft, policy)
+    with torch.inference_mode():
+        prefill(target, drafter, PROMPT)
+        assert draft.extended == []
+        text, passes = list(PROMPT), []
+        for round_ in decode(target, drafter, PROMPT, 12, Sampling()):
+            assert round_.context == len(text)
+            text += round_.emitted
+            passes.append((round_.drafted, list(draft.extended)))
+            draft.extended.clear()
+    assert [drafted for drafted, _ in passes[:4]] == [0, 0, 0, 2]
+    assert [read for _, read in passes[:3]] == [[], [], []]
+    assert passes[3][1] == [len(PROMPT) + 3, 1]
+    alone = decode(TableRunner(TARGET), None, PROMPT, 12, Sampling())
+    assert text == [*PROMPT, *(token for round_ in alone for token in round_.emitted)]
+
+
+def test_a_draft_that_is_wanted_first_reads_the_prompt_with_the_target() -> None:
+    draft = TableRunner(TARGET)
+    prefill(TableRunner(TARGET), ModelDrafter(draft, Script(2)), PROMPT)
+    assert draft.extended == [len(PROMPT) - 1]
+
+
+def test_a_lookup_and_the_drafts_of_a_hierarchy_wait_as_well() -> None:
+    lookup = LookupDrafter(LookupRunner(5), Script(0))
+    lookup.prefill(PROMPT)
+    lookup.draft([*PROMPT, 1], 4)
+    assert lookup.runner.length == 0
+    middle, lowest = TableRunner(TARGET), TableRunner(TARGET)
+    hierarchy = PreVerifiedDrafter(ModelDrafter(lowest, Script(2)), middle, Script(0))
+    hierarchy.prefill(PROMPT)
+    assert middle.extended == lowest.extended == []
+    hierarchy = PreVerifiedDrafter(ModelDrafter(lowest, Script(0)), middle, Script(2))
+    hierarchy.prefill(PROMPT)
+    assert (middle.extended, lowest.extended) == ([len(PROMPT) - 1], [])
+
+
+@pytest.mark.parametrize("prefilled", [True, False])
+def test_what_a_draft_has_read_is_told_from_its_rounds(prefilled: bool) -> None:
+    read = TextRead()
+    rounds = [(10, prefilled, 3), (13, False, 1), (14, False, 1), (15, True, 2), (17, True, 1)]
+    assert [read.round(*round_) for round_ in rounds] == [0, 0, 0, 2 if prefilled else 15, 0]
+    assert read.missing(18) == 0
+    assert read.missing(21) == 3

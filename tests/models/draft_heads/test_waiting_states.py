@@ -1,0 +1,78 @@
+"""States wait as they came until a draft head drafts, and what is taken back of them is gone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from toy_heads import random_block, random_eagle3
+
+from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.draft_heads.waiting_states import MOST, WaitingStates
+from specctl.models.passes.watching import States
+from specctl.models.running.runner import Runner
+
+
+def states(start: int, end: int) -> States:
+    """Place i has the state ``[i]``."""
+    return {layer: torch.arange(start, end, dtype=torch.float32)[:, None] for layer in (0, 2)}
+
+
+def test_parts_are_joined_cut_and_taken_once() -> None:
+    waiting = WaitingStates()
+    waiting.add(states(0, 4), 0)
+    waiting.add(states(2, 7), 2)  # two of them wait already
+    waiting.add(states(5, 7), 2)
+    assert waiting.count == 7
+    waiting.cut(5)
+    waiting.add(states(5, 6), 0)
+    taken = waiting.take()
+    assert taken is not None
+    assert taken[0][:, 0].tolist() == taken[2][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert (waiting.count, waiting.take()) == (0, None)
+
+
+def test_there_is_an_end_to_waiting() -> None:
+    waiting = WaitingStates()
+    waiting.add(states(0, MOST - 1), 0)
+    assert not waiting.full
+    waiting.add(states(MOST - 1, MOST), 0)
+    assert waiting.full
+
+
+def chain() -> Runner:
+    return HeadRunner(random_eagle3(states=3, vocabulary=5), 5)
+
+
+def block() -> Runner:
+    return BlockRunner(random_block(), 5)
+
+
+@pytest.mark.parametrize(("make", "work"), [(chain, "fuse"), (block, "context_rows")])
+def test_a_head_makes_nothing_of_states_until_it_drafts(
+    make: Callable[[], Runner], work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, soon = make(), make()
+    given = {layer: torch.rand(9, late.state_size) for layer in late.layers}
+    made: list[int] = []
+    head = vars(late)["_head"]
+    original = getattr(head, work)
+
+    def counted(states: States) -> torch.Tensor:
+        made.append(len(next(iter(states.values()))))
+        return original(states)
+
+    monkeypatch.setattr(head, work, counted)
+    for start, end in ((0, 4), (4, 5), (4, 8), (8, 9)):
+        for runner in (late, soon):
+            runner.witness(start, {layer: rows[start:end] for layer, rows in given.items()})
+        soon.extend([1] * (end - soon.length), keep=0)
+        soon.extend([2], keep=1)
+        soon.rollback(end)
+    late.rollback(7)
+    late.witness(7, {layer: rows[7:] for layer, rows in given.items()})
+    assert made == []
+    assert late.witnessed == 9
+    late.extend([1] * (9 - late.length), keep=0)
+    torch.testing.assert_close(late.extend([2], keep=1).logits, soon.extend([2], keep=1).logits)
+    assert made == [9]

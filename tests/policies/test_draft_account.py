@@ -1,0 +1,139 @@
+"""What drafts may lose is bounded, on simulated times, and a draft that becomes useful is found again."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from specctl.policies.draft_account import ALLOWANCE, MOST, SHARE, DraftAccount
+from specctl.policies.round_times import FEW, RoundTimes
+from specctl.policies.rules.cost_optimal import CostOptimal
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+
+PASS, STEP, CATCHING_UP, PROMPT = 8.0, 1.0, 0.01, 30
+
+
+class Simulated:
+    """Texts of 96 tokens with a draft that is right with some probability, and what they take."""
+
+    def __init__(self, policy: CostOptimal, right: Callable[[int], float], step: float = STEP) -> None:
+        self.policy, self._right, self._step = policy, right, step
+        self._chance = random.Random(3)
+        self.tokens = self.drafted = 0
+        self.seconds = 0.0
+
+    def write(self, texts: int, tokens: int = 96) -> "Simulated":
+        for _ in range(texts):
+            read = PROMPT if self.policy.draft_limit() else 0
+            self.policy.reset()
+            written = 0
+            while written < tokens:
+                written += self._round(PROMPT + written, read)
+                if self._round_drafted:
+                    read = PROMPT + written
+        return self
+
+    def _round(self, context: int, read: int) -> int:
+        count = 0
+        while count < self.policy.draft_limit():
+            count += 1
+            if self.policy.should_stop(DraftStep(count, token=5, entropy=0.5, top_prob=0.8)):
+                break
+        right = self._right(self.tokens)
+        accepted = next((place for place in range(count) if self._chance.random() >= right), count)
+        drafting = self._step * count + (CATCHING_UP * (context - read) if count else 0.0)
+        steps = tuple(DraftStep(place + 1, token=5, entropy=0.5, top_prob=0.8) for place in range(count))
+        kind = ExtraToken.BONUS if accepted == count else ExtraToken.CORRECTION
+        times = drafting, PASS, drafting + PASS
+        self.policy.observe(Round(0, steps, accepted, 9, kind, StopReason.POLICY, None, *times, context=context))
+        self.tokens += accepted + 1
+        self.seconds += drafting + PASS
+        self._round_drafted = bool(count)
+        self.drafted += bool(count)
+        return accepted + 1
+
+    @property
+    def of_none(self) -> float:
+        """The speed, as a share of the target's alone."""
+        return self.tokens * PASS / self.seconds
+
+
+@pytest.mark.parametrize("step", [0.2, 1.0, 2.5, 8.0])
+def test_a_draft_that_is_never_right_takes_no_more_than_the_bound(step: float) -> None:
+    played = Simulated(CostOptimal(), lambda _: 0.0, step).write(60)
+    passes = played.tokens
+    lost = (played.seconds - passes * PASS) / PASS
+    # The price of the first drafts is known only when they were made: they may cost their own time more.
+    assert lost <= SHARE * passes + ALLOWANCE + 2 * step / PASS
+    assert played.of_none > 0.985
+    assert played.drafted > 3, "it still probes"
+
+
+@pytest.mark.parametrize("step", [0.2, 1.0])
+def test_the_very_first_text_takes_no_more_than_the_bound(step: float) -> None:
+    assert Simulated(CostOptimal(), lambda _: 0.0, step).write(1).of_none > 0.98
+
+
+@pytest.mark.parametrize("right", [0.1, 0.15])
+def test_a_draft_that_is_right_too_seldom_costs_next_to_nothing(right: float) -> None:
+    """At a price of 1/8 pass a token, which it just earns or nearly."""
+    assert Simulated(CostOptimal(), lambda _: right).write(40).of_none > 0.98
+
+
+def test_a_text_whose_second_half_the_draft_knows_is_drafted_again() -> None:
+    half = 1500
+    played = Simulated(CostOptimal(), lambda written: 0.9 * (written >= half))
+    played.write(1, half)
+    before = played.drafted
+    assert played.of_none > 0.98
+    played.seconds, played.tokens = 0.0, half
+    played.write(1, half)
+    assert played.drafted > before + 100
+    assert (played.tokens - half) * PASS / played.seconds > 1.7
+
+
+def test_a_draft_that_stops_being_right_is_not_made_for_long() -> None:
+    played = Simulated(CostOptimal(), lambda written: 0.9 * (written < 1500)).write(1, 1500)
+    saved, played.seconds, played.tokens = played.of_none, 0.0, 1500
+    played.write(1, 1500)
+    assert saved > 1.5
+    assert played.seconds / PASS - (played.tokens - 1500) < MOST + SHARE * 1500
+
+
+def test_probes_wait_the_longer_the_more_they_lost() -> None:
+    account = DraftAccount()
+
+    def wait() -> int:
+        rounds = 0
+        while not account.probes:
+            account.book(0.0, probe=False)
+            rounds += 1
+        return rounds
+
+    waits = []
+    for loss in (0.2, 0.2, 0.4):
+        account.book(-loss, probe=True)
+        waits.append(wait())
+    assert waits == pytest.approx([0.2 / SHARE, 1.5 * 0.2 / SHARE, 2.25 * 0.4 / SHARE], abs=1)
+    account.book(0.8, probe=True)
+    assert account.probes, "it goes on while it saves"
+    account.book(-0.3, probe=True)
+    assert account.probes, "what it saved before pays for it"
+
+
+def test_what_catching_up_takes_is_no_price_of_a_draft_step_but_of_the_draft() -> None:
+    steps = tuple(DraftStep(place + 1, 5) for place in range(2))
+
+    def told(unread: int, drafting: float) -> RoundTimes:
+        times = RoundTimes(0.125)
+        for _ in range(20):
+            round_ = Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, 2.0, 8.0, 10.0)
+            times.learn(round_, 2, 0)
+        late = Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, drafting, 8.0, 8.0 + drafting)
+        times.learn(late, 2, unread)
+        return times
+
+    usual, late = told(0, 2.0), told(100, 2.0 + 6.0)
+    assert late.price == pytest.approx(usual.price, rel=0.02)
+    assert late.catching_up(100) == pytest.approx(6.0 / 8.0, rel=0.1)
+    assert late.catching_up(FEW) == 0
