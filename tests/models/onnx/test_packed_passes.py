@@ -4,9 +4,11 @@ import random
 
 import numpy as np
 import pytest
+from few_tokens import trimmed
 from onnx_models import needs_onnx, onnx_runner
 from toys import FAMILIES, random_model
 
+from specctl.batching.row_runner import RowRunner
 from specctl.models.onnx.onnx_runner import OnnxRunner
 from specctl.models.running.runner import RowRequest
 
@@ -54,3 +56,14 @@ def test_who_reads_trees_or_has_no_graph_of_its_own_reads_one_text() -> None:
     assert trees.no_rows == "its graph reads trees"
     bare = OnnxRunner(trees.passes, VOCABULARY, 64, no_trees=None)
     assert bare.no_rows is not None
+
+
+def test_a_draft_of_few_tokens_is_read_with_others() -> None:
+    one = onnx_runner(trimmed("llama", range(0, VOCABULARY, 2)), VOCABULARY)
+    assert one is not None
+    (found,) = one.rows(2).run([RowRequest(1, 0, [1, 5, 9], 2)])
+    wanted = one.extend([1, 5, 9], 2)
+    assert found.vocabulary is one.draft_vocabulary is not None
+    assert RowRunner(one, 1, lambda _: found).draft_vocabulary is one.draft_vocabulary
+    np.testing.assert_array_equal(found.columns, np.asarray(wanted.columns))
+    assert found.rows.shape == (2, 64), "as many as the draft's target has"
