@@ -29,7 +29,7 @@ from specctl.policies import (
     longest_draft,
     never_stops,
 )
-from specctl.records import DraftStep, Round
+from specctl.records import DraftStep, Round, StopReason
 
 if TYPE_CHECKING:
     import torch
@@ -168,6 +168,8 @@ class ModelDrafter:
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold, runner, ahead = self.policy.current_threshold, self.runner, self._steps
         self._start = len(sequence)
+        if not self.policy.draft_limit():
+            return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
         self._pending, self._rows = sequence[runner.length :], []
         if runner.runs_ahead:
             most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
@@ -252,6 +254,8 @@ class ModelDrafter:
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
+        if not round_.steps:
+            return  # nothing was read
         # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.
         stay = len(round_.kept_tokens) if self.runner.reads_states else round_.accepted
         self.rollback(self._start + stay)

@@ -266,6 +266,7 @@ def test_copied_tokens_verified_with_another_distribution_are_caught() -> None:
     assert error(found, expected_law(SAMPLINGS["T=1"], LENGTH)) > BIASED
 
 
+@pytest.mark.usefixtures("drafts_at_will")
 @pytest.mark.parametrize("make", READS_NO_DISTRIBUTION)
 @pytest.mark.parametrize("below", [False, True], ids=["alone", "below a draft"])
 @pytest.mark.representatives("alone", "below a draft-<lambda>1")
