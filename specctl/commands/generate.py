@@ -14,7 +14,7 @@ from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
 from specctl.commands.tasks.command_files import spare_profile
-from specctl.commands.tasks.record_answerer import REPLICA, load_answerers
+from specctl.commands.tasks.record_answerer import REPLICA, load_answering
 from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.errors import UsageError
 from specctl.files import write_line
@@ -99,6 +99,9 @@ def generate(
     if replication is not None and (not from_stream or results.live):
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
+    if records.batch > 1 and (not from_stream or results.live or replication is not None):
+        what = "--workers" if replication is not None else "--live" if from_stream else "a PROMPT"
+        raise UsageError(f"--batch and {what} exclude each other", "leave one of them out")
     if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
     if records.resume and records.output == "-":
@@ -144,7 +147,7 @@ def generate(
                 console,
                 force=run.force,
                 quiet=show.quiet,
-                keeps_turns=replication is None,
+                keeps_turns=replication is None and records.batch == 1,
             )
             if not several.left:
                 several.begin()
@@ -158,7 +161,11 @@ def generate(
             starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
             answering = stack.enter_context(starting)
         else:
-            answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
+            loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)
+            if records.batch > 1 and (rows := loaded.rows(records.batch)) is not None:
+                answering = stack.enter_context(rows)
+            else:
+                answerer = loaded.answerer()
         view = partial(generation_view.view_of, resolved, console)
         if several is not None and source is not None:
             several.begin()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,24 +155,28 @@ def three_at_once() -> Drafter:
     return ModelDrafter(TableRunner(DRAFT), Constant(3))
 
 
-Rule = Callable[[Floats, Floats, Floats, Floats, Floats], Kept]
+Rule = Callable[[Sequence[float], Sequence[float], Floats, Floats, Sequence[float]], Kept]
 
 
 def breaks_at_the_first_failure(
-    target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats
+    target_of: Sequence[float], draft_of: Sequence[float], draft: Floats, target: Floats, coins: Sequence[float]
 ) -> Kept:
     """Unlawful on purpose: no beginning is looked at behind one that did not pass."""
     weights, chances = passing(target_of, draft_of, draft, target)
-    accepted = int((coins < np.array(chances)).cumprod().sum())
+    accepted = int((np.array(coins) < np.array(chances)).cumprod().sum())
     return Kept(accepted, weights[accepted], chances)
 
 
-def forgets_the_weight(target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats) -> Kept:
+def forgets_the_weight(
+    target_of: Sequence[float], draft_of: Sequence[float], draft: Floats, target: Floats, coins: Sequence[float]
+) -> Kept:
     """Unlawful on purpose: the correction is drawn as after the rejection of a single token."""
     return by_block(target_of, draft_of, draft, target, coins)._replace(weight=1.0)
 
 
-def corrects_as_a_block(target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats) -> Kept:
+def corrects_as_a_block(
+    target_of: Sequence[float], draft_of: Sequence[float], draft: Floats, target: Floats, coins: Sequence[float]
+) -> Kept:
     """Unlawful on purpose: tokens are kept one by one, and the correction is that of a block."""
     kept, (weights, _) = by_token(target_of, draft_of, coins), passing(target_of, draft_of, draft, target)
     return kept._replace(weight=weights[kept.accepted])
@@ -312,7 +317,7 @@ def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     pair = load_pair(profile)
     expected: list[tuple[float, float]] = []  # accepted tokens of a draft by single tokens and as a block, on average
 
-    def by_both(*numbers: Floats) -> Kept:
+    def by_both(*numbers: Any) -> Kept:
         target_of, draft_of, *_, coins = numbers
         kept = by_block(*numbers)
         found = (float(np.cumprod(one.chances).sum()) for one in (by_token(target_of, draft_of, coins), kept))

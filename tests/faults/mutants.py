@@ -65,7 +65,7 @@ def near(module: str, seconds: float, budgets: dict[str, float]) -> list[str]:
 
     def order(test: str) -> tuple[bool, int, bool, float]:
         at_home = test.startswith(home + "/")
-        mirrored = at_home and Path(module).stem in test
+        mirrored = at_home and Path(test).stem.removeprefix("test_") in (Path(module).stem, f"{Path(module).stem}s")
         return not mirrored, distances[test] - at_home, not at_home, budgets.get(test, 1.0)
 
     chosen, spent = list[str](), 0.0

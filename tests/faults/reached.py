@@ -124,33 +124,34 @@ class Reached:
         return self._modules[module]
 
     def plan(self, function: str, near: Sequence[str], seconds: float, budgets: dict[str, float]) -> list[list[str]]:
-        """What to run to see a fault of a function: lists of tests of one module each, cheapest first.
+        """What to run to see a fault of a function: lists of tests of one module each.
 
-        Of modules of which something is known these are the tests that are known to call it, those that are near first;
-        modules near it of which nothing is known are run whole, and so are all near ones where no test is known to call
-        it.
+        First come the tests that are known to call it, those of near modules before others, cheap modules before dear
+        ones; then near modules of which nothing is known, whole; all near ones where no test is known to call it.
 
         Args:
             function: as in `TestReach`.
             near: modules near it, nearest first.
-            seconds: CPU of all.
+            seconds: CPU of all, or of one test.
             budgets: CPU seconds of modules.
         """
-        groups = list[tuple[bool, float, list[str]]]()
+        groups = list[tuple[tuple[bool, bool, float], list[tuple[float, str]]]]()
         for module in dict.fromkeys([*near, *self._known()]):
             tests = self.tests_of(module)
             if tests is not None:
-                calling = sorted((test for test, reach in tests.items() if function in reach.functions),
-                                 key=lambda test: tests[test].seconds)  # fmt: skip
-                groups.append((module not in near, sum(tests[test].seconds for test in calling), calling))
+                calling = sorted((reach.seconds, test) for test, reach in tests.items() if function in reach.functions)
+                groups.append(((False, module not in near, sum(cost for cost, _ in calling)), calling))
             elif module in near:
-                groups.append((False, budgets.get(module, 1.0), [module]))
+                groups.append(((True, False, budgets.get(module, 1.0)), [(budgets.get(module, 1.0), module)]))
         chosen, spent = list[list[str]](), 0.0
-        for _, cost, tests in sorted(group for group in groups if group[2]):
-            spent += cost
-            if chosen and spent > seconds:
-                break
-            chosen.append(tests)
+        for _, tests_by_cost in sorted(groups):
+            taken = []
+            for cost, test in tests_by_cost:
+                if not spent or spent + cost <= seconds:
+                    taken.append(test)
+                    spent += cost
+            if taken:
+                chosen.append(taken)
         return chosen or [[module] for module in near]
 
     def _known(self) -> list[str]:

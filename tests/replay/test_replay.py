@@ -3,6 +3,7 @@
 That chance has the law of a live run is for `test_replay_law`.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from toys import (
     noisy_copy,
     random_model,
     random_predictor,
+    round_of,
     seeded,
 )
 from traced import live, pair_of, shape, trace_of
@@ -30,7 +32,7 @@ from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
 from specctl.replay.oracle import oracle
-from specctl.replay.play import replay, rounds
+from specctl.replay.play import columns, replay, rounds
 from specctl.replay.traces import Trace
 
 pytestmark = pytest.mark.crossed
@@ -127,10 +129,30 @@ def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
         assert branch.accept_prob == pytest.approx(other.accept_prob, abs=1e-4)
 
 
+@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+def test_a_trace_begins_anew_whatever_the_models_have_cached(engine: type[EagerRunner | StaticRunner]) -> None:
+    """A draft that took no part in the run still has an earlier text."""
+    _, written = greedy_pair("llama", frozenset())
+    pair = pair_of(engine(random_model("llama"), 64), engine(noisy_copy("llama"), 64), heads=[HEAD])
+    expected = trace_of(pair, PROMPT, written.tokens, LENGTH, DEPTH, Sampling())
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+            runner.extend([9, 8, 7, 6], keep=0)
+    assert trace_of(pair, PROMPT, written.tokens, LENGTH, DEPTH, Sampling()) == expected
+
+
 def test_a_longer_draft_than_recorded_is_refused() -> None:
     pair, trace = greedy_pair("llama", frozenset())
     with pytest.raises(UsageError, match="not recorded for drafts of"):
         list(rounds(POLICIES["constant"](draft_length=DEPTH + 2), trace, pair.eos))
+
+
+def test_columns_count_nodes_where_drafts_have_leaves() -> None:
+    chain = round_of(2, 3)
+    leaf = replace(chain, leaves=((7, 8), (), (9,)))
+    assert columns([chain, chain])[0].nodes == []
+    assert columns([chain, leaf])[0].nodes == [3, 6]
 
 
 def test_columns_add_up() -> None:

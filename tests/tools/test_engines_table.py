@@ -59,7 +59,9 @@ def test_the_fastest_peer_is_named_and_texts_are_compared() -> None:
     differing = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
     note = engines_table({"1 thread": made(runs(difference=differing))})[2]
     assert note.startswith("`cost-optimal` over the fastest peer: 1.25 [1.25, 1.25] of `quick` (1 thread: decoding);")
-    assert note.endswith("Of 12 greedy runs, 4 differed from `none`.")
+    assert note.endswith(
+        "Of 12 greedy runs, 4 differed from `none`, where the target's two best logits are at most 0.5 apart."
+    )
 
 
 def test_a_peer_that_failed_is_left_out() -> None:

@@ -35,8 +35,11 @@ def engines_table(results: Mapping[str, RunSet]) -> tuple[list[str], list[list[s
             nearest.append(f"{_written(speeds[fastest][1])} of `{fastest}` ({name}: {what})")
     told = f"`{policy}` over the fastest peer: {'; '.join(nearest)}."
     compared = [run for found in results.values() for run in found.runs if run.candidate != BASELINE]
-    differing = sum(run.difference is not None for run in compared)
-    identity = f"Of {len(compared)} greedy runs, {differing} differed from `none`."
+    gaps = [run.difference.gap for run in compared if run.difference is not None]
+    apart = (
+        f", where the target's two best logits are at most {max(gap or 0.0 for gap in gaps):.2g} apart" if gaps else ""
+    )
+    identity = f"Of {len(compared)} greedy runs, {len(gaps)} differed from `none`{apart}."
     return headings, list(cells.values()), f"{told}\n\n{identity}"
 
 

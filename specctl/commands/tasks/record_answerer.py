@@ -1,13 +1,17 @@
 """Loads what answers records: here, or in a replica. Torch is imported when a function runs."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from specctl.batching.row_replicas import RowReplicas
     from specctl.decoding.answers import Answerer
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.models.running.pair import Pair
+    from specctl.policies import Signal
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
     from specctl.terminal.work_progress import TerminalProgress
@@ -16,7 +20,73 @@ REPLICA = "specctl.commands.tasks.record_answerer:replica"
 """What makes a replica that answers records, as `specctl.replicas.job.Job` names it."""
 
 
-def load_answerers(
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A loaded pair and how it answers records.
+
+    Attributes:
+        pair: loaded models.
+        profile: how they are used, with the draft that is at work.
+        prompts: makes prompts.
+        signals: to record though no policy reads them.
+        traced: whether rounds are traced.
+    """
+
+    pair: "Pair"
+    profile: "Profile"
+    prompts: "PromptFormat"
+    signals: "frozenset[Signal]"
+    traced: bool
+
+    def answerer(self, pair: "Pair | None" = None) -> "Answerer":
+        """One whose policies have learnt nothing yet; with another ``pair`` of the same models, over that."""
+        from specctl.decoding.answers import Answerer
+        from specctl.decoding.composition import build_drafter
+        from specctl.decoding.session import Session
+
+        pair, draft = pair or self.pair, self.profile.draft
+        drafter = build_drafter(pair, draft.setting, self.signals) if draft is not None else None
+        session = Session(pair, drafter, keep_caches=True)  # from turn to turn of a record, and no further
+        return Answerer(session, self.prompts, self.profile.sampling, session.forget)
+
+    def answer(self, pair: "Pair | None" = None) -> "Answer":
+        """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
+        from specctl.jsonl import Record
+        from specctl.observing.record_stream import reply_to
+        from specctl.round_trace import trace_line
+
+        served, answerer = "", self.answerer(pair)
+
+        def answer(question: dict[str, Any]) -> dict[str, Any]:
+            nonlocal served, answerer
+            if question["run"] != served:
+                served, answerer = question["run"], self.answerer(pair)
+            record = Record(question["line"], question["id"], question["data"])
+            trace: list[dict[str, Any]] = []
+            on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
+            reply = reply_to(
+                record,
+                lambda each: answerer.answer(each, on_round),
+                rounds=question["rounds"],
+                token_ids=question["token_ids"],
+            )
+            return {"trace": trace, "line": reply.line, "tokens": reply.tokens, "fine": reply.fine}
+
+        return answer
+
+    def rows(self, count: int) -> "RowReplicas | None":
+        """The pair answering so many records at once; None after a warning where it answers one at a time."""
+        from specctl.batching.pair_rows import split, why_alone
+        from specctl.batching.row_replicas import RowReplicas
+
+        if (why := why_alone(self.pair)) is not None:
+            warn(f"--batch {count}: records are answered one at a time, for {why}")
+            return None
+        hub, pairs = split(self.pair, count)
+        return RowReplicas(hub, [self.answer(pair) for pair in pairs])
+
+
+def load_answering(
     profile: "Profile",
     progress: "TerminalProgress",
     *,
@@ -24,8 +94,8 @@ def load_answerers(
     traced: bool,
     foreign_head: bool,
     expected_tokens: int,
-) -> "Callable[[], Answerer]":
-    """Load the models that the profile's policies use, ready to answer records.
+) -> Answering:
+    """Load the models that the profile's policies use.
 
     Args:
         profile: names the models and how they are used.
@@ -34,9 +104,6 @@ def load_answerers(
         traced: whether rounds are traced, with every signal that can be read.
         foreign_head: as in `load`.
         expected_tokens: number of tokens to generate in all, 0 if unknown.
-
-    Returns:
-        A function that makes an answerer whose policies have learnt nothing yet.
     """
     draft = profile.draft.at_work() if profile.draft is not None else None
     profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
@@ -53,21 +120,12 @@ def load_answerers(
         progress=progress,
     )
 
-    from specctl.decoding.answers import Answerer
-    from specctl.decoding.composition import build_drafter, readable
+    from specctl.decoding.composition import readable
     from specctl.decoding.prompt_format import PromptFormat
-    from specctl.decoding.session import Session
     from specctl.policies import Signal
 
     signals = readable(pair) if traced else frozenset[Signal]()
-    prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
-
-    def fresh() -> Answerer:
-        drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
-        session = Session(pair, drafter, keep_caches=True)  # from turn to turn of a record, and no further
-        return Answerer(session, prompts, profile.sampling, session.forget)
-
-    return fresh
+    return Answering(pair, profile, PromptFormat.of(pair.tokenizer, profile.prompt), signals, traced)
 
 
 def replica(
@@ -77,7 +135,7 @@ def replica(
 
     Args:
         number: from 0; the first one alone says what all have to say.
-        profile, quiet, traced, foreign_head, expected_tokens: as in `load_answerers`.
+        profile, quiet, traced, foreign_head, expected_tokens: as in `load_answering`.
     """
     from rich.console import Console
 
@@ -85,29 +143,6 @@ def replica(
 
     quiet = quiet or number > 0
     silent = TerminalProgress(Console(stderr=True), False)
-    fresh = load_answerers(
+    return load_answering(
         profile, silent, quiet=quiet, traced=traced, foreign_head=foreign_head, expected_tokens=expected_tokens
-    )
-
-    from specctl.jsonl import Record
-    from specctl.observing.record_stream import reply_to
-    from specctl.round_trace import trace_line
-
-    served, answerer = "", fresh()
-
-    def answer(question: dict[str, Any]) -> dict[str, Any]:
-        nonlocal served, answerer
-        if question["run"] != served:
-            served, answerer = question["run"], fresh()
-        record = Record(question["line"], question["id"], question["data"])
-        trace: list[dict[str, Any]] = []
-        on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if traced else None
-        reply = reply_to(
-            record,
-            lambda each: answerer.answer(each, on_round),
-            rounds=question["rounds"],
-            token_ids=question["token_ids"],
-        )
-        return {"trace": trace, "line": reply.line, "tokens": reply.tokens, "fine": reply.fine}
-
-    return answer
+    ).answer()

@@ -49,10 +49,10 @@ def verified(
     *coins, last = numbers
     if not count:
         return Verdict(0, picked(target[0], last), ExtraToken.BONUS, ())
-    places = np.arange(count)
-    of_tokens = target[places, tokens], draft[places, tokens]  # (K,) each
+    # So few numbers are sooner compared one by one.
+    target_of, draft_of = ([rows.item(place, token) for place, token in enumerate(tokens)] for rows in (target, draft))
     block = verification == "block"
-    kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
+    kept = by_block(target_of, draft_of, draft, target, coins) if block else by_token(target_of, draft_of, coins)
     if kept.accepted == len(target):
         return verdict_of(count, None, kept.chances)
     row = target[kept.accepted]  # (V,)
@@ -64,21 +64,25 @@ def verified(
     return verdict_of(kept.accepted, picked(row, last), kept.chances)
 
 
-def by_token(target_of: Floats, draft_of: Floats, coins: Sequence[float]) -> Kept:
+def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Sequence[float]) -> Kept:
     """Keep token i with probability min(1, p_i / q_i) while all before it are kept (arXiv 2211.17192, Alg. 1).
 
     Args:
-        target_of, draft_of: ``(K,)``, p and q of each draft token.
+        target_of, draft_of: p and q of each of K draft tokens.
         coins: K numbers, uniform in [0, 1).
     """
-    kept = (target_of >= draft_of) | (np.array(coins) * draft_of < target_of)
-    accepted = len(kept) if kept.all() else int(kept.argmin())
-    chances = np.minimum(target_of / np.maximum(draft_of, np.float32(TINY)), 1)
-    return Kept(accepted, 1.0, chances.tolist())
+    pairs = list(zip(target_of, draft_of, strict=True))
+    tossed = enumerate(zip(pairs, coins, strict=True))
+    accepted = next((place for place, ((p, q), coin) in tossed if p < q and coin * q >= p), len(pairs))
+    return Kept(accepted, 1.0, [float(np.float32(min(p / max(q, TINY), 1.0))) for p, q in pairs])
 
 
 def by_block(
-    target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats, coins: Sequence[float]
+    target_of: Sequence[float],
+    draft_of: Sequence[float],
+    draft_probs: Floats,
+    target_probs: Floats,
+    coins: Sequence[float],
 ) -> Kept:
     """Keep the longest beginning of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
 
@@ -97,7 +101,7 @@ def by_block(
 
 
 def passing(
-    target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats
+    target_of: Sequence[float], draft_of: Sequence[float], draft_probs: Floats, target_probs: Floats
 ) -> tuple[list[float], list[float]]:  # K + 1, K
     """Of block verification, the weights w_0 to w_K and the probabilities h_1 to h_K that a beginning passes.
 
@@ -105,11 +109,11 @@ def passing(
     sum over x of max(w_i p(x) - q(x), 0) after these tokens, and the whole draft with h_K = w_K.
 
     Args:
-        target_of, draft_of: ``(K,)``, p and q of each draft token.
+        target_of, draft_of: p and q of each of K draft tokens.
         draft_probs: ``(K, V)``, q at each draft token.
         target_probs: ``(K, V)`` or more, p at each draft token; rows after the last are not read.
     """
-    ratios = (target_of.astype(np.float64) / np.maximum(draft_of, TINY)).tolist()
+    ratios = [float(p) / max(float(q), TINY) for p, q in zip(target_of, draft_of, strict=True)]
     weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))
     chances = weights[1:]
     for place, weight in enumerate(chances[:-1], start=1):

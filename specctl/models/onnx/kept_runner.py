@@ -71,6 +71,7 @@ class Opening:
             preparing_seconds=seconds,
             no_trees=self.no_trees,
             threads=threads,
+            path=path,
         )
 
     def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxRunner:

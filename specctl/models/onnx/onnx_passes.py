@@ -28,13 +28,16 @@ def state_name(layer: int) -> str:
     return "state.last" if layer == LAST else f"state.{layer}"
 
 
-def open_session(path: Path, device: "torch.device", threads: int) -> onnxruntime.InferenceSession:
+def open_session(
+    path: Path, device: "torch.device", threads: int, graph: bytes | None = None
+) -> onnxruntime.InferenceSession:
     """A graph made ready to run.
 
     Args:
         path: of a graph as `export.exported` describes it.
         device: a CPU, or a CUDA device for which onnxruntime has its provider.
         threads: for one pass on a CPU.
+        graph: one that takes its place, with the same file of weights.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -47,7 +50,9 @@ def open_session(path: Path, device: "torch.device", threads: int) -> onnxruntim
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
-    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+    if graph is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
 
 
 class _Kind(NamedTuple):
@@ -82,7 +87,7 @@ class _Bound:
     ids: _Numbers  # (1, T) int64
     positions: _Numbers | None  # (1, T) int64; None where the graph does not read them
     rows: _Numbers  # (R,) int64
-    changed: Sequence[tuple[Integers, Any]]  # what every pass fills in, and where it is to be sent
+    changed: Sequence[tuple[Integers, Any]]  # what every pass fills in that is to be sent, and where
     results: "Results"
 
 
@@ -191,7 +196,8 @@ class Passes:
         if self.trees:
             bias = self._bias(width, after, seen)  # until the pass has run
             bound.binding.bind_input("bias", "cpu", 0, np.float32, bias.shape, bias.ctypes.data)
-        self.memory.send(bound.changed)
+        if bound.changed:
+            self.memory.send(bound.changed)
         self._session.run_with_iobinding(bound.binding)
         return bound.results
 
@@ -208,7 +214,7 @@ class Passes:
             ids,
             changing.get("positions"),
             rows,
-            [(numbers.host, numbers.there) for numbers in changing.values()],
+            [(one.host, one.there) for one in changing.values() if one.there is not one.host],
             results,
         )
         inputs = {**changing, "rows": rows, "total": self._total}

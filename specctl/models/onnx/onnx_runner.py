@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from specctl.models.onnx.onnx_passes import Passes, Results
+from specctl.models.onnx.onnx_passes import Passes, Results, open_session
+from specctl.models.onnx.packed.packed_passes import PackedPasses
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
 from specctl.models.running.runner import Forward, Runner, joined
@@ -28,6 +29,7 @@ class OnnxRunner(Runner):
         preparing_seconds: wall time that was spent on making the graph; None if it was there.
         no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
         threads: of its passes on a CPU.
+        path: of the graph; None where there is only one text for it.
 
     Attributes:
         passes: of the model's graph.
@@ -49,6 +51,7 @@ class OnnxRunner(Runner):
         preparing_seconds: float | None = None,
         no_trees: str | None,
         threads: int = 1,
+        path: Path | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context
@@ -57,6 +60,8 @@ class OnnxRunner(Runner):
         self.preparing_seconds = preparing_seconds
         self.no_trees = no_trees
         self.threads = threads
+        self.no_rows = self._no_rows(path, passes)
+        self._path = path
         self.facts: Path | None = None
         self.passes = passes
         self._watched: tuple[int, ...] = ()
@@ -125,6 +130,19 @@ class OnnxRunner(Runner):
             raise IndexError(f"the model has {self.passes.layers} layers, and none is number {unknown[0]}")
         self._watched = tuple(sorted(wanted))
 
+    @staticmethod
+    def _no_rows(path: Path | None, passes: Passes) -> str | None:
+        if path is None or passes.memory.device.type != "cpu":
+            return "specctl lets onnxruntime read several texts at once on a CPU only"
+        return "its graph reads trees" if passes.trees else None
+
+    def rows(self, count: int) -> PackedPasses:
+        assert self._path is not None, self.no_rows
+        from specctl.models.onnx.packed.packed_graph import packed_graph
+
+        session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
+        return PackedPasses(session, count, self.vocabulary, min(CAPACITY, self.context))
+
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""
         passes = self.passes.fresh()
@@ -135,6 +153,7 @@ class OnnxRunner(Runner):
             engine=self.engine,
             no_trees=self.no_trees,
             threads=self.threads,
+            path=self._path,
         )
 
     def rollback(self, length: int) -> None:

@@ -33,3 +33,14 @@ def preparing() -> Iterator[None]:
     finally:
         _spent.seconds += perf_counter() - began
         _spent.within = False
+
+
+@contextmanager
+def own_clock(seconds: float) -> Iterator[None]:
+    """Let `working_seconds` go on from so many seconds in this thread, and afterwards from where it would have been."""
+    kept = _spent.seconds
+    _spent.seconds = perf_counter() - seconds
+    try:
+        yield
+    finally:
+        _spent.seconds = kept

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward, RowPasses, Runner
 
 if TYPE_CHECKING:
     from specctl.models.passes.watching import States
@@ -22,7 +22,7 @@ class Around(Runner):
         self.runner = runner
         self.context, self.device = runner.context, runner.device
         self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
-        self.no_trees = runner.no_trees
+        self.no_trees, self.no_rows = runner.no_trees, runner.no_rows
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
         self.threads, self.tried = runner.threads, runner.tried
 
@@ -45,6 +45,9 @@ class Around(Runner):
     def same_around(self, bare: Runner) -> Runner:
         """As in `Runner`; without this one, unless it says otherwise."""
         return self.runner.same_around(bare)
+
+    def rows(self, count: int) -> RowPasses:
+        return self.runner.rows(count)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         return self.runner.extend(tokens, keep, hidden=hidden)

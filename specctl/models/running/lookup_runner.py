@@ -38,6 +38,10 @@ class LookupRunner(Runner):
     def length(self) -> int:
         return len(self.index)
 
+    def fresh(self) -> "LookupRunner":
+        """Another one, for another text."""
+        return LookupRunner(self._vocabulary)
+
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
         behind = len(tokens) - keep
         self.index.append(tokens[:behind])

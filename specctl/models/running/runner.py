@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
@@ -14,6 +15,42 @@ if TYPE_CHECKING:
     from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """What one sequence asks of a model.
+
+    Attributes:
+        row: the sequence's number, from 0.
+        after: how many of its cached tokens the new ones follow; later ones are overwritten.
+        tokens: T ids, at least one.
+        keep: logits of the last so many are wanted.
+        hidden: whether hidden states are wanted of these, too.
+    """
+
+    row: int
+    after: int
+    tokens: Sequence[int]
+    keep: int
+    hidden: bool = False
+
+
+class RowPasses(Protocol):
+    """One model over several sequences, each of its own length.
+
+    Attributes:
+        rows: how many sequences.
+    """
+
+    @property
+    def rows(self) -> int: ...
+
+    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+        """One pass for sequences that are different from one another; what each is given is its own memory.
+
+        What a sequence is given does not depend on the others.
+        """
 
 
 class Runner(ABC):
@@ -28,6 +65,7 @@ class Runner(ABC):
         verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
         layers: of a draft head, the layers of its verifier whose states it reads; empty for every other runner.
         state_size: of a draft head D, the width of these states.
@@ -43,6 +81,7 @@ class Runner(ABC):
     verifies: bool = True
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
+    no_rows: str | None = "it reads one text at a time"
     holds_everything: bool = False
     layers: tuple[int, ...] = ()
     state_size: int = 0
@@ -198,6 +237,14 @@ class Runner(ABC):
             path: numbers of tokens, from the root on, each the parent of the next.
         """
         raise NotImplementedError(self.no_trees)
+
+    def rows(self, count: int) -> RowPasses:
+        """The same model over several sequences at once, with caches of their own.
+
+        Args:
+            count: how many sequences, at least 2.
+        """
+        raise NotImplementedError(self.no_rows)
 
     def masked_pass(
         self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False

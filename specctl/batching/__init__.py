@@ -1,0 +1,1 @@
+"""Several texts at once, by passes that they share."""

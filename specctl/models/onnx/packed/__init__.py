@@ -1,0 +1,1 @@
+"""Graphs over the tokens of several sequences."""

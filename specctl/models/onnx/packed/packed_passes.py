@@ -1,0 +1,141 @@
+"""Passes of an ONNX graph over the tokens of several sequences, each with buffers of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from specctl.models.onnx.host_memory import HostMemory
+from specctl.models.passes.forward import Forward
+from specctl.models.running.runner import RowRequest
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+FILLER = 0
+"""Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
+KEPT = 64
+"""Passes of at most so many tokens keep their inputs bound for the next of the same kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A kind of pass, N tokens and R rows of logits, with its inputs and results bound."""
+
+    binding: onnxruntime.IOBinding
+    ids: Array  # (N,) int64
+    positions: Array  # (N,) int64
+    rows: Array  # (R,) int64
+    logits: Array  # (R, V)
+    states: Array | None  # (N, D); None where they are not wanted
+
+
+class PackedPasses:
+    """A graph of `packed_graph` on the CPU, over buffers that it owns: `RowPasses`.
+
+    Args:
+        session: of `open_session`.
+        rows: how many sequences the graph reads.
+        vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
+        capacity: tokens of a sequence to make room for at first; buffers double when one is full.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, rows: int, vocabulary: int, capacity: int) -> None:
+        self._session, self._rows, self._vocabulary = session, rows, vocabulary
+        self._memory = HostMemory()
+        inputs = {given.name: given for given in session.get_inputs()}
+        made = {each.name: each.shape for each in session.get_outputs()}
+        self._widths = {name: int(made[name][2]) for name in ("logits", "state.last")}
+        self._placed = "positions" in inputs
+        self._caches = {name: given.shape for name, given in inputs.items() if name.startswith("past.")}
+        self._lengths = [0] * rows
+        self._capacity = 0
+        self._buffers: dict[str, Array] = {}
+        self._sizes = np.ones(rows, dtype=np.int64)
+        self._before, self._total = np.zeros((2, rows, 1), dtype=np.int32)
+        self._bound: dict[tuple[int, int, bool], _Bound] = {}
+        self._reserve(capacity)
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        asked = {request.row: request for request in requests}
+        tokens: list[int] = []
+        places: list[int] = []
+        wanted: list[int] = []
+        for row in range(self._rows):
+            request = asked.get(row)
+            after = self._lengths[row] if request is None else request.after
+            read = (FILLER,) if request is None else request.tokens
+            end = after + len(read)
+            self._sizes[row], self._before[row, 0], self._total[row, 0] = len(read), end - 1, end
+            tokens.extend(read)
+            places.extend(range(after, end))
+            if request is not None:
+                self._lengths[row] = end
+                wanted.extend(range(len(tokens) - request.keep, len(tokens)))
+        self._reserve(int(self._total.max()))
+        kept = wanted or [0]  # onnxruntime takes no empty tensors
+        kind = len(tokens), len(kept), any(request.hidden for request in requests)
+        bound = self._bound.get(kind) or self._bind(*kind)
+        bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
+        self._session.run_with_iobinding(bound.binding)
+        # The next pass overwrites the results.
+        logits = bound.logits[: len(wanted), : self._vocabulary].copy()  # (R, V)
+        found: dict[int, Forward] = {}
+        start = 0
+        for row in sorted(asked):
+            own = slice(start, start + asked[row].keep)
+            states = self._states(bound, wanted[own]) if asked[row].hidden else None
+            found[row] = Forward(logits[own], states)
+            start = own.stop
+        return [found[request.row] for request in requests]
+
+    def _states(self, bound: _Bound, places: Sequence[int]) -> "torch.Tensor":
+        import torch  # whoever reads states is a network
+
+        assert bound.states is not None, "one of those who share the pass wants them"
+        return torch.from_numpy(bound.states[places])  # (keep, D)
+
+    def _reserve(self, tokens: int) -> None:
+        """Make room for so many tokens of each sequence, and one that nobody asked for."""
+        if tokens < self._capacity:
+            return
+        capacity = max(tokens + 1, 2 * self._capacity)
+        old = self._buffers
+        self._buffers = {
+            name: self._memory.zeros((1, shape[1], capacity, shape[3]), "tensor(float)")
+            for name, shape in self._caches.items()
+        }
+        for name, buffer in old.items():
+            self._buffers[name][:, :, : self._capacity] = buffer
+        self._capacity = capacity
+        self._bound.clear()
+
+    def _bind(self, width: int, rows: int, hidden: bool) -> _Bound:
+        logits = np.zeros((rows, self._widths["logits"]), dtype=np.float32)
+        states = np.zeros((width, self._widths["state.last"]), dtype=np.float32) if hidden else None
+        ids, positions, places = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
+        bound = _Bound(self._session.io_binding(), ids, positions, places, logits, states)
+        given = {"ids": ids[None], "rows": places, "sizes": self._sizes}
+        if self._placed:
+            given["positions"] = positions[None]
+        for name, counts in (("before", self._before), ("total", self._total)):
+            given |= {f"{name}.{row}": counts[row] for row in range(self._rows)}
+        for name, array in {**given, **self._buffers}.items():
+            bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in self._buffers.items():
+            present = name.replace("past", "present")
+            bound.binding.bind_output(present, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, made in (("logits", logits), ("state.last", states)):
+            if made is not None:
+                bound.binding.bind_output(name, "cpu", 0, np.float32, (1, *made.shape), made.ctypes.data)
+        if width <= KEPT * self._rows:
+            self._bound[width, rows, hidden] = bound
+        return bound

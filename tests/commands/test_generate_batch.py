@@ -1,0 +1,96 @@
+"""``specctl generate --batch``: what would be written one record at a time, by passes that several share."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoked import invoke
+from onnx_models import needs_onnx, small_pair
+
+from specctl.errors import UsageError
+
+pytestmark = needs_onnx
+
+RECORDS: list[dict[str, Any]] = [
+    {"prompt": "the th"},
+    {"prompt": "a", "max_tokens": 30},
+    {"prompt": "and then it was", "temperature": 1.0, "seed": 7},
+    {"messages": "none"},
+    {"turns": ["th", "e"]},
+    {"prompt": "he said", "max_tokens": 1},
+    {"prompt": "of the", "temperature": 0.8},
+    {"prompt": "an", "stop": "q"},
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("pair")
+    small_pair(folder)
+    return "--target", str(folder / "target"), "--draft", str(folder / "draft")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("records") / "in.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+def untimed(path: Path) -> list[Any]:
+    """The lines of a file of results or rounds without what clocks say."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("metrics", None)
+        for key in [key for key in line if key.endswith("_ms")]:
+            del line[key]
+    return lines
+
+
+@pytest.mark.parametrize("policy", ["svip:threshold=0.5", "none", "constant@lookup"])
+@pytest.mark.representatives("svip:threshold=0.5")
+def test_results_and_rounds_are_those_of_one_at_a_time(
+    pair: tuple[str, ...], source: Path, policy: str, tmp_path: Path
+) -> None:
+    name, _, draft = policy.partition("@")
+    models = pair if not draft else (*pair[:2], "--draft", "prompt:lookup")
+    for rows in (1, 3):
+        files = ("-o", tmp_path / f"{rows}.jsonl", "--trace", tmp_path / f"{rows}.rounds")
+        settings = ("--engine", "onnx", "--policy", name, "-n", 12, "--raw", "--token-ids", "-q")
+        ran = invoke("generate", *models, "-i", source, *settings, *files, "--batch", rows, code=1)
+        assert "one at a time" not in ran.stderr
+    assert untimed(tmp_path / "3.jsonl") == untimed(tmp_path / "1.jsonl")
+    assert untimed(tmp_path / "3.rounds") == untimed(tmp_path / "1.rounds")
+
+
+def test_a_batch_is_resumed_where_it_ended(pair: tuple[str, ...], source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    settings = (*pair, "--engine", "onnx", "--policy", "constant", "-n", 8, "--raw", "-q", "-i", source, "-o", output)
+    invoke("generate", *settings, "--batch", 2, code=1)
+    whole = output.read_text().splitlines(keepends=True)
+    output.write_text("".join(whole[:4]))
+    invoke("generate", *settings, "--batch", 4, "--resume", code=1)
+    again = output.read_text().splitlines(keepends=True)
+    assert again[:4] == whole[:4]
+    assert [json.loads(line).get("completion") for line in again] == [
+        json.loads(line).get("completion") for line in whole
+    ]
+
+
+def test_an_engine_that_reads_one_text_says_so(pair: tuple[str, ...], source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    settings = ("--engine", "eager", "--policy", "constant", "-n", 4, "--raw", "-q")
+    ran = invoke("generate", *pair, *settings, "-i", source, "-o", output, "--batch", 2, code=1)
+    assert "records are answered one at a time, for the target runs on eager" in " ".join(ran.stderr.split())
+    assert len(output.read_text().splitlines()) == len(RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "other"),
+    [(("a prompt",), "a PROMPT"), (("-i", "in.jsonl", "--live"), "--live"), (("-i", "-", "--workers", 2), "--workers")],
+)
+def test_what_a_batch_cannot_be_combined_with(flags: tuple[Any, ...], other: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"--batch and {other} exclude each other")):
+        invoke("generate", *flags, "--batch", 2)

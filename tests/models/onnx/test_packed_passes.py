@@ -1,0 +1,56 @@
+"""What a text of a batch is given is what a pass over it alone gives."""
+
+import random
+
+import numpy as np
+import pytest
+from onnx_models import needs_onnx, onnx_runner
+from toys import FAMILIES, random_model
+
+from specctl.models.onnx.onnx_runner import OnnxRunner
+from specctl.models.running.runner import RowRequest
+
+pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
+VOCABULARY, ROWS = 60, 3
+ROUNDED = {"gpt-neox"}
+"""Families with a function that onnxruntime computes otherwise at the end of a row of numbers, wherever that is; all
+others agree bit for bit."""
+
+
+def runner_of(family: str, quantize: str | None = None) -> OnnxRunner:
+    runner = onnx_runner(random_model.__wrapped__(family), VOCABULARY, quantize)
+    assert runner is not None
+    return runner
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_those_of_each_text_alone(family: str) -> None:
+    one = runner_of(family)
+    assert one.no_rows is None
+    passes, alone = one.rows(ROWS), [one.fresh() for _ in range(ROWS)]
+    draws = random.Random(5)
+    for step in range(25):
+        requests = []
+        expected = {}
+        for row in draws.sample(range(ROWS), draws.randint(1, ROWS)):
+            after = max(0, alone[row].length - draws.randint(0, 3))
+            tokens = [draws.randrange(VOCABULARY) for _ in range(150 if step == 12 and row else draws.randint(1, 6))]
+            request = RowRequest(row, after, tokens, draws.randint(0, len(tokens)), hidden=draws.random() < 0.3)
+            alone[row].rollback(after)
+            requests.append(request)
+            expected[row] = alone[row].extend(tokens, request.keep, hidden=request.hidden)
+        for request, found in zip(requests, passes.run(requests), strict=True):
+            wanted = expected[request.row]
+            error = 1e-5 if family in ROUNDED else 0.0
+            np.testing.assert_allclose(found.rows, np.asarray(wanted.rows)[: request.keep], rtol=0, atol=error)
+            assert (found.hidden is None) == (not request.hidden)
+            if found.hidden is not None and wanted.hidden is not None:
+                np.testing.assert_allclose(found.hidden, wanted.hidden, rtol=0, atol=error)
+
+
+def test_who_reads_trees_or_has_no_graph_of_its_own_reads_one_text() -> None:
+    trees = onnx_runner(random_model.__wrapped__("llama"), VOCABULARY, trees=True)
+    assert trees is not None
+    assert trees.no_rows == "its graph reads trees"
+    bare = OnnxRunner(trees.passes, VOCABULARY, 64, no_trees=None)
+    assert bare.no_rows is not None
