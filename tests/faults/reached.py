@@ -126,8 +126,8 @@ class Reached:
     def plan(self, function: str, near: Sequence[str], seconds: float, budgets: dict[str, float]) -> list[list[str]]:
         """What to run to see a fault of a function: lists of tests of one module each.
 
-        First come the tests that are known to call it, those of near modules before others, cheap modules before dear
-        ones; then near modules of which nothing is known, whole; all near ones where no test is known to call it.
+        First come tests of near modules that are known to call it, cheap modules before dear ones; then near modules of
+        which nothing is known, whole; then other tests that are known to call it. Where there are none, all near ones.
 
         Args:
             function: as in `TestReach`.
@@ -140,9 +140,9 @@ class Reached:
             tests = self.tests_of(module)
             if tests is not None:
                 calling = sorted((reach.seconds, test) for test, reach in tests.items() if function in reach.functions)
-                groups.append(((False, module not in near, sum(cost for cost, _ in calling)), calling))
+                groups.append(((module not in near, False, sum(cost for cost, _ in calling)), calling))
             elif module in near:
-                groups.append(((True, False, budgets.get(module, 1.0)), [(budgets.get(module, 1.0), module)]))
+                groups.append(((False, True, budgets.get(module, 1.0)), [(budgets.get(module, 1.0), module)]))
         chosen, spent = list[list[str]](), 0.0
         for _, tests_by_cost in sorted(groups):
             taken = []
