@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from specctl.models.running.runner import Runner
+
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
@@ -52,6 +54,26 @@ class DraftHead(nn.Module):
         self.register_buffer("tokens", tokens, persistent=False)
 
     @property
+    def borrowed(self) -> list[nn.Module]:
+        """The verifier's modules that it computes with, which are no part of it."""
+        held = [one.module for one in vars(self).values() if isinstance(one, Borrowed)]
+        return [module for module in held if module is not None]
+
+    @property
     def borrowed_output(self) -> nn.Module | None:
         """The verifier's output layer, where it has none of its own."""
         return None
+
+
+class DraftHeadRunner(Runner):
+    """What runs a draft head.
+
+    Attributes:
+        head: the network.
+        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+    """
+
+    runs_model = False
+    verifies = False
+    head: DraftHead
+    vocabulary: int
