@@ -22,6 +22,8 @@ from specctl.profile.schema import Profile
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from specctl.models.draft_heads.block import BlockHead
+    from specctl.models.draft_heads.chain import ChainHead
     from specctl.models.onnx.onnx_runner import OnnxRunner
 
 missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
@@ -30,14 +32,15 @@ needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.joi
 
 @contextmanager
 def exported_once(folder: Path) -> Iterator[None]:
-    """What torch exports of a model is kept in a folder, for it takes seconds: fusing, rounding, checking and keeping
-    its graph take milliseconds, and happen in every test. Processes share the folder."""
+    """What torch exports of a model or a draft head is kept in a folder, for it takes seconds: fusing, rounding,
+    checking and keeping its graphs take milliseconds, and happen in every test. Processes share the folder."""
     import onnx_ir as ir
 
     from specctl.models.onnx import export
-    from specctl.models.onnx.store import Store, key_of
+    from specctl.models.onnx.store import Store, key_of, key_of_head
+    from specctl.models.onnx_heads import head_engine
 
-    usual, store = export.exported, Store(folder)
+    usual, usual_of_head, store = export.exported, head_engine.graphs_of, Store(folder)
 
     def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
         def write(path: Path) -> None:
@@ -47,8 +50,19 @@ def exported_once(folder: Path) -> Iterator[None]:
         with store.alone(key, lambda: None):
             return ir.load(store.find(key) or store.put(key, write))
 
+    def graphs_of(head: "ChainHead | BlockHead") -> "dict[str, ir.Model]":
+        def write(path: Path) -> None:
+            for name, graph in usual_of_head(head).items():
+                ir.save(graph, path.with_name(name), external_data=f"{name}.bin")
+
+        key = key_of_head(head, head.borrowed)
+        with store.alone(key, lambda: None):
+            path = store.find(key) or store.put(key, write)
+            return {file.name: ir.load(file) for file in path.parent.glob("*.onnx")}
+
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(export, "exported", exported)
+        monkeypatch.setattr(head_engine, "graphs_of", graphs_of)
         yield
 
 

@@ -29,7 +29,7 @@ from specctl.policies import (
     longest_draft,
     never_stops,
 )
-from specctl.records import DraftStep, Round
+from specctl.records import DraftStep, Round, StopReason
 
 if TYPE_CHECKING:
     import torch
@@ -137,6 +137,7 @@ class ModelDrafter:
         self._generator: DrawGenerator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
+        self._drafts = False  # in this round
         self._pending: Sequence[int] = ()
         self._rows: list[Numbers] = []  # the laws of the round's tokens
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
@@ -169,6 +170,9 @@ class ModelDrafter:
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold, runner, ahead = self.policy.current_threshold, self.runner, self._steps
         self._start = len(sequence)
+        self._drafts = self.policy.draft_limit() > 0
+        if not self._drafts:
+            return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
         self._pending, self._rows = sequence[runner.length :], []
         if runner.runs_ahead:
             most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
@@ -254,6 +258,8 @@ class ModelDrafter:
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
+        if not self._drafts:
+            return  # nothing was read
         # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.
         stay = len(round_.kept_tokens) if self.runner.reads_states else round_.accepted
         self.rollback(self._start + stay)

@@ -92,7 +92,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
             found.append(Expectation(key, None, {}, context, 0, 0, 1.0, 0, (), True, "lookup", "it has no model"))
         elif isinstance(table, DraftTable) and (head := find_head(key, table, uppers[key])) is not None:
             if head.local:
-                found.append(_of_head(head, facts, uppers[key], context, profile))
+                found.append(_of_head(head, facts, known[uppers[key][0]], uppers[key][1], context, profile))
         else:
             found.append(_of_model(facts, table, context, profile, report.devices))
     return found[::-1]
@@ -103,7 +103,7 @@ def _of_model(
 ) -> Expectation:
     dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
     need = weighed(locate(table, facts.key), table, devices, profile.engine)
-    model = _skeleton(table, facts.key)
+    model = _skeleton(table, facts)
     config = model.config.get_text_config(decoder=True)
     reads = WeightReads.of(model, config, _output(model))
     quantised = "its checkpoint" if need.quantised else None
@@ -130,20 +130,22 @@ def _of_model(
 def _of_head(
     head: DraftHeadCheckpoint,
     facts: ModelFacts,
-    verifier: tuple[str, ModelTable],
+    above: ModelFacts,
+    verifier: ModelTable,
     context: int,
     profile: Profile,
 ) -> Expectation:
     dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
-    key, upper = verifier
-    model = _skeleton(upper, key)
+    model = _skeleton(verifier, above)
     network = head.network(model)
     need, output = needed(network), _output(model)
     reads = replace(WeightReads.of(network, None, None), layers=network.num_layers).bytes(need, dtype)
     if output is not None and network.borrowed_output is output:
         reads += sum(weight.numel() for weight in output.parameters()) * ITEM_BYTES[dtype]
     where = Where(tuple(facts.devices), sum(facts.devices.values()))
-    choice = chosen_for_head(profile.engine, where, EngineSettings.of(profile))
+    settings = EngineSettings.of(profile)
+    its = chosen(profile.engine, model, Where(tuple(above.devices), sum(above.devices.values())), settings)
+    choice = chosen_for_head(profile.engine, where, settings, its.engine)
     return Expectation(
         key=facts.key,
         dtype=dtype,
@@ -183,9 +185,14 @@ def _dtype(facts: ModelFacts) -> str:
     return facts.dtype
 
 
-def _skeleton(table: ModelTable, key: str) -> "PreTrainedModel":
-    checkpoint = locate(table, key)
-    return skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+def _skeleton(table: ModelTable, facts: ModelFacts) -> "PreTrainedModel":
+    """A model without weights, in the dtype that they will have."""
+    import torch
+
+    checkpoint = locate(table, facts.key)
+    made: Any = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+    model: PreTrainedModel = made.to(getattr(torch, _dtype(facts)))
+    return model
 
 
 def _output(model: "PreTrainedModel") -> "nn.Module | None":

@@ -65,16 +65,17 @@ class DraftAccount:
         spare = RISK * self.balance - entry
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
 
-    def book(self, gain: float, *, probe: bool) -> None:
-        """A round is over.
+    def book(self, gain: float, *, probe: bool, rounds: int = 1) -> None:
+        """A round is over, or several without a draft.
 
         Args:
             gain: what its draft saved, or below 0 lost; 0 without one.
             probe: whether it was a draft that was not expected to pay.
+            rounds: how many.
         """
-        self.balance = min(MOST, self.balance + SHARE + gain)
+        self.balance = min(MOST, self.balance + SHARE * rounds + gain)
         if not probe:
-            self._wait -= 1
+            self._wait -= rounds
             return
         self._found += gain
         if self._found > 0:

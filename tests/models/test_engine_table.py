@@ -79,6 +79,24 @@ def test_draft_heads_run_over_fixed_buffers(
     assert chosen_for_head(asked, Where((device,), 1), EngineSettings(asked)).name == engine
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "trees", "name", "said"),
+    [
+        ("onnx", "cpu", False, "onnx", ()),
+        ("auto", "cpu", False, "onnx or static", ()),
+        ("onnx", "cpu", True, "static", ("runs on torch: the onnx graph of a draft head reads no trees",)),
+        ("auto", "cpu", True, "static", ()),
+        ("onnx", "cuda:0", False, "static", ()),
+    ],
+)
+def test_draft_heads_run_as_their_verifier_on_onnxruntime(
+    asked: EngineName, device: str, trees: bool, name: str, said: tuple[str, ...]
+) -> None:
+    settings = EngineSettings(asked, draft_trees=trees)
+    choice = chosen_for_head(asked, Where((device,), 1), settings, ENGINES["onnx"])
+    assert (choice.name, choice.said) == (name, said)
+
+
 class Toy(Engine):
     """An engine that finds out late whether it can."""
 

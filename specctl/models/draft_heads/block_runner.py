@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.waiting_states import WaitingStates
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
@@ -13,10 +14,10 @@ from specctl.models.passes.token_reader import Foresee, Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward
 
 
-class BlockRunner(FixedBuffers, Runner):
+class BlockRunner(FixedBuffers, DraftHeadRunner):
     """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
 
     Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
@@ -34,8 +35,7 @@ class BlockRunner(FixedBuffers, Runner):
         longest: rows of a block that predict tokens.
     """
 
-    runs_model = False
-    verifies = False
+    head: BlockHead
     no_trees = "it writes a whole block in one pass"
 
     def __init__(
@@ -45,7 +45,7 @@ class BlockRunner(FixedBuffers, Runner):
         super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
         self.longest = head.longest
         self.layers, self.state_size = head.layers, head.state_size
-        self._head = head
+        self.head = head
         self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
         self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
         self._remembered = 0  # places whose keys and values are cached
@@ -57,11 +57,6 @@ class BlockRunner(FixedBuffers, Runner):
         self._hidden = weight.new_empty(0)  # (B, H)
         self._memory = head.blank()
         self._row = 0  # of the block, the one given last
-
-    @property
-    def head(self) -> BlockHead:
-        """The network."""
-        return self._head
 
     @property
     def witnessed(self) -> int:
@@ -77,11 +72,11 @@ class BlockRunner(FixedBuffers, Runner):
         start, count = self._remembered, self._waiting.count
         if (states := self._waiting.take()) is None:
             return
-        fresh = {layer: states[layer].to(self._head.fc.weight) for layer in self.layers}
+        fresh = {layer: states[layer].to(self.head.fc.weight) for layer in self.layers}
         fed, self.length = self.length, start  # passes begin at `length`
         self._reserve(self.length + count)
         with torch.inference_mode():
-            rows = self._head.context_rows(fresh)  # (T, H)
+            rows = self.head.context_rows(fresh)  # (T, H)
             kind = PassKind(0, rows=1)
             if count <= WIDEST:
                 ids = [0] * count
@@ -110,12 +105,12 @@ class BlockRunner(FixedBuffers, Runner):
                 raise ValueError("a block draft head gives logits of the newest token only")
             self.length += len(tokens) - keep
             fed = tokens[len(tokens) - keep :]
-        logits, states = [self._hidden.new_empty(0, self._columns)], [self._hidden.new_empty(0, self._head.width)]
+        logits, states = [self._hidden.new_empty(0, self._columns)], [self._hidden.new_empty(0, self.head.width)]
         with torch.inference_mode():
             for token in fed:
                 base, row = self._next_row(token)
                 given = torch.full((), token, dtype=torch.int64, device=self.device)
-                found, self._memory = self._head.row(base, row, given, self._memory)
+                found, self._memory = self.head.row(base, row, given, self._memory)
                 logits.append(found[None, : self._columns])
                 states.append(row[None])
         kept = slice(-keep, None) if keep else slice(0)
@@ -154,7 +149,7 @@ class BlockRunner(FixedBuffers, Runner):
 
     @property
     def foresee(self) -> Foresee | None:
-        return self._next_accept_prob if self._head.config.confidence else None
+        return self._next_accept_prob if self.head.config.confidence else None
 
     def _next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
         """The predicted probability ``()`` that the token drafted after ``token``, drawn from the newest row, is kept.
@@ -164,11 +159,11 @@ class BlockRunner(FixedBuffers, Runner):
         if self._row + 1 == len(self._hidden):
             return torch.zeros((), device=self.device)
         with torch.inference_mode():
-            return self._head.accept_prob(self._hidden[self._row + 1], token)
+            return self.head.accept_prob(self._hidden[self._row + 1], token)
 
     def _next_row(self, token: Token) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
-        head = self._head
+        head = self.head
         if self._logits is None:
             self._remember()
             self._reserve(self.length + head.block_size)
@@ -185,7 +180,7 @@ class BlockRunner(FixedBuffers, Runner):
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:  # noqa: ARG002 - all rows are wanted
         """As in `FixedBuffers`: of a block's row with a reader, of places' rows, or of a block."""
-        head, reader = self._head, kind.reader
+        head, reader = self.head, kind.reader
         if reader is not None:
 
             def reading_of(

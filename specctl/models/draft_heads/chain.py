@@ -87,7 +87,7 @@ class ChainHead(DraftHead, ABC):
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
-        keep: int = 0,
+        keep: int | torch.Tensor = 0,
     ) -> ChainPass:
         """Read T tokens in one pass.
 
@@ -97,5 +97,10 @@ class ChainHead(DraftHead, ABC):
             positions: ``(T,)`` int64, p.
             mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
             cache: whose layers write the T keys and values where the caller points and return all S of them.
-            keep: how many of the last tokens need logits; 0 for all.
+            keep: how many of the last tokens need logits, 0 for all; or which of them, ``(R,)`` int64.
         """
+
+
+def last_of(states: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
+    """Of states ``(1, T, H)`` those ``(R, H)`` of the tokens that `ChainHead.forward` is told to keep."""
+    return states[:, keep][0] if isinstance(keep, torch.Tensor) else states[0, -keep:]

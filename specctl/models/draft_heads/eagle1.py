@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 from transformers import Cache
 
-from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
 
@@ -93,11 +93,11 @@ class Eagle1Head(ChainHead):
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
-        keep: int = 0,
+        keep: int | torch.Tensor = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
         states = self.fc(torch.cat([self.embed(ids), rows], -1))  # (1, T, H)
         for index, block in enumerate(self.blocks):
             states = block(states, rope, mask, cache, index)
-        kept = states[0, -keep:]
+        kept = last_of(states, keep)
         return ChainPass(self.output(kept), kept, kept)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import embedding
 from transformers import Cache
 
-from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
 
@@ -148,11 +148,11 @@ class Eagle3Head(ChainHead):
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
-        keep: int = 0,
+        keep: int | torch.Tensor = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
         states = self.first(self.embed(ids), rows, rope, mask, cache)
         for index, layer in enumerate(self.further, start=1):
             states = layer(states, rope, mask, cache, index)
-        logits, hidden, further = self.output(states[0, -keep:])
+        logits, hidden, further = self.output(last_of(states, keep))
         return ChainPass(logits, hidden, further)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 
-from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head_layers import Attention, GatedNetwork, LayerShape, Rope, Rotary, rotated
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 
@@ -113,6 +113,10 @@ class GlideHead(ChainHead):
         self.lm_head = nn.Linear(shape.hidden_size, config.vocabulary, bias=False)
 
     @property
+    def borrowed(self) -> list[nn.Module]:
+        return self.keys.modules
+
+    @property
     def row_size(self) -> int:
         """Keys and values of one place in every layer that is read, and a number that is 1 where they are known."""
         return self.config.num_layers * self._per_place + 1
@@ -124,20 +128,20 @@ class GlideHead(ChainHead):
         return torch.cat([*flat, torch.ones_like(flat[0][:, :1])], -1)
 
     def brought(
-        self, rows: torch.Tensor, positions: torch.Tensor
+        self, rows: torch.Tensor, places: torch.Tensor
     ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
         """The verifier's turned keys and its values that T tokens bring in.
 
         Args:
             rows: ``(1, T, R)``.
-            positions: ``(T,)`` int64, the tokens' places; the keys are of the places before them.
+            places: ``(T,)`` int64, which the rows are of.
 
         Returns:
             For each of `layers` keys and values, ``(1, kv_heads, T, d)`` each, and ``(1, 1, T, 1)``, 1 where they are
             known.
         """
         keys = self.keys
-        rope = keys.rope(positions - 1)
+        rope = keys.rope(places)
         parts = rows[..., :-1].reshape(*rows.shape[:2], -1, keys.kv_heads, keys.head_dim)
         parts = parts.permute(2, 0, 3, 1, 4)  # (2 n, 1, kv_heads, T, d)
         pairs = [(rotated(parts[index], rope), parts[index + 1]) for index in range(0, len(parts), 2)]
@@ -150,28 +154,30 @@ class GlideHead(ChainHead):
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
-        keep: int = 0,
+        keep: int | torch.Tensor = 0,
         seen: torch.Tensor | None = None,
+        places: torch.Tensor | None = None,
     ) -> ChainPass:
         """As in `ChainHead`; the recursion's rows bring in nothing.
 
         Args:
             ids, rows, positions, mask, cache, keep: as there.
             seen: ``(1, 1, T, S)`` bool, what the S tokens brought in that each token may see; None for ``mask``.
+            places: ``(T,)`` int64, which the rows are of; None for those before the tokens.
         """
         depth = self.config.num_layers
-        pairs, known = self.brought(rows, positions)
+        pairs, known = self.brought(rows, positions - 1 if places is None else places)
         known, _ = cache.update(known, known, 2 * depth)  # (1, 1, S, 1)
         seen = (mask if seen is None else seen) & (known.transpose(-1, -2) > 0)
         rope, crossing = self.rotary(positions), self.keys.rope(positions)
         states = self.embed_tokens(ids)  # (1, T, H)
         for index, (block, pair) in enumerate(zip(self.blocks, pairs, strict=True)):
             assert isinstance(block, GlideLayer)
-            keys, values = cache.update(*pair, depth + index)
             states = states + block.self_attn(block.input_layernorm(states), rope, mask, cache, index)
+            keys, values = cache.update(*pair, depth + index)
             states = states + block.cross_attn(states, crossing, keys, values, seen)
             states = states + block.mlp(block.post_attention_layernorm(states))
-        hidden = self.norm(states[0, -keep:])  # (keep, H)
+        hidden = self.norm(last_of(states, keep))  # (keep, H)
         return ChainPass(self.lm_head(hidden), hidden, rows.new_zeros(len(hidden), self.row_size))
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.running.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ class DraftHead(nn.Module):
         self.register_buffer("tokens", tokens, persistent=False)
 
     @property
+    def borrowed(self) -> list[nn.Module]:
+        """The verifier's modules that it computes with, which are no part of it."""
+        held = [one.module for one in vars(self).values() if isinstance(one, Borrowed)]
+        return [module for module in held if module is not None]
+
+    @property
     def borrowed_output(self) -> nn.Module | None:
         """The verifier's output layer, where it has none of its own."""
         return None
@@ -68,3 +75,17 @@ class DraftHead(nn.Module):
             return logits
         everything = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
         return everything.index_copy(-1, self.tokens, logits)
+
+
+class DraftHeadRunner(Runner):
+    """What runs a draft head.
+
+    Attributes:
+        head: the network.
+        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+    """
+
+    runs_model = False
+    verifies = False
+    head: DraftHead
+    vocabulary: int

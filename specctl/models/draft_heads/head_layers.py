@@ -117,8 +117,8 @@ def rotated(states: torch.Tensor, rope: Rope) -> torch.Tensor:
     cos, sin = (part.unsqueeze(-3).to(states.dtype) for part in rope)  # (..., 1, T, R)
     if (size := cos.shape[-1]) < states.shape[-1]:
         return torch.cat([rotated(states[..., :size], rope), states[..., size:]], -1)
-    first, second = states.chunk(2, -1)
-    return states * cos + torch.cat([-second, first], -1) * sin
+    half = states.shape[-1] // 2
+    return states * cos + torch.cat([-states[..., half:], states[..., :half]], -1) * sin
 
 
 class Attention(nn.Module):

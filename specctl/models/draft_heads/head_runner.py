@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.waiting_states import WaitingStates
+from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.witnessed_rows import WitnessedRows
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, PassKind
@@ -17,7 +17,7 @@ from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Forward
 
 
-class HeadRunner(FixedBufferRunner):
+class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
 
     The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
@@ -31,8 +31,7 @@ class HeadRunner(FixedBufferRunner):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
-    runs_model = False
-    verifies = False
+    head: ChainHead
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -41,43 +40,31 @@ class HeadRunner(FixedBufferRunner):
         super().__init__(
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
-        self._head = head
+        self.head = head
         self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
         self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
         self.layers, self.state_size = head.layers, head.state_size
-        self._rows = WitnessedRows(head.row_size, weights.device, weights.dtype)
-        self._waiting = WaitingStates()  # of the places behind them
-        self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
-        self._own = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
-        self._own_after = 0  # how many tokens had been read when the head wrote that row
-        self._branches = self._own  # (N, H), the rows that the head wrote after the N tokens of the last tree
-
-    @property
-    def head(self) -> ChainHead:
-        """The network."""
-        return self._head
+        self._blank = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
+        self._rows = WitnessedRows(self._blank, self._fused)
+        self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
 
     @property
     def witnessed(self) -> int:
-        return self._rows.count + self._waiting.count
+        return self._rows.witnessed
 
     def witness(self, start: int, states: States) -> None:
-        self._waiting.add(states, self.witnessed - start)
-        if self._waiting.full:
-            self._fuse()
+        self._rows.witness(start, states)
 
-    def _fuse(self) -> None:
-        """Make rows of the states that wait."""
-        if (states := self._waiting.take()) is not None:
-            with torch.inference_mode():
-                self._rows.append(self._head.fuse({layer: states[layer].to(self._own) for layer in self.layers}))
+    def _fused(self, states: States) -> torch.Tensor:  # (T, R)
+        with torch.inference_mode():
+            return self.head.fuse({layer: states[layer].to(self._blank) for layer in self.layers})
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
         """As in `Runner`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
-        self._fuse()
+        self._rows.take_waiting()
         self._reserve(self.length + len(tokens))
         with torch.inference_mode():
             if before == 1:
@@ -89,23 +76,19 @@ class HeadRunner(FixedBufferRunner):
 
     def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
         """Go back to what was read with rows of the verifier's states."""
-        self.rollback(self._true)
+        self.rollback(self._rows.true)
 
     def rollback(self, length: int) -> None:
-        self.length = self._true = min(self._true, length)
-        known = self._rows.count
-        self._rows.rollback(length, needed=self.length - 1)
-        self._waiting.cut(max(0, length - known) if self._rows.count == known else 0)
+        self.length = self._rows.rollback(length)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        self._fuse()
+        self._rows.take_waiting()
         self._reserve(self.length + len(tokens))
         logits: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
         done = 0
         with torch.inference_mode():
-            while done < len(tokens):
-                some = tokens[done : done + max(1, self._known)]
+            for some in self._rows.pieces(self.length, tokens):
                 done += len(some)
                 part, last, _ = self._read(some, max(0, keep - (len(tokens) - done)), hidden)
                 logits.append(part)
@@ -122,30 +105,21 @@ class HeadRunner(FixedBufferRunner):
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `Runner`; the last token in a pass of its own if the row for it is not known before."""
-        self._fuse()
-        if len(tokens) > max(1, self._known):
+        self._rows.take_waiting()
+        if len(tokens) > max(1, self._rows.known(self.length)):
             self.extend([int(token) for token in tokens[:-1]], keep=0)
             tokens = tokens[-1:]
         return super().read(tokens, reader, uniform, previous)
 
-    @property
-    def _known(self) -> int:
-        """For how many of the next tokens there are rows of the verifier's states."""
-        return self._rows.count + 1 - self.length
-
     def _next_rows(self, count: int) -> torch.Tensor:  # (count, R)
         """The rows to read the next tokens with."""
-        if self.length <= self._rows.count:
-            return self._rows.of(self.length - 1, count).clone()  # a view would be compiled separately
-        return self._own if self._own_after == self.length else torch.zeros_like(self._own)
+        rows: torch.Tensor = self._rows.next(self.length, count)
+        return rows.clone() if self._rows.known(self.length) > 0 else rows  # a view would be compiled separately
 
     def _advance(self, count: int, further: torch.Tensor) -> None:
         """As in `FixedBufferRunner`; ``further`` are the rows ``(T, R)`` that the head wrote after the tokens."""
-        if self._true == self.length <= self._rows.count:
-            self._true += count
-            self._rows.forget_read(self.length)
+        self._rows.advance(self.length, count, further[-1:])
         self.length += count
-        self._own, self._own_after = further[-1:], self.length
 
     def _network(
         self,
@@ -160,8 +134,8 @@ class HeadRunner(FixedBufferRunner):
     ) -> Found:
         """As in `FixedBufferRunner`; what else it gives are the rows ``(T, R)`` that the head wrote."""
         assert rows is not None, "of `_next_rows`"
-        seen = self._head.attended(mask, slots, written)
-        found = self._head(ids, rows[None], positions, seen[None, None], self._cache, keep)
+        seen = self.head.attended(mask, slots, written)
+        found = self.head(ids, rows[None], positions, seen[None, None], self._cache, keep)
         return found.logits[:, : self._columns], found.hidden if kind.hidden else None, found.rows
 
 

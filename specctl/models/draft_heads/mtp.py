@@ -11,7 +11,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.running.context import ENDLESS, context_length
 
@@ -146,7 +146,7 @@ class MtpHead(ChainHead):
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
-        keep: int = 0,
+        keep: int | torch.Tensor = 0,
     ) -> ChainPass:
         embedded = (self.embeddings or self._embeddings.module)(ids).to(rows)  # (1, T, H)
         parts = [self.enorm(embedded), self.hnorm(rows)]
@@ -159,7 +159,7 @@ class MtpHead(ChainHead):
             past_key_values=cache,
             position_embeddings=self._rotary.module(embedded, axes),
         )
-        states = self.norm(states[0, -keep:])  # (keep, H)
+        states = self.norm(last_of(states, keep))  # (keep, H)
         return ChainPass(self.output_layer(states), states, states)
 
 

@@ -62,6 +62,11 @@ class VerifierKeys:
             raise self._refusal(f"layers {', '.join(map(str, self.layers))} have keys of different shapes")
         ((self.kv_heads, self.head_dim),) = shapes
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The verifier's own that it computes with."""
+        return [*self._modules, self._rotary]
+
     @torch.no_grad()
     def __call__(self, layer: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the index-th of `layers` makes of its inputs.
@@ -73,7 +78,7 @@ class VerifierKeys:
         Returns:
             Keys, not turned yet, and values: ``(kv_heads, T, d)`` each, on the device and of the dtype of ``states``.
         """
-        cos = torch.ones(1, len(states), self._turned, device=states.device)
+        cos = torch.ones(1, states.shape[0], self._turned, device=states.device)
         keys, values = self._cached(self._modules[layer], states, (cos, torch.zeros_like(cos)))
         return keys.to(states), values.to(states)
 
@@ -87,7 +92,7 @@ class VerifierKeys:
         """What a layer would cache of its inputs ``(T, D)``: ``(kv_heads, T, d)`` each."""
         device = next(layer.parameters()).device
         given = states[None].to(device, self._dtype)  # (1, T, D)
-        places = torch.arange(len(states), device=device)[None]
+        places = torch.arange(states.shape[0], device=device)[None]
         name = next((name for name in _CACHES if name in inspect.signature(layer.forward).parameters), None)
         if name is None:
             raise ValueError("it takes no cache")

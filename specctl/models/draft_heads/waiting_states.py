@@ -27,7 +27,7 @@ class WaitingStates:
 
     def add(self, states: States, known: int) -> None:
         """Take the states of the next places; the first ``known`` of them wait already or have been read."""
-        count = len(next(iter(states.values()))) - known
+        count = next(iter(states.values())).shape[0] - known
         if count > 0:
             self._parts.append({layer: rows[known:] for layer, rows in states.items()})
             self.count += count

@@ -1,51 +1,118 @@
-"""The rows that a draft head reads: what it made of its verifier's states, for the newest places of a sequence."""
+"""The rows that a chain head reads: what it made of its verifier's states, and what it wrote itself. No torch here."""
 
-import torch
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from specctl.models.draft_heads.waiting_states import WaitingStates
+from specctl.models.passes.forward import joined_numbers
+from specctl.models.passes.watching import States
 
 TAIL = 256
 """Rows that are kept of places already read, for rollbacks to a place before them."""
 
 
 class WitnessedRows:
-    """Rows of the places before W, of which the first may have been dropped.
+    """Which row a chain head reads each token with: that of the place before it, as far as its state was witnessed.
+
+    Rows of the places before W are known, of which the first may have been dropped. A token behind them is read with
+    the row that the head wrote after the token before it. Of the places behind W the states may wait.
 
     Args:
-        width: H, the length of a row.
-        device, dtype: of the rows.
+        blank: ``(1, R)``, the row of place -1, the start of the sequence: zeros, by numpy or of torch as all rows are.
+        fuse: makes rows ``(T, R)`` of states, ``(T, D)`` for each of the head's layers.
+
+    Attributes:
+        count: W, one more than the last place whose row is known.
+        true: tokens that were read with rows of the verifier's states, all of them at the start of the sequence.
     """
 
-    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._rows = torch.zeros(0, width, device=device, dtype=dtype)  # (N, H), of places W - N to W - 1
+    def __init__(self, blank: Any, fuse: Callable[[States], Any]) -> None:
+        self._blank, self._fuse = blank, fuse
+        self._waiting = WaitingStates()
+        self._rows = blank[:0]  # (N, R), of places W - N to W - 1
+        self._own, self._own_after = blank, 0  # (1, R), and how many tokens had been read when the head wrote it
         self.count = 0
-        """W, one more than the last place whose row is known."""
+        self.true = 0
 
-    def append(self, rows: torch.Tensor) -> None:
-        """Add the rows ``(T, H)`` of the next places."""
-        self._rows = torch.cat([self._rows, rows.to(self._rows)])
-        self.count += len(rows)
+    @property
+    def witnessed(self) -> int:
+        """One more than the last place whose state was given."""
+        return self.count + self._waiting.count
 
-    def of(self, first: int, count: int) -> torch.Tensor:  # (count, H)
+    def witness(self, start: int, states: States) -> None:
+        """As in `Runner`."""
+        self._waiting.add(states, self.witnessed - start)
+        if self._waiting.full:
+            self.take_waiting()
+
+    def take_waiting(self) -> None:
+        """Make rows of the states that wait."""
+        if (states := self._waiting.take()) is not None:
+            rows = self._fuse(states)
+            self._rows = joined_numbers([self._rows, rows])
+            self.count += len(rows)
+
+    def of(self, first: int, count: int) -> Any:  # (count, R)
         """The rows of places ``first`` and those after it; zeros for place -1, the start of the sequence."""
         begin = self.count - len(self._rows)
         rows = self._rows[max(first, 0) - begin : first + count - begin]
-        return rows if first >= 0 else torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+        return rows if first >= 0 else joined_numbers([self._blank, rows])
 
-    def forget_read(self, place: int) -> None:
+    def known(self, length: int) -> int:
+        """For how many of the tokens behind ``length`` there are rows of the verifier's states."""
+        return self.count + 1 - length
+
+    def next(self, length: int, count: int) -> Any:  # (count, R)
+        """The rows to read the next tokens with, of which those before ``length`` were read."""
+        if self.known(length) > 0:
+            return self.of(length - 1, count)
+        return self._own if self._own_after == length else joined_numbers([self._blank])
+
+    def pieces(self, length: int, tokens: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Tokens in the passes that read them: those whose rows are known, and each behind them by itself."""
+        done = 0
+        while done < len(tokens):
+            some = tokens[done : done + max(1, self.known(length + done))]
+            done += len(some)
+            yield some
+
+    def advance(self, length: int, count: int, own: Any) -> None:
+        """Note that tokens were read.
+
+        Args:
+            length: tokens read before.
+            count: of them.
+            own: ``(1, R)``, the row that the head wrote after the last.
+        """
+        if self.true == length <= self.count:
+            self.true += count
+            self._forget_read(length)
+        self._own, self._own_after = own, length + count
+
+    def _forget_read(self, place: int) -> None:
         """Drop most rows of places before ``place``, which have been read."""
         begin = self.count - len(self._rows)
         if place - begin > 2 * TAIL:
-            self._rows = self._rows[place - TAIL - begin :].clone()
+            self._rows = joined_numbers([self._rows[place - TAIL - begin :]])  # a copy
 
-    def rollback(self, count: int, needed: int) -> None:
-        """Know at most the first ``count`` places, and none behind one that is needed and no longer there.
+    def rollback(self, length: int) -> int:
+        """Go back to tokens that were read with rows of the verifier's states.
+
+        No place is known then behind one that is needed and no longer there.
 
         Args:
-            count: places that stay.
-            needed: the place whose row is read next.
+            length: tokens that stay.
+
+        Returns:
+            How many stay as read.
         """
+        self.true = min(self.true, length)
+        known, needed = self.count, self.true - 1  # the place whose row is read next
         begin = self.count - len(self._rows)
-        kept = min(count, self.count)
+        kept = min(length, self.count)
         if 0 <= needed < begin:
             kept = min(kept, needed)
         self._rows = self._rows[: max(kept - begin, 0)]
         self.count = kept
+        self._waiting.cut(max(0, length - known) if kept == known else 0)
+        return self.true

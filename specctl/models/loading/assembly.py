@@ -201,7 +201,8 @@ def assemble(
     levels, runners = list(levels), list[Runner]()
     for place, level in enumerate(levels):
         asked = replace(settings, trees=settings.draft_trees) if place else settings
-        levels[place], runner = _runner(level, vocabulary, asked, keeps=torch_weights or place in needed)
+        verifier = reader_of(runners, above[place - 1]).bare if place else None
+        levels[place], runner = _runner(level, vocabulary, asked, verifier, keeps=torch_weights or place in needed)
         runners.append(runner)
     target, bare = levels[0].model, runners[0]
     assert target is not None, "the target is no draft head"
@@ -226,15 +227,17 @@ def assemble(
     return Assembled(levels, bare, verifier, tuple(runners[1:]), tuple(named))
 
 
-def _runner(level: Level, vocabulary: int, settings: EngineSettings, *, keeps: bool) -> tuple[Level, Runner]:
-    """A level's runner, and the level as that runs it."""
+def _runner(
+    level: Level, vocabulary: int, settings: EngineSettings, verifier: Runner | None, *, keeps: bool
+) -> tuple[Level, Runner]:
+    """A level's runner, and the level as that runs it; ``verifier`` is the runner above it, if there is one."""
     model = level.network
     if model is None:
         return level, runner_without_files(level.table, vocabulary)
     if not isinstance(model, LoadedModel):
         from specctl.models.loading.head_engines import build_head_runner
 
-        return level, build_head_runner(model.head, vocabulary, model.name, settings)
+        return level, build_head_runner(model.head, vocabulary, model.name, settings, verifier)
     if level.found is None:
         runner = build_runner(model.model, vocabulary, model.name, settings)
     else:

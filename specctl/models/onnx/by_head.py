@@ -58,6 +58,16 @@ def unwrap(graph: ir.Graph, attention: ir.Node) -> None:
     set_inputs(attention, inputs)
     mixed = attention.outputs[0]
     for use in list(mixed.uses()):
-        again = only_use(use.node.outputs[0]) if use.node.op_type == "Reshape" else None
+        again = only_use(_turned_back(use.node.outputs[0])) if use.node.op_type == "Reshape" else None
         if again is not None and again.op_type == "Reshape" and same_shape(again.outputs[0], mixed):
             again.outputs[0].replace_all_uses_with(mixed)
+
+
+def _turned_back(by_token: ir.Value) -> ir.Value:
+    """What is left of a value that is turned to heads and back to tokens again."""
+    turn = only_use(by_token)
+    back = only_use(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None
+    if turn is None or back is None or back.op_type != "Transpose":
+        return by_token
+    perms = {tuple(node.attributes["perm"].as_ints()) for node in (turn, back)}
+    return back.outputs[0] if perms == {(0, 2, 1, 3)} else by_token

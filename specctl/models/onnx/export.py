@@ -1,7 +1,5 @@
 """A transformers model as an ONNX graph with attention over a shared key-value buffer, by torch's own exporter."""
 
-import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import AttentionMaskInterface
 
-from specctl.models.onnx.nodes import MICROSOFT
+from specctl.models.onnx.exporting import HEAD_MULTIPLE, CannotExport, as_graph, attention_node
 from specctl.models.onnx.onnx_passes import state_name
 from specctl.models.passes.watching import LAST, decoder, decoder_layers
 
@@ -23,15 +21,9 @@ if TYPE_CHECKING:
 
 ATTENTION = "specctl_onnx"
 """The name under which transformers knows the attention of exported models."""
-OPSET = 21
-HEAD_MULTIPLE = 8
 TOKENS, ROWS, SEEN = 5, 3, 7
 """Sizes of the pass that is traced, all different and above 1, so that none of them is taken for a constant."""
 NUMBERED = ("ids", "positions", "rows", "before", "total")
-
-
-class CannotExport(Exception):  # noqa: N818 - it is a finding
-    """Why a model cannot become a graph, as the end of a sentence."""
 
 
 @dataclass(slots=True)
@@ -69,33 +61,16 @@ def _attention(
         raise CannotExport("its attention has a window of a kind that onnxruntime does not know")
     if more.get("s_aux") is not None:
         raise CannotExport("its attention has sinks")
-    _, heads, width, size = query.shape
-    keys, values = trace.past[layer]
-    settings: dict[str, Any] = {"num_heads": heads, "kv_num_heads": key.shape[1]}
-    settings["scale"] = float(size**-0.5 if scaling is None else scaling)
+    settings: dict[str, Any] = {"scale": scaling}
     if sliding_window is not None:
         settings["local_window_size"] = sliding_window
     if softcap is not None:
         settings["softcap"] = float(softcap)
-    rows = [states.transpose(1, 2).reshape(1, width, -1) for states in (query, key, value)]
-    mixed, *present = torch.onnx.ops.symbolic_multi_out(
-        f"{MICROSOFT}::GroupQueryAttention",
-        # Rotation by tables of cosines and sines, and the positions for them, may be added later.
-        (
-            *rows,
-            keys,
-            values,
-            trace.before,
-            trace.total,
-            *([] if trace.bias is None else [None, None, None, trace.bias]),
-        ),
-        settings,
-        dtypes=(query.dtype, keys.dtype, values.dtype),
-        shapes=((1, width, heads * size), keys.shape, values.shape),
-        version=1,
+    mixed, *present = attention_node(
+        (query, key, value), trace.past[layer], (trace.before, trace.total), trace.bias, **settings
     )
     trace.present[layer] = present[0], present[1]
-    return mixed.reshape(1, width, heads, size), None
+    return mixed, None
 
 
 class _Traced(nn.Module):
@@ -224,34 +199,14 @@ def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
         sizes = *sizes, {2: width, 3: seen}
     layers = sorted([LAST, *range(len(decoder_layers(model)))])
     kept = [f".{index}.{part}" for index in range(len(shapes)) for part in ("key", "value")]
-    with _quiet(), _attending(model), torch.no_grad():
-        try:
-            program: Any = torch.onnx.export(
-                traced,
-                given,
-                dynamo=True,
-                opset_version=OPSET,
-                dynamic_shapes=sizes,
-                input_names=[*NUMBERED, *(f"past{name}" for name in kept), *(["bias"] if trees else [])],
-                output_names=["logits", *map(state_name, layers), *(f"present{name}" for name in kept)],
-                optimize=False,
-                verbose=False,
-            )
-        except Exception as error:  # whatever the exporter stumbles over, torch can still run the model
-            raise _reason(error) from error
-    graph: ir.Model = program.model
-    return graph
-
-
-def _reason(error: BaseException) -> CannotExport:
-    """What to say of an exporter's error: the finding in its chain, or its first line."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, CannotExport):
-            return CannotExport(*cause.args)
-        last, cause = cause, cause.__cause__ or cause.__context__
-    line = next(iter(str(last).strip().splitlines()), type(last).__name__)
-    return CannotExport(f"torch cannot export it ({type(last).__name__}: {line[:200]})")
+    with _attending(model):
+        return as_graph(
+            traced,
+            given,
+            sizes,
+            [*NUMBERED, *(f"past{name}" for name in kept), *(["bias"] if trees else [])],
+            ["logits", *map(state_name, layers), *(f"present{name}" for name in kept)],
+        )
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -269,19 +224,3 @@ def _attending(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(usual)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings and log lines to itself, and those of transformers about its attention."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -11,12 +11,13 @@ from specctl.models.onnx.projections import pack
 from specctl.models.onnx.rotation import PositionTable, Tables, fuse_rotation
 
 
-def fuse(model: ir.Model, table: PositionTable) -> None:
+def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None:
     """Rewrite a graph of `export.exported` for speed; what it computes stays the same but for rounding.
 
     Args:
         model: changed in place.
         table: evaluates the sines and cosines of all positions.
+        placed: whether a token's position may be another than its place in the cache.
     """
     limit = 1 << 62  # weights of any size are transposed here, once
     optimizer.fold_constants(model, input_size_limit=limit, output_size_limit=limit)
@@ -37,7 +38,7 @@ def fuse(model: ir.Model, table: PositionTable) -> None:
     attending = [node for node in graph if node.op_type == "GroupQueryAttention"]
     tables: Tables = {}
     for node in attending:
-        fuse_rotation(graph, node, table, tables)
+        fuse_rotation(graph, node, table, tables, placed=placed)
         unwrap(graph, node)
     tidy(model)
     for node in attending:

@@ -13,6 +13,8 @@ from specctl.models.passes.tree_sight import WINDOWS
 VERSION = 2
 CHAINS = "its onnx graph was made for chains"
 """Why a graph reads no trees that could have been made so."""
+HEAD_CHAINS = "the onnx graph of a draft head reads no trees"
+"""Why none of a draft head does."""
 
 
 @dataclass(frozen=True, slots=True)

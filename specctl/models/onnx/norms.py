@@ -9,9 +9,11 @@ def fuse_norm(graph: ir.Graph, mean: ir.Node) -> None:
     """x * 1/sqrt(mean(x^2) + eps) * weight."""
     square, axes = mean.inputs[0], constant(mean.inputs[1])
     power = made_by(square, "Pow")
-    if power is None or axes is None or axes.tolist() != [-1] or constant(power.inputs[1]) != 2:
+    if power is None or axes is None or constant(power.inputs[1]) != 2:
         return
     source = power.inputs[0]
+    if source is None or source.shape is None or axes.tolist() not in ([-1], [len(source.shape) - 1]):
+        return
     add = only_use(mean.outputs[0])
     epsilon = constant(other(add, mean.outputs[0])) if add is not None and add.op_type == "Add" else None
     root = only_use(add.outputs[0]) if add is not None else None

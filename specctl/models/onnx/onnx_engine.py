@@ -158,23 +158,38 @@ def _built(
         _write(model, context, context + (WIDEST if trees else 0) + opening.narrowest - 1, quantize, path, trees)
         _require_equal(opening.runner(path), model, vocabulary, quantize)
 
-    store, facts = Store(cache_folder()), None
     key = key or key_of(model, quantize, trees=trees, files=files)
-    try:
-        with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
-            path = store.find(key) or store.put(key, write)
-        if files is not None and known_by_files(model):
-            facts = store.facts(key)
-    except OSError as error:
-        settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
-        path = _unkept(key, write)
+    path = graph_path(key, name, settings, write)
     if not keeps:  # before onnxruntime reads its own
         release(model)
     seconds = perf_counter() - began if made else None
     numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
     runner = opening.fastest(path, weight_bytes(model), numbers, seconds)
-    runner.facts = facts
+    store = Store(cache_folder())
+    if files is not None and known_by_files(model) and path.parent.parent == store.folder:
+        runner.facts = store.facts(key)
     return runner
+
+
+def graph_path(key: str, name: str, settings: EngineSettings, write: Callable[[Path], None]) -> Path:
+    """A graph of the store, made if it is not there; one that ends with this process, if it cannot be kept.
+
+    Args:
+        key: its name in the store.
+        name: the model's, in messages.
+        settings: whom to tell.
+        write: as in `Store.put`.
+
+    Raises:
+        Unable: there is no room for it.
+    """
+    store = Store(cache_folder())
+    try:
+        with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
+            return store.find(key) or store.put(key, write)
+    except OSError as error:
+        settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
+        return _unkept(key, write)
 
 
 def _unkept(key: str, write: Callable[[Path], None]) -> Path:
@@ -192,11 +207,12 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
             raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
     import onnx_ir as ir
 
-    from specctl.models.onnx.export import CannotExport, exported
+    from specctl.models.onnx.export import exported
+    from specctl.models.onnx.exporting import CannotExport
     from specctl.models.onnx.fusions import fuse
     from specctl.models.onnx.graph_quantization import BITS
     from specctl.models.onnx.graph_quantization import quantize as round_weights
-    from specctl.models.onnx.position_tables import position_table
+    from specctl.models.onnx.rotation import position_table
 
     try:
         graph = exported(model, trees=trees)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 
 from specctl.models.onnx.by_head import as_rows, headed
 from specctl.models.onnx.nodes import constant, last_size, made_by, other, set_inputs, weight_value
@@ -35,8 +36,10 @@ def fuse_rotation(
     attention: ir.Node,
     table: PositionTable,
     tables: Tables,
+    *,
+    placed: bool,
 ) -> None:
-    """Let attention rotate queries and keys by the tables of all positions."""
+    """Let attention rotate queries and keys by the tables of all positions; ``placed`` as in `fusions.fuse`."""
     by_head = [headed(value) for value in attention.inputs[:2]]
     query, key = (_rotation(value) for value in by_head)
     if query is None or key is None:
@@ -52,9 +55,9 @@ def fuse_rotation(
     if known is None:
         return
     inputs = [as_rows(graph, attention, value) for value in (query.source, key.source)]
-    more: list[ir.Value | None] = []
-    if len(attention.inputs) > TREES:  # a token's position is then another than its place
-        more = [next(given for given in graph.inputs if given.name == "positions"), attention.inputs[TREES]]
+    more = list(attention.inputs[TREES:])
+    if placed or more:  # a token's position in a tree is another than its place
+        more = [next(given for given in graph.inputs if given.name == "positions"), *more]
     set_inputs(attention, [*inputs, *attention.inputs[2:7], *known, *more])
     attention.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)
 
@@ -132,3 +135,22 @@ def _slice_of(value: ir.Value | None) -> tuple[ir.Value, int, int] | None:
     if step != 1 or source.shape is None or axis % len(source.shape) != len(source.shape) - 1:
         return None
     return source, start, min(end, size)
+
+
+def position_table(model: ir.Model, value: ir.Value, places: int) -> "np.ndarray | None":
+    """``(places, ...)``, what a value of the graph is at each position; None if it depends on anything else.
+
+    Args:
+        model: has the input ``positions`` ``(1, T)``.
+        value: ``(1, T, R)`` or ``(1, 1, T, R)``.
+        places: how many positions there are.
+    """
+    positions = next(given for given in model.graph.inputs if given.name == "positions")
+    try:
+        part = ir.convenience.extract(model.graph, [positions], [value])
+    except ValueError:
+        return None
+    alone = ir.to_proto(ir.Model(part, ir_version=model.ir_version)).SerializeToString()
+    session = onnxruntime.InferenceSession(alone, providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, {"positions": np.arange(places, dtype=np.int64)[None]})[0]
+    return found.reshape(places, found.shape[-1])

@@ -8,18 +8,19 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.outputs.locks import locked, remove_abandoned
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 SCHEMA_VERSION = 1
@@ -29,7 +30,7 @@ MANIFEST = "manifest.json"
 CHUNK = 1 << 24
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
-NOT_OWN = ("builtins", "specctl", "torch", "transformers", "typing", "abc")
+NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
 """Packages whose classes are no code of a model's own."""
 PASSING = "specctl-onnx-"
 
@@ -52,25 +53,45 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
         files: a hash of the files that it was loaded from; None for a model that came from elsewhere. Where it is
             `known_by_files` this stands for its weights and configuration, which are not read then.
     """
-    import torch
-
     from specctl.models.passes.trimmed_output import vocabulary_of
 
     kind, ids = next(model.parameters()).device.type, vocabulary_of(model)
     if files is not None and known_by_files(model):
         dtype = str(model.dtype).removeprefix("torch.")
         return key_of_files(files, kind, dtype, quantize, trees=trees, vocabulary=ids)
-    found = hashlib.sha256()
     told = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         told.pop(name, None)
-    told["generated"] = [type(model).__name__, *_made(kind, str(model.dtype), quantize, trees)]
-    for path in _own_code(model):
+    told["generated"] = [type(model).__name__, *_made(kind, str(model.dtype), quantize, trees=trees)]
+    return _key([model], told)
+
+
+def key_of_head(head: "nn.Module", borrowed: "Sequence[nn.Module]") -> str:
+    """The same for the graphs of a draft head.
+
+    Args:
+        head: whose graphs they are.
+        borrowed: modules of its verifier that it computes with.
+    """
+    modules = [head, *borrowed]
+    configs: list[Any] = [getattr(part, "config", None) for module in modules for part in module.modules()]
+    told = [config.to_dict() if hasattr(config, "to_dict") else repr(config) for config in configs]
+    weight = next(head.parameters())
+    return _key(modules, [type(head).__name__, told, *_made(weight.device.type, str(weight.dtype), None, trees=False)])
+
+
+def _key(modules: "Sequence[nn.Module]", told: object) -> str:
+    """A name for what modules compute: what is told of them, their own code, and their weights."""
+    import torch
+
+    found = hashlib.sha256()
+    for path in {path: None for module in modules for path in _own_code(module)}:
         found.update(path.read_bytes())
     found.update(json.dumps(told, sort_keys=True, default=str).encode())
-    for name, weight in model.state_dict().items():
-        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    for module in modules:
+        for name, weight in (*module.named_parameters(), *module.named_buffers()):
+            found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()[:32]
 
 
@@ -93,7 +114,7 @@ def key_of_files(
         vocabulary: the ids of its logits' columns; None where a column is an id.
     """
     ids = [] if vocabulary is None else [vocabulary.digest]
-    told = json.dumps([files, *_made(kind, dtype, quantize, trees), *ids], sort_keys=True)
+    told = json.dumps([files, *_made(kind, dtype, quantize, trees=trees), *ids], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
@@ -102,7 +123,7 @@ def known_by_files(model: "PreTrainedModel") -> bool:
     return not _own_code(model)
 
 
-def _made(kind: str, dtype: str, quantize: str | None, trees: bool) -> list[object]:
+def _made(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list[object]:
     """What a graph is made as, and what makes it."""
     return [SCHEMA_VERSION, dtype, quantize, trees, {name: _version(name) for name in MAKERS}, kind, *processor()]
 
@@ -129,10 +150,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _own_code(model: "PreTrainedModel") -> list[Path]:
+def _own_code(model: "nn.Module") -> list[Path]:
     """The files of a model's classes that are neither transformers' nor torch's; of remote code, all in its folder."""
+    from specctl.models.passes.trimmed_output import TrimmedOutput
+
     names = {part.__module__ for module in model.modules() for part in type(module).__mro__}
-    own = {name for name in names if name.partition(".")[0] not in NOT_OWN}
+    own = {name for name in names if name.partition(".")[0] not in NOT_OWN and name != TrimmedOutput.__module__}
     files = {Path(file) for name in own if (file := getattr(sys.modules.get(name), "__file__", None))}
     files |= {
         beside

@@ -89,6 +89,10 @@ def joined_states(parts: Sequence[States | None]) -> "dict[int, torch.Tensor] | 
     return {layer: torch.cat([part[layer] for part in known]) for layer in known[0]}
 
 
-def cut_states(states: States | None, rows: slice | list[int]) -> "dict[int, torch.Tensor] | None":
+def cut_states(states: States | None, rows: slice | list[int]) -> States | None:
     """Some of the tokens' states."""
-    return None if states is None else {layer: rows_of[rows] for layer, rows_of in states.items()}
+    if states is None:
+        return None
+    if isinstance(rows, slice) and rows.stop == next(iter(states.values())).shape[0] and not rows.start:
+        return states  # of a round without a draft, whose time this is a part of
+    return {layer: rows_of[rows] for layer, rows_of in states.items()}

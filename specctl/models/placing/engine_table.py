@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from specctl.models.onnx.kept_graph import HEAD_CHAINS
 from specctl.models.placing.engine_rows import EagerEngine, GraphEngine, OnnxEngine, StaticEngine
 from specctl.models.running import engines
 from specctl.models.running.engines import Choice, Engine, EngineSettings, Where
@@ -68,14 +69,30 @@ def _unasked(model: "PreTrainedModel", where: Where, settings: EngineSettings, o
     return Choice(engine, why, engine.compiles(settings), said, otherwise)
 
 
-def chosen_for_head(asked: EngineName, where: Where, settings: EngineSettings) -> Choice:
-    """The engine of a draft head, whose passes always run over fixed buffers.
+def chosen_for_head(
+    asked: EngineName, where: Where, settings: EngineSettings, verifier: Engine | None = None
+) -> Choice:
+    """The engine of a draft head: onnxruntime where that runs its verifier on a CPU, else torch over fixed buffers.
 
     Args:
         asked: the one that a person asked for.
         where: the head's weights are or will be.
         settings: as a command asks for them.
+        verifier: the engine of the model whose states it reads, as far as that is known.
     """
+    graphs = ENGINES["onnx"]
+    said: tuple[str, ...] = ()
+    if verifier is graphs and where.device.type == "cpu":
+        if not settings.draft_trees:
+            otherwise = _over_buffers(asked, where, settings)
+            return Choice(graphs, "as its verifier", otherwise=otherwise, asked=asked == graphs.name)
+        said = (f"runs on torch: {HEAD_CHAINS}",) if asked == graphs.name else ()
+    choice = _over_buffers(asked, where, settings)
+    return replace(choice, said=(*said, *choice.said))
+
+
+def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> Choice:
+    """The engine of a draft head's torch network, whose passes always run over fixed buffers."""
     beside = ENGINES["graph"] if asked == "auto" and engines.GRAPHS_MEASURED else engine_named(asked)
     captured = ENGINES["graph"] if beside.captures and where.device.type == "cuda" else None
     engine = captured or ENGINES["static"]

@@ -43,6 +43,8 @@ AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
 DOUBTED = 100
 """Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
+LULL = 8
+"""After so many rounds without a draft only each LULL-th is looked at, which costs next to nothing then."""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
 of the target alone stays known, and after a first draft that is rejected; the weight of one draft in what they save."""
@@ -108,16 +110,15 @@ class CostOptimal(Rule):
     _limit: int = field(init=False, repr=False)
     _probing: bool = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
+    _begins: bool = field(init=False, repr=False)
     _idle: int = field(init=False, repr=False)
+    _skipped: int = field(init=False, repr=False)
     _resting: int = field(init=False, repr=False)
     _unseen: int = field(init=False, repr=False)
     _gain: float = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
-    _asked: list[tuple[DraftStep, tuple[float, float]]] = field(
-        init=False, repr=False, compare=False, default_factory=list
-    )  # the steps of the round with their `_features`
     _following: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class CostOptimal(Rule):
         self._rates = TokenRates(RATE_PRIOR)
         self._times, self._account = RoundTimes(self.cost_ratio), DraftAccount()
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._warm = None, False
+        self._last_token, self._warm, self._begins, self._skipped = None, False, True, 0
         self._read, self._idle, self._resting, self._unseen, self._gain = TextRead(), 0, 0, 0, 0.0
         self._decide(0)
 
@@ -157,7 +158,7 @@ class CostOptimal(Rule):
             self._restart()
             return
         # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
-        self._last_token, self._read = None, TextRead()
+        self._last_token, self._read, self._begins = None, TextRead(), True
         if self._limit:
             self._decide(0)
 
@@ -183,7 +184,6 @@ class CostOptimal(Rule):
         """The same by the distribution at each position."""
         if step.index == 1:
             self._survival_before = 1.0
-            self._asked.clear()
         elif self.use_head:
             # A step's accept_prob is about the token before it.
             predicted_log_odds = log_odds(read(step.accept_prob))
@@ -191,7 +191,6 @@ class CostOptimal(Rule):
         else:
             self._survival_before = self._survival
         self._last_features = _features(step)
-        self._asked.append((step, self._last_features))
         return self._survival_before * self._accepted.predict(*self._last_features)
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
@@ -215,6 +214,11 @@ class CostOptimal(Rule):
         return False
 
     def observe(self, round_: Round) -> None:
+        if self._idle > LULL and self._idle % LULL and not (self._limit or self._begins or round_.steps):
+            self._idle += 1
+            self._skipped += 1
+            return
+        self._begins = False
         emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
         unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if round_.steps:
@@ -238,7 +242,8 @@ class CostOptimal(Rule):
         """Book what the round's draft saved, in expectation over its verdict where that is known."""
         if not round_.steps:
             self._resting, self._unseen = max(0, self._resting - 1), 0
-            self._account.book(0.0, probe=False)
+            self._account.book(0.0, probe=False, rounds=1 + self._skipped)
+            self._skipped = 0
             return
         kept = round_.accepted if round_.chances is None else sum(round_.chances)
         gain = kept + (round_.leaf is not None) - self._times.lost(round_)
@@ -270,8 +275,7 @@ class CostOptimal(Rule):
             if self.use_foresight:
                 outlook = _foreseen(step)
             else:
-                asked = self._asked[position - 1] if position <= len(self._asked) else None
-                confidence, outlook = asked[1] if asked is not None and asked[0] is step else _features(step)
+                confidence, outlook = _features(step)
                 self._accepted.learn(outcome, confidence, outlook)
                 if self.use_head and position < round_.drafted:
                     # A step's accept_prob is about the token before it.

@@ -7,10 +7,11 @@ import torch
 
 from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
+from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.chains_side_by_side import SideBySide
-from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.passes.watching import States
 from specctl.models.running.runner import Forward, Runner
 from specctl.replay.recording.detours import Detours
@@ -82,7 +83,7 @@ class ManyAtOnce:
 
     def __init__(
         self,
-        draft: HeadRunner | BlockRunner,
+        draft: DraftHeadRunner,
         verifier: "ReadText",
         sequence: Sequence[int],
         before: int,
@@ -90,11 +91,13 @@ class ManyAtOnce:
         hidden: bool,
     ) -> None:
         self._rounds: SideBySide | BlocksSideBySide
-        if isinstance(draft, BlockRunner):
-            self._rounds = BlocksSideBySide(draft.head, draft.vocabulary, sequence)
-            self.at_once = max(1, TOKENS // draft.head.block_size)
+        head = draft.head
+        if isinstance(head, BlockHead):
+            self._rounds = BlocksSideBySide(head, draft.vocabulary, sequence)
+            self.at_once = max(1, TOKENS // head.block_size)
         else:
-            self._rounds = SideBySide(draft.head, draft.vocabulary, sequence)
+            assert isinstance(head, ChainHead), "there are no others"
+            self._rounds = SideBySide(head, draft.vocabulary, sequence)
             self.at_once = CHUNK
         self._verifier, self._before, self._hidden = verifier, before, hidden
 
@@ -207,6 +210,6 @@ def starts_of(
         before: length of the prompt.
         hidden: whether `Starts.further` shall give hidden states.
     """
-    if isinstance(draft, HeadRunner | BlockRunner):
+    if isinstance(draft, DraftHeadRunner):
         return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
     return OneByOne(draft, verifier, sequence, before, hidden=hidden)

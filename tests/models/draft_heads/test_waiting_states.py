@@ -55,7 +55,7 @@ def test_a_head_makes_nothing_of_states_until_it_drafts(
     late, soon = make(), make()
     given = {layer: torch.rand(9, late.state_size) for layer in late.layers}
     made: list[int] = []
-    head = vars(late)["_head"]
+    head = vars(late)["head"]
     original = getattr(head, work)
 
     def counted(states: States) -> torch.Tensor:

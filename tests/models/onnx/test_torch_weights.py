@@ -70,6 +70,7 @@ def test_a_target_reads_trees_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "glide"])
+@pytest.mark.representatives("eagle3")
 def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: str) -> None:
     """GliDe computes with them too."""
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
@@ -85,7 +86,7 @@ def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: st
         update={"draft": profile.draft.model_copy(update={"model": str(tmp_path / "head"), "head": None})}
     )
     pair = load_pair(profile, torch_weights=False)
-    assert pair.target.engine == "onnx"
+    assert [runner.engine for runner in (pair.target, *pair.drafts)] == ["onnx", "onnx"]
     assert kept(pair) == [True]
     assert written(pair, profile) == written(pair, profile, drafts=False)
 

@@ -1,0 +1,1 @@
+"""Draft heads run by onnxruntime."""

@@ -1,0 +1,166 @@
+"""The onnxruntime runner for a draft head, or the reason why it has none."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from specctl.errors import ModelError
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.onnx.automatic import LONG_RUN
+from specctl.models.onnx.kept_runner import SMALL
+from specctl.models.onnx.onnx_engine import INSTALL, LONGEST, Unable, graph_path
+from specctl.models.onnx.store import Store, cache_folder, key_of_head
+from specctl.models.onnx_heads.head_check import difference
+from specctl.models.onnx_heads.head_graphs import CONFIDENCE, FUSE, PASS, REMEMBER, ROW, HeadGraphs
+from specctl.models.onnx_heads.onnx_block_runner import OnnxBlockRunner
+from specctl.models.onnx_heads.onnx_head_runner import OnnxHeadRunner
+from specctl.models.passes.weights import weight_bytes
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.rounding import ROUNDING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+
+    from specctl.models.running.runner import Runner
+
+OnnxDraftHead = OnnxHeadRunner | OnnxBlockRunner
+
+
+def build_onnx_head(
+    head: ChainHead | BlockHead,
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    reference: "Callable[[], Runner]",
+    threads: int,
+) -> OnnxDraftHead | None:
+    """The runner of a draft head's graphs, which are made and kept if they are not there.
+
+    Where nobody asked for onnxruntime they are made for a long run only, as those of models are.
+
+    Args:
+        head: in eval mode, on its device.
+        vocabulary: the pair's shared vocabulary.
+        name: the head's, in messages.
+        settings: whom to tell, and how long the run is.
+        reference: gives a runner of the head's torch network, which the graphs are compared with.
+        threads: of its passes; a small head has one all the same.
+
+    Returns:
+        None where torch has to run the head, after a notice with the reason.
+
+    Raises:
+        ModelError: what exports networks for onnxruntime is not installed.
+    """
+    try:
+        return _built(head, vocabulary, name, settings, reference, threads)
+    except Unable as why:
+        settings.notice(f"{name} runs on torch: {why}")
+        return None
+
+
+def _built(
+    head: ChainHead | BlockHead,
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    reference: "Callable[[], Runner]",
+    threads: int,
+) -> OnnxDraftHead | None:
+    weight = next(head.parameters())
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        dtype = str(weight.dtype).removeprefix("torch.")
+        raise Unable(f"onnxruntime runs draft heads in float32 on a CPU, and it is in {dtype} on {weight.device.type}")
+    threads = 1 if weight_bytes(head) <= SMALL else threads
+    key, began = key_of_head(head, head.borrowed), perf_counter()
+    wanted = settings.engine == "onnx" or settings.expected_tokens >= LONG_RUN
+    if not wanted and Store(cache_folder()).find(key) is None:
+        return None
+    made = False
+
+    def write(path: Path) -> None:
+        nonlocal made
+        made = True
+        settings.progress(f"preparing {name} for onnxruntime, once")
+        _write(head, path.parent)
+        _require_equal(head, path.parent, reference(), vocabulary)
+
+    path = graph_path(key, name, settings, write)
+    graphs = HeadGraphs(path.parent, threads, perf_counter() - began if made else None)
+    return _opened(head, graphs, vocabulary)
+
+
+def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) -> OnnxDraftHead:
+    if isinstance(head, BlockHead):
+        return OnnxBlockRunner(head, graphs, vocabulary)
+    return OnnxHeadRunner(head, graphs, vocabulary)
+
+
+def _write(head: ChainHead | BlockHead, folder: Path) -> None:
+    """Export a head's graphs to files, each with its weights in another one beside it."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
+    import onnx_ir as ir
+
+    from specctl.models.onnx.exporting import CannotExport
+    from specctl.models.onnx.fusions import fuse
+    from specctl.models.onnx.rotation import position_table
+
+    places = head.context + (head.block_size if isinstance(head, BlockHead) else 0)
+
+    def table(graph: "ir.Model", value: "ir.Value") -> "np.ndarray | None":
+        return position_table(graph, value, places) if head.context <= LONGEST else None
+
+    try:
+        for file, made in graphs_of(head).items():
+            fuse(made, partial(table, made), placed=isinstance(head, BlockHead))
+            ir.save(made, folder / file, external_data=f"{Path(file).stem}.bin")
+    except CannotExport as why:
+        raise Unable(str(why)) from why
+    except OSError:
+        raise
+    except Exception as error:  # whatever its modules stumble over, torch can still run them
+        raise Unable(f"it cannot be exported ({type(error).__name__}: {_first_line(error)})") from error
+
+
+def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
+    """The graphs that a head needs, by file, as torch exports them."""
+    if isinstance(head, ChainHead):
+        from specctl.models.onnx_heads.chain_export import chain_pass, fusing
+
+        state = torch.zeros(1, head.state_size)
+        states = dict.fromkeys(head.layers, state)
+        fuses = {} if head.fuse(states) is state else {FUSE: fusing(head)}
+        return {PASS: chain_pass(head), **fuses}
+    from specctl.models.onnx_heads.block_export import block_confidence, block_pass, block_row, remembering
+
+    found = {PASS: block_pass(head), REMEMBER: remembering(head)}
+    if head.config.markov is not None:
+        found[ROW] = block_row(head)
+    if head.config.confidence:
+        found[CONFIDENCE] = block_confidence(head)
+    return found
+
+
+def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Runner", vocabulary: int) -> None:
+    """Raise `Unable` unless a head's graphs compute what its network computes."""
+    try:
+        found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
+    except (RuntimeError, ValueError) as error:  # onnxruntime's own, and of sizes that were taken for constants
+        raise Unable(f"onnxruntime cannot run its graphs ({_first_line(error)})") from error
+    if found > (most := ROUNDING[torch.float32]):
+        raise Unable(
+            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
