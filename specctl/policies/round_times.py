@@ -146,7 +146,8 @@ class RoundTimes:
         behind = unread > FEW
         if round_.drafted and drafting and not behind and self._draft.known:
             expected = self._draft.at(round_.drafted), self._verify.line.at(width)
-            self._slowdown.learn(drafting / expected[0], verifying / expected[1])
+            if all(expected):  # a coarse clock may have told 0 of all drafts so far
+                self._slowdown.learn(drafting / expected[0], verifying / expected[1])
         slowdown = self._slowdown.value
         drafting, verifying = drafting / slowdown, verifying / slowdown
         self._verify.learn(width, verifying)

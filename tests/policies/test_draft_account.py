@@ -137,3 +137,12 @@ def test_what_catching_up_takes_is_no_price_of_a_draft_step_but_of_the_draft() -
     assert late.price == pytest.approx(usual.price, rel=0.02)
     assert late.catching_up(100) == pytest.approx(6.0 / 8.0, rel=0.1)
     assert late.catching_up(FEW) == 0
+
+
+def test_a_clock_may_be_too_coarse_for_a_draft() -> None:
+    times = RoundTimes(0.125)
+    for drafting in (0.0, 0.0, 2.0, 0.0, 2.0):
+        steps = (DraftStep(1, 5),)
+        round_ = Round(0, steps, 1, 9, ExtraToken.BONUS, StopReason.POLICY, None, drafting, 8.0, 8.0 + drafting)
+        times.learn(round_, 2, 0)
+    assert 0 <= times.price < 1

@@ -226,13 +226,15 @@ def test_single_tokens_up_to_the_last_place_of_the_context() -> None:
     assert whole is not None
     one_by_one.watch([0])
     whole.watch([0])
-    read = [one_by_one.extend([token], keep=1, hidden=True) for token in 2 * TOKENS]
+    found = []
+    for token in 2 * TOKENS:
+        read = one_by_one.extend([token], keep=1, hidden=True)
+        found.append((read.logits, read.hidden, read.states[0]))
     expected = whole.extend(2 * TOKENS, keep=80, hidden=True)
-    for name in ("logits", "hidden"):
-        rows = torch.cat([torch.as_tensor(getattr(each, name)) for each in read])
-        torch.testing.assert_close(rows, torch.as_tensor(getattr(expected, name)), atol=1e-5, rtol=1e-5)
-    states = torch.cat([each.states[0] for each in read])
-    torch.testing.assert_close(states, expected.states[0], atol=1e-5, rtol=1e-5)
+    for rows, wanted in zip(
+        zip(*found, strict=True), (expected.logits, expected.hidden, expected.states[0]), strict=True
+    ):
+        torch.testing.assert_close(torch.cat(rows), wanted, atol=1e-5, rtol=1e-5)
 
 
 def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
