@@ -542,7 +542,7 @@ def left(five, tmp_path, monkeypatch):
 def test_the_results_of_another_run_are_not_continued(specctl, monkeypatch, changed, differing):
     from specctl.commands import generate
 
-    monkeypatch.setattr(generate, "load_answerers", None)
+    monkeypatch.setattr(generate, "load_answering", None)
     before = Path("out.jsonl").read_bytes(), Path("out.jsonl.run.json").read_bytes()
     ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume", *changed)
     assert ran.code == 2
@@ -616,7 +616,7 @@ def test_results_that_nothing_says_the_origin_of(specctl):
 def test_a_record_with_another_prompt_is_refused_by_line(specctl, monkeypatch):
     from specctl.commands import generate
 
-    monkeypatch.setattr(generate, "load_answerers", None)
+    monkeypatch.setattr(generate, "load_answering", None)
     write_records(Path("in.jsonl"), RECORDS[0], {**RECORDS[1], "prompt": "another"}, *RECORDS[2:5])
     ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume")
     assert ran.code == 2

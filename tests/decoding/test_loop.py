@@ -48,7 +48,7 @@ class Play:
         if prefilled:
             prefill(self.target, drafter, prompt)
             assert self.target.tokens == prompt[:-1]
-            assert self.draft.tokens == (prompt[:-1] if drafter else [])
+            assert self.draft.tokens == (prompt[:-1] if policy is not None and policy.draft_limit() else [])
         self.rounds: list[Round] = []
         for round_ in decode(self.target, drafter, prompt, limit, sampling, eos, seeded(seed)):
             sequence.extend(round_.emitted)

@@ -174,7 +174,7 @@ def test_what_was_not_recorded_is_not_scored() -> None:
 
 def test_given_costs_price_wider_passes() -> None:
     costs = GivenCosts(1.5, 12, 0.25).table
-    drafting, verifying = costs.clock(())(100, 4)
+    drafting, verifying = costs.clock(())(100, 4, 0)
     assert (drafting, verifying) == pytest.approx((0.006, 0.013))
 
 

@@ -17,4 +17,4 @@ def test_no_preparation_is_work_and_one_within_another_counts_once(monkeypatch: 
                 now[0] += 16.0
             now[0] += 32.0
         now[0] += 1.0
-        assert working_seconds() - before == worked
+        assert working_seconds() - before == pytest.approx(worked)

@@ -18,6 +18,7 @@ from specctl.decoding.rows.draft_verdict import Verdict, kept_in_turn
 from specctl.decoding.rows.host_verdict import passing
 from specctl.decoding.rows.rows import array
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
@@ -66,13 +67,15 @@ def recorded(pair: Pair, seed: int, sampling: Sampling = BLOCK) -> Trace:
 class FromTrace:
     """Chance as a trace has it. How probable each verdict is is computed by the live rule from the models' numbers."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, vocabulary: DraftVocabulary | None) -> None:
         self._trace, self._start, self._index = trace, 0, 0
+        self._vocabulary = vocabulary
         self.judged = 0
 
     def draw(self, *_: object) -> int:
         self._index += 1
-        return self._trace.draft.step(self._start, self._index).token
+        token = self._trace.draft.step(self._start, self._index).token
+        return token if self._vocabulary is None else int(self._vocabulary.columns([token])[0])
 
     def judge(self, block: Draft, forward: Forward, sampling: Sampling, _: object) -> tuple[Verdict, None]:
         count, start = len(block.tokens), self._start
@@ -82,7 +85,9 @@ class FromTrace:
         chances: tuple[float, ...] = ()
         if count:
             assert block.probs is not None
-            target, draft = array(sampling.probs(forward.logits)), array(block.probs)
+            assert block.vocabulary is self._vocabulary
+            laws = block.probs if block.vocabulary is None else block.vocabulary.widened(block.probs, 0.0)
+            target, draft = array(sampling.probs(forward.logits)), array(laws)
             places = range(count)
             numbers = target[places, block.tokens], draft[places, block.tokens], draft, target
             judged = accepted + (accepted < count)
@@ -102,7 +107,7 @@ def test_replayed_blocks_are_those_of_a_live_run_that_draws_alike(kind: str, mon
     assert any(trace.draft.accepted_runs)
     prompt = PROMPT if isinstance(pair.target, EagerRunner) else START
     for name, settings in SOME:
-        chance = FromTrace(trace)
+        chance = FromTrace(trace, pair.drafts[0].draft_vocabulary)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, NO_EOS, clock)]
         with monkeypatch.context() as patched:
             patched.setattr(host_rows, "picked", chance.draw)

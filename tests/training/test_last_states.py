@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.models.passes import last_states
+from specctl.training.predictors import last_states
 
 
 def test_groups_are_of_similar_length_and_at_most_the_limit_when_padded(monkeypatch: pytest.MonkeyPatch) -> None:
