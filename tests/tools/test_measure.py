@@ -45,7 +45,7 @@ def test_benchmarks_become_one_table_with_a_column_for_each(tmp_path: Path) -> N
         document = {"overall": rows, "compared": 7 if step is BENCH else None, "differences": [{}] * (step is BENCH)}
         output(step, folder).write_text(json.dumps(document))
     text = page({"commit": "abc"}, [part], tmp_path)
-    assert "All of one commit: commit abc." in text
+    assert "All of one commit, but for tables that name another: commit abc." in text
     assert "| candidate | greedy: speedup | greedy: tokens a round | T = 1: speedup | T = 1: tokens a round |" in text
     assert "| `svip` | 1.20 [0.50, 2.25] | 3.46 | - | - |" in text
     assert "| `constant` | - | - | 0.90 [0.50, 2.25] | 3.46 |" in text

@@ -29,7 +29,8 @@ def page(provenance: Mapping[str, Any], parts: Iterable[Part], folder: Path) -> 
         folder: with a folder for each part.
     """
     sections = [_section(part, folder / part.name) for part in parts]
-    return "\n".join([INTRODUCTION, f"All of one commit: {_facts(provenance)}.\n", *sections])
+    whole = f"All of one commit, but for tables that name another: {_facts(provenance)}.\n"
+    return "\n".join([INTRODUCTION, whole, *sections])
 
 
 def _facts(provenance: Mapping[str, Any]) -> str:
