@@ -6,69 +6,39 @@ from typing import Any
 import torch
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.head import DraftHeadRunner
-from specctl.models.draft_heads.waiting_states import WaitingStates
+from specctl.models.draft_heads.block_places import BlockHeadRunner
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
 from specctl.models.passes.token_reader import Foresee, Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Forward
 
 
-class BlockRunner(FixedBuffers, DraftHeadRunner):
-    """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
-
-    Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
-    The first token after a rollback whose logits are asked for is the block's anchor. Its pass drafts the whole block,
-    and every token fed after it moves to the next row. A place before the anchor without a witnessed state is missing
-    from what the block attends to; all other places keep their true positions.
+class BlockRunner(FixedBuffers, BlockHeadRunner):
+    """A `BlockHeadRunner` over preallocated buffers, uncompiled or compiled.
 
     Args:
         head: in eval mode, on one device.
         vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
         capacity: tokens to make room for at first.
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
-
-    Attributes:
-        longest: rows of a block that predict tokens.
     """
-
-    head: BlockHead
-    no_trees = "it writes a whole block in one pass"
 
     def __init__(
         self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
     ) -> None:
         weight = head.fc.weight
         super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
-        self.longest = head.longest
-        self.layers, self.state_size = head.layers, head.state_size
-        self.head = head
-        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
-        self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
-        self._remembered = 0  # places whose keys and values are cached
-        self._waiting = WaitingStates()  # of the places behind them
+        self._run_head(head, vocabulary)
         self._known = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
         self._ahead = torch.ones(1, device=weight.device)
         self._none_ahead = torch.zeros(1, device=weight.device)
-        self._logits: torch.Tensor | None = None  # (B, D) of the block; None before its pass
+        self._logits = weight.new_empty(0)  # (B, D) of the block
         self._hidden = weight.new_empty(0)  # (B, H)
         self._memory = head.blank()
-        self._row = 0  # of the block, the one given last
-
-    @property
-    def witnessed(self) -> int:
-        return self._remembered + self._waiting.count
-
-    def witness(self, start: int, states: States) -> None:
-        self._waiting.add(states, self.witnessed - start)
-        if self._waiting.full:
-            self._remember()
 
     def _remember(self) -> None:
-        """Cache keys and values made of the states that wait."""
         start, count = self._remembered, self._waiting.count
         if (states := self._waiting.take()) is None:
             return
@@ -86,25 +56,13 @@ class BlockRunner(FixedBuffers, DraftHeadRunner):
                     self._pass(kind)(self._slots[None, :0], positions, slots, rows[piece])
         self.length, self._remembered = fed, start + count
 
-    def rollback(self, length: int) -> None:
-        """End the block, and go to the end of the places that are both within ``length`` and witnessed."""
-        self._logits = None
-        self._waiting.cut(max(0, length - self._remembered))
-        self._remembered = min(self._remembered, length)
-        self.length = self.witnessed
-
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Feed tokens; see the class.
 
         Raises:
             ValueError: the block has no further row, or logits of a token before its anchor are asked for.
         """
-        fed: Sequence[int] = tokens
-        if self._logits is None:
-            if keep > 1:
-                raise ValueError("a block draft head gives logits of the newest token only")
-            self.length += len(tokens) - keep
-            fed = tokens[len(tokens) - keep :]
+        fed = self._fed(tokens, keep)
         logits, states = [self._hidden.new_empty(0, self._columns)], [self._hidden.new_empty(0, self.head.width)]
         with torch.inference_mode():
             for token in fed:
@@ -164,17 +122,15 @@ class BlockRunner(FixedBuffers, DraftHeadRunner):
     def _next_row(self, token: Token) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
         head = self.head
-        if self._logits is None:
+        if self._row < 0:
             self._remember()
             self._reserve(self.length + head.block_size)
             self._known.fill_(min(self.witnessed, self.length))
             block = [token, *[head.config.mask_token] * (head.block_size - 1)]
             self._logits, self._hidden, _ = self._run(PassKind(0, hidden=True), block, self._known)
             self._row, self._memory = head.config.first_row, head.blank()
-        elif self._row + 1 == head.block_size:
-            raise ValueError(f"the block drafts {head.longest} tokens")
         else:
-            self._row += 1
+            self._move()
         self.length += 1
         return self._logits[self._row], self._hidden[self._row]
 

@@ -89,3 +89,11 @@ class DraftHeadRunner(Runner):
     verifies = False
     head: DraftHead
     vocabulary: int
+    _columns: int  # of the head's logits, those of ids that both share
+
+    def _run_head(self, head: DraftHead, vocabulary: int) -> None:
+        """Take over what the network decides."""
+        self.head, self.vocabulary = head, vocabulary
+        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
+        self._columns = vocabulary if ids is None else len(ids)
+        self.layers, self.state_size, self.longest = head.layers, head.state_size, head.longest

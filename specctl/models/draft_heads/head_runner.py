@@ -40,10 +40,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         super().__init__(
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
-        self.head = head
-        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
-        self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
-        self.layers, self.state_size = head.layers, head.state_size
+        self._run_head(head, vocabulary)
         self._blank = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         self._rows = WitnessedRows(self._blank, self._fused)
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree

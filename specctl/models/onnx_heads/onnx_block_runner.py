@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.head import DraftHeadRunner
-from specctl.models.draft_heads.waiting_states import WaitingStates
+from specctl.models.draft_heads.block_places import BlockHeadRunner
 from specctl.models.onnx.onnx_runner import CAPACITY, PIECE
 from specctl.models.onnx_heads.head_graphs import CONFIDENCE, PASS, REMEMBER, ROW, HeadGraphs
 from specctl.models.onnx_heads.sized_graph import Array
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from specctl.models.passes.token_reader import Foresee
-    from specctl.models.passes.watching import States
 
 
-class OnnxBlockRunner(DraftHeadRunner):
+class OnnxBlockRunner(BlockHeadRunner):
     """As `BlockRunner`, by graphs of the head: what is fed and what is attended to is the same.
 
     Args:
@@ -33,42 +31,24 @@ class OnnxBlockRunner(DraftHeadRunner):
         threads: of its passes.
     """
 
-    head: BlockHead
     engine = "onnx"
-    no_trees = "it writes a whole block in one pass"
-    length = 0
     threads: int
 
     def __init__(self, head: BlockHead, graphs: HeadGraphs, vocabulary: int) -> None:
-        self.head, self.vocabulary, self.context, self.device = head, vocabulary, head.context, HOST
-        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
-        self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
-        self.longest, self.layers, self.state_size = head.longest, head.layers, head.state_size
+        self._run_head(head, vocabulary)
+        self.context, self.device = head.context, HOST
         self.threads, self._seconds = graphs.threads, graphs.seconds
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context + head.block_size))
         self._block = self._pass.sized(tokens=head.block_size)
         self._remembering = graphs.opened(REMEMBER)
         self._row_step = graphs.opened(ROW).sized() if graphs.has(ROW) else None
         self._confidence = graphs.opened(CONFIDENCE).sized() if graphs.has(CONFIDENCE) else None
-        self._remembered = 0  # places whose keys and values are cached
-        self._waiting = WaitingStates()  # of the places behind them
-        self._row = -1  # of the block, the one given last; -1 before its pass
 
     @property
     def preparing_seconds(self) -> float | None:
         return self._seconds
 
-    @property
-    def witnessed(self) -> int:
-        return self._remembered + self._waiting.count
-
-    def witness(self, start: int, states: "States") -> None:
-        self._waiting.add(states, self.witnessed - start)
-        if self._waiting.full:
-            self._remember()
-
     def _remember(self) -> None:
-        """Cache keys and values made of the states that wait."""
         if (states := self._waiting.take()) is None:
             return
         given = [np.asarray(states[layer]) for layer in self.layers]  # (T, D)
@@ -92,25 +72,13 @@ class OnnxBlockRunner(DraftHeadRunner):
         if self._pass.capacity > capacity:
             self._block = self._pass.sized(tokens=self.head.block_size)
 
-    def rollback(self, length: int) -> None:
-        """End the block, and go to the end of the places that are both within ``length`` and witnessed."""
-        self._row = -1
-        self._waiting.cut(max(0, length - self._remembered))
-        self._remembered = min(self._remembered, length)
-        self.length = self.witnessed
-
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """Feed tokens; see `BlockRunner`.
+        """Feed tokens; see `BlockHeadRunner`.
 
         Raises:
             ValueError: the block has no further row, or logits of a token before its anchor are asked for.
         """
-        fed: Sequence[int] = tokens
-        if self._row < 0:
-            if keep > 1:
-                raise ValueError("a block draft head gives logits of the newest token only")
-            self.length += len(tokens) - keep
-            fed = tokens[len(tokens) - keep :]
+        fed = self._fed(tokens, keep)
         logits = np.empty((keep, self._columns), dtype=np.float32)
         states = np.empty((keep, self.head.width), dtype=np.float32)
         for index, token in enumerate(fed, start=keep - len(fed)):
@@ -140,10 +108,8 @@ class OnnxBlockRunner(DraftHeadRunner):
             self._row = head.config.first_row
             if self._row_step is not None:
                 self._row_step.given["memory"][:] = 0
-        elif self._row + 1 == head.block_size:
-            raise ValueError(f"the block drafts {head.longest} tokens")
         else:
-            self._row += 1
+            self._move()
         self.length += 1
 
     def _logits(self, token: int) -> Array:  # (V,)

@@ -42,10 +42,8 @@ class OnnxHeadRunner(DraftHeadRunner):
     threads: int
 
     def __init__(self, head: ChainHead, graphs: HeadGraphs, vocabulary: int) -> None:
-        self.head, self.vocabulary, self.context, self.device = head, vocabulary, head.context, HOST
-        self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
-        self._columns = vocabulary if ids is None else len(ids)  # of the head's logits, those of ids that both share
-        self.layers, self.state_size = head.layers, head.state_size
+        self._run_head(head, vocabulary)
+        self.context, self.device = head.context, HOST
         self.threads, self._seconds = graphs.threads, graphs.seconds
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context))
         self._fusing = graphs.opened(FUSE) if graphs.has(FUSE) else None

@@ -99,9 +99,6 @@ class FixedBuffers(ABC):
         """Whether every reader has a pass of its own compiled or captured."""
         return self.preparing_seconds is not None
 
-    def rollback(self, length: int) -> None:
-        self.length = min(self.length, length)
-
     @abstractmethod
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         """A function of ids ``(1, T)``, positions ``(T,)``, slots ``(S,)`` from 0 on, and further arguments.

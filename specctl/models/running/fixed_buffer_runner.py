@@ -31,6 +31,9 @@ class FixedBufferRunner(FixedBuffers, Runner):
     def _sight(self) -> TreeSight:
         return TreeSight()
 
+    def rollback(self, length: int) -> None:
+        self.length = min(self.length, length)
+
     @abstractmethod
     def _network(
         self,
