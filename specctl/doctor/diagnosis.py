@@ -1,18 +1,21 @@
 """Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specctl.doctor.model_facts import ModelFacts
+from specctl.doctor.model_facts import ModelFacts, Overlap
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.terms import terms_of
-from specctl.models.files.vocabulary import check_vocabulary
+from specctl.models.files.token_counts import TokenCounts
+from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.loading.proportion import large_draft
+from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import lacking_devices
 from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
@@ -106,7 +109,7 @@ def diagnose(profile: Profile) -> Diagnosis:
             except ModelError as error:
                 if (problem := Problem(key, error.message, error.hint)) not in report.problems:
                     report.problems.append(problem)
-    _compare(report, tokenizers)
+    _compare(report, tokenizers, dict(tables))
     for key, table in tables:
         if isinstance(table, DraftTable) and table.tokens is not None and "target" in tokenizers:
             _examine_tokens(key, table, tokenizers["target"], report)
@@ -249,7 +252,9 @@ def _advise_on_quantization(
         )
 
 
-def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
+def _compare(
+    report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]", tables: Mapping[str, ModelTable]
+) -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
     target, *drafts = [facts for facts in report.models if facts.draft_head is None and not facts.without_files]
     sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
@@ -259,12 +264,18 @@ def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]"
             break
         try:
             pair = tokenizers[target.key], tokenizers[draft.key]
-            sizes.append(check_vocabulary(*pair, target.vocabulary, draft.vocabulary))
+            whole = known_ids(pair[0], target.vocabulary)
+            tokens = token_map(tables[draft.key], *pair, whole, draft.vocabulary)
+            if tokens is None:
+                sizes.append(whole)
+            else:
+                draft.overlap = Overlap.of(tokens, TokenCounts.shipped(pair[0]))
+                report.advice.append(f"{notice_of(draft.key, tables[draft.key], tokens)}, {draft.overlap}.")
         except ModelError as error:
             report.problems.append(Problem(f"target and {draft.key}", error.message, error.hint))
             sizes = []
             break
-    if drafts and sizes:
+    if sizes and drafts and not any(draft.overlap for draft in drafts):
         report.shared_vocabulary = min(sizes)
     for larger, smaller in pairwise(report.models):
         if larger.parameters and smaller.parameters:

@@ -2,7 +2,37 @@
 
 from dataclasses import dataclass, field
 
+from specctl.models.files.token_counts import TokenCounts
+from specctl.models.translation.token_map import TokenMap
+
 NOT_FOUND = "not found"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a draft with another tokenizer shares with its target.
+
+    Attributes:
+        form: how it drafts.
+        shared: how many of the target's tokens it has.
+        whole: how many the target has.
+        used: the share of shared ones among the target's tokens of the prompts that come with the package. Other
+            tokens cannot be drafted, so that no more of a draft is accepted.
+    """
+
+    form: str
+    shared: int
+    whole: int
+    used: float
+
+    def __str__(self) -> str:
+        return f"{self.used:.1%} of those in the prompts that come with specctl, and no more of a draft can be accepted"
+
+    @classmethod
+    def of(cls, tokens: TokenMap, counts: TokenCounts) -> "Overlap":
+        """That of two tokenizers; ``counts`` are of the target's ids."""
+        ids = tokens.vocabulary.ids.tolist()
+        return cls("intersection", len(ids), tokens.target.whole, counts.covered(ids))
 
 
 @dataclass(slots=True)
@@ -14,6 +44,7 @@ class ModelFacts:
     can write where those are not all, ``covered`` which share they are of the tokens that were counted, and
     ``covers`` which share is expected of other texts. ``output_share`` is the output layer's of the weights that a
     pass reads.
+    ``overlap`` is that of a draft with another tokenizer than the target's.
     ``without_files`` is what copies from the text or is registered by another distribution.
     """
 
@@ -42,3 +73,4 @@ class ModelFacts:
     output_share: float = 0.0
     trained_on: str | None = None
     without_files: bool = False
+    overlap: Overlap | None = None

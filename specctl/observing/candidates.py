@@ -233,7 +233,7 @@ def model_keys(table: DraftTable) -> list[ModelKey]:
     """
     keys: list[ModelKey] = []
     for level in table.levels:
-        fields = {*ModelTable.model_fields, "tokens", "token_counts"}
+        fields = {*ModelTable.model_fields, "vocabulary", "tokens", "token_counts"}
         described = level.model if level.is_lookup else level.model_dump_json(include=fields)
         keys.append((described, sum(described == other for other, _ in keys)))
     return keys

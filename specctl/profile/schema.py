@@ -22,6 +22,7 @@ from specctl.profile.model_table import ModelTable as ModelTable
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
 Engine = Literal["auto", "eager", "static", "graph", "onnx"]
+DraftForm = Literal["auto", "shared", "intersection"]
 COMPILED = ("auto", "static", "graph")
 """The engines whose passes can be compiled."""
 
@@ -71,6 +72,10 @@ class DraftTable(ModelTable):
     parallel: Parallel | None = None
     """Whether the draft writes on while the target verifies, blocks of a ``constant`` policy's length; for a draft and
     a target on different devices. ``force``: also where they share one."""
+
+    vocabulary: DraftForm = "auto"
+    """How a draft with another tokenizer than the target's drafts: ``shared`` for not at all, ``intersection`` for the
+    tokens that both have. ``auto`` is ``shared`` where the tokenizers are one."""
 
     tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """How many ids the draft can write, the likeliest ones, so that its output layer computes few logits; ``auto`` for

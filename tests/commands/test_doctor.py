@@ -135,8 +135,16 @@ def test_tokenizers_that_differ(pair: Path, tmp_path: Path) -> None:
 
     code, report = document(pair, "--set", f"draft.model={tmp_path / 'stranger'}")
 
-    assert code == 3
+    assert code == 0
     assert report["shared_vocabulary"] is None
+    overlap = report["models"][1]["overlap"]
+    assert (overlap["form"], overlap["shared"], overlap["whole"]) == ("intersection", 257, 258)
+    assert 0.9 < overlap["used"] < 1
+    assert f"drafts the 257 of 258 tokens that both have, {overlap['used']:.1%} of those" in report["advice"][0]
+
+    code, report = document(pair, "--set", f"draft.model={tmp_path / 'stranger'}", "--set", "draft.vocabulary=shared")
+
+    assert code == 3
     assert "id 257 is 'th' in the target and 'he' in the draft" in report["problems"][0]["message"]
 
 

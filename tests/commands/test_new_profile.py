@@ -11,6 +11,8 @@ from typing import NamedTuple
 import pytest
 from checkpoints import save_model
 from hostile import Terminal
+from other_tokenizers import byte_level
+from tokenizers import normalizers
 
 from specctl import __main__ as entry
 from specctl.profile import resolve
@@ -141,11 +143,14 @@ def test_what_cannot_run_is_not_written(
     assert not list(tmp_path.rglob("*.toml"))
 
 
-def test_models_of_different_tokenizers_are_not_written(specctl: Specctl, tmp_path: Path) -> None:
+def test_models_whose_tokenizers_have_no_common_text_are_not_written(specctl: Specctl, tmp_path: Path) -> None:
     save_model(tmp_path / "foreign")
+    tokenizer = byte_level.__wrapped__(330)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save_pretrained(tmp_path / "foreign")
     ran = specctl("profiles", "new", "--target", "./big", "--draft", "./foreign", "-o", "pair.toml")
     assert ran.code == 3
-    assert "The tokenizers differ" in ran.stderr
+    assert "The tokenizers differ, and the draft's does not give back a text" in ran.stderr
     assert not (tmp_path / "pair.toml").exists()
 
 

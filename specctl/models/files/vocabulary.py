@@ -3,7 +3,7 @@
 from specctl.errors import ModelError
 from specctl.models.files.tokenizer import PROBES, Tokenizer
 
-CHOOSE = "Speculative decoding needs one tokenizer: choose a draft from the target's own family."
+CHOOSE = 'Choose a draft from the target\'s own family, or set draft.vocabulary = "auto".'
 
 
 def check_vocabulary(
@@ -27,17 +27,28 @@ def check_vocabulary(
     Raises:
         ModelError: the tokenizers differ (the message shows the first difference), or the draft has too few rows.
     """
-    target_ids, draft_ids = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    if target_ids != draft_ids:
-        raise ModelError(f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}.", CHOOSE)
-    _require_same_encoding(target_tokenizer, draft_tokenizer)
-    size = min(max(target_ids.values()) + 1, target_rows)
+    if told := difference(target_tokenizer, draft_tokenizer):
+        raise ModelError(told, CHOOSE)
+    size = known_ids(target_tokenizer, target_rows)
     if size > draft_rows:
         raise ModelError(
             f"The draft has {draft_rows} output rows, but the target can emit {size} tokens of the shared tokenizer.",
             "Choose a draft whose embeddings cover the whole vocabulary, or resize and retrain it.",
         )
     return size
+
+
+def known_ids(tokenizer: Tokenizer, rows: int) -> int:
+    """How many ids of a model belong to its tokenizer, as far as it has a row for them; the others are padding."""
+    return min(max(tokenizer.get_vocab().values()) + 1, rows)
+
+
+def difference(target: Tokenizer, draft: Tokenizer) -> str | None:
+    """In what two tokenizers differ, as a sentence; None if they are one."""
+    target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    if target_ids != draft_ids:
+        return f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}."
+    return _other_encoding(target, draft)
 
 
 def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
@@ -59,7 +70,7 @@ def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
     )
 
 
-def _require_same_encoding(target: Tokenizer, draft: Tokenizer) -> None:
+def _other_encoding(target: Tokenizer, draft: Tokenizer) -> str | None:
     for probe in PROBES:
         ours, theirs = (tokenizer.encode(probe, add_special_tokens=False) for tokenizer in (target, draft))
         if ours != theirs:
@@ -67,8 +78,8 @@ def _require_same_encoding(target: Tokenizer, draft: Tokenizer) -> None:
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
             )
             tails = [tokenizer.decode(ids[at : at + 3]) for tokenizer, ids in ((target, ours), (draft, theirs))]
-            raise ModelError(
+            return (
                 f"The tokenizers split text differently: in {probe!r} the target continues with {tails[0]!r} where "
-                f"the draft continues with {tails[1]!r}.",
-                CHOOSE,
+                f"the draft continues with {tails[1]!r}."
             )
+    return None

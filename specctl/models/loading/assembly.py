@@ -13,6 +13,7 @@ from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, l
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
+from specctl.models.loading.vocabularies import notice_of, require_own_tokenizers, translated
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.architecture import require_supported_rules
@@ -30,6 +31,7 @@ from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import choose, share_of
 from specctl.models.running.token_rules import TokenRules
+from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -101,8 +103,11 @@ def load_pair(
     for place, one in enumerate(levels[1:], start=1):
         if one.model is not None:
             tokenizers[place] = load_tokenizer(one.table, role=one.role)
-            check_vocabulary(tokenizer, tokenizers[place], target.vocabulary, one.model.vocabulary)
+            levels[place] = one = translated(one, tokenizer, tokenizers[place], vocabulary)
+            if one.tokens is not None:
+                settings.notice(notice_of(one.role, one.table, one.tokens))
     eos = eos_ids(target.model, tokenizer)
+    require_own_tokenizers(levels, above)
     for one in levels[1:]:
         if one.network is not None:
             write_fewer(one.network, one.table, tokenizer, vocabulary, eos)
@@ -238,11 +243,14 @@ def _runner(
         from specctl.models.loading.head_engines import build_head_runner
 
         return level, build_head_runner(model.head, vocabulary, model.name, settings, verifier)
+    own = vocabulary if level.tokens is None else level.tokens.draft.whole
     if level.found is None:
-        runner = build_runner(model.model, vocabulary, model.name, settings)
+        runner = build_runner(model.model, own, model.name, settings)
     else:
-        model, runner = model_runner(level.found, model, vocabulary, settings, keeps=keeps)
-    if model.vocabulary < vocabulary:
+        model, runner = model_runner(level.found, model, own, settings, keeps=keeps)
+    if level.tokens is not None:
+        runner = TranslatedRunner(runner, level.tokens)
+    elif model.vocabulary < vocabulary:
         runner = NarrowRunner(runner, model.vocabulary, vocabulary)
     return replace(level, network=model), runner
 

@@ -17,6 +17,7 @@ from specctl.models.loading.contents import model_hash
 from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
+from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.onnx.engine_times import LARGEST, Times, packages_there
 from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
@@ -29,6 +30,8 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
+from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable, Profile
 
@@ -219,16 +222,21 @@ def _opened(
     target = graphs[0].kept
     tokenizer = graphs[0].tokenizer()
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.rows, target.rows)
+    maps: list[TokenMap | None] = [None]
     for graph in graphs[1:]:
         same = graph.kept.spelling is not None and graph.kept.spelling == target.spelling
-        check_vocabulary(tokenizer, tokenizer if same else graph.tokenizer(), target.rows, graph.kept.rows)
+        own = tokenizer if same else graph.tokenizer()
+        maps.append(token_map(graph.table, tokenizer, own, vocabulary, graph.kept.rows))
+        if (tokens := maps[-1]) is not None:
+            settings.notice(notice_of(graph.role, graph.table, tokens))
     threads = choose(profile.threads, (), vocabulary, began)
     tries = decided(profile.threads) is None and sum(graph.kept.weight_bytes for graph in graphs) <= LARGE
     numbers = {1, threads.free} if tries else {threads.number}
     runners: list[Runner] = []
-    for graph in graphs:
+    for graph, tokens in zip(graphs, maps, strict=True):
         progress(graph.table.model)
-        runners.append(graph.runner(vocabulary, numbers))
+        runner: Runner = graph.runner(vocabulary if tokens is None else tokens.draft.whole, numbers)
+        runners.append(runner if tokens is None else TranslatedRunner(runner, tokens))
     for upper, lower in pairwise(graphs):
         if told := large_draft((upper.role, upper.kept.parameters), (lower.role, lower.kept.parameters)):
             settings.notice(told)

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.files.vocabulary import check_vocabulary
+from specctl.models.files.vocabulary import difference
 from specctl.models.loading.assembly import Assembled, assemble, own_heads
 from specctl.models.loading.fewer_tokens import write_fewer
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer
 from specctl.models.loading.profile_models import Level, find_all, load_found
+from specctl.models.loading.vocabularies import require_own_tokenizers, translated
 from specctl.models.passes.cache import cannot_go_back
 from specctl.models.placing.memory import device_memory
 from specctl.models.running.engines import EngineSettings
@@ -79,9 +79,10 @@ def assembled(target: LoadedModel, draft: DraftTable, given: PreTrainedModel | N
             levels[place] = replace(level, found=replace(level.found, table=table))
     levels = load_found(levels, above, lambda _: None)
     _write_fewer(target, levels)
-    for level in levels[1:]:
+    for place, level in enumerate(levels[1:], start=1):
         if level.model is not None:
-            _require_one_tokenizer(target.name, level.model.name if level.found is None else level.table.checkpoint)
+            levels[place] = _translated(level, target)
+    require_own_tokenizers(levels, above)
     return assemble(levels, above, target.vocabulary, EngineSettings(engine="eager"))
 
 
@@ -104,18 +105,13 @@ def _write_fewer(target: LoadedModel, levels: Sequence[Level]) -> None:
         write_fewer(level.network, level.table, tokenizer, whole, eos_ids(target.model, tokenizer))
 
 
-def _require_one_tokenizer(*names: str) -> None:
-    """Compare two models' tokenizers, where both models' folders or repositories have one.
-
-    Raises:
-        ModelError: they differ, so that the draft would be read as another text.
-    """
-    found = []
-    for name in names:
-        try:
-            found.append(load_tokenizer(ModelTable(model=name)))
-        except ModelError:
-            return  # nothing is known of it
-    for target, draft in pairwise(found):
-        rows = max(target.get_vocab().values()) + 1  # rows beyond the tokenizer's are padding
-        check_vocabulary(target, draft, rows, rows)
+def _translated(level: Level, target: LoadedModel) -> Level:
+    """`translated`, where both models' folders or repositories have a tokenizer."""
+    assert level.model is not None
+    try:
+        tables = ModelTable(model=target.name), ModelTable(model=level.model.name)
+        ours, theirs = load_tokenizer(tables[0]), load_tokenizer(tables[1] if level.found is None else level.table)
+    except ModelError:
+        return level  # nothing is known of it
+    # A draft with fewer rows than the target may still have one tokenizer with it: the others are padding.
+    return level if difference(ours, theirs) is None else translated(level, ours, theirs, target.vocabulary)

@@ -14,6 +14,7 @@ from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.placement import STRATEGIES
 from specctl.models.placing.quantization import Quantization, rounding
 from specctl.models.placing.requirements import inspected
+from specctl.models.translation.token_map import TokenMap
 from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class Level:
         heads: names of the acceptance heads to load for it.
         found: its files; None before they are looked for, for a draft without files, and for a model in memory.
         network: the model or draft head; None before it is loaded, and for a draft without files.
+        tokens: what it shares with a target that has another tokenizer; None where that is one.
     """
 
     role: str
@@ -150,6 +152,7 @@ class Level:
     heads: Sequence[str] = ()
     found: Found | None = None
     network: "LoadedModel | LoadedHead | None" = None
+    tokens: TokenMap | None = None
 
     @property
     def model(self) -> LoadedModel | None:

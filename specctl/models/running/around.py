@@ -25,7 +25,7 @@ class Around(Runner):
         self.no_trees, self.no_rows = runner.no_trees, runner.no_rows
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
         self.threads, self.tried = runner.threads, runner.tried
-        self.draft_vocabulary = runner.draft_vocabulary
+        self.draft_vocabulary, self.translates = runner.draft_vocabulary, runner.translates
 
     @property
     def length(self) -> int:

@@ -245,16 +245,16 @@ def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str
 
 
 def engine_report(runner: Runner, asked: EngineName) -> str:
-    """A runner's engine, and what ``auto`` would have been on CUDA if that had been measured.
+    """A runner's engine, which tokens a draft with another tokenizer drafts, and what ``auto`` would have been on CUDA.
 
     Args:
         runner: any.
         asked: the profile's engine.
     """
-    name = runner.engine
-    if asked != "auto" or GRAPHS_MEASURED or runner.device.type != "cuda" or runner.captures:
-        return name
-    return name if _captures_nothing(runner) else f"{name} ({UNMEASURED})"
+    told = [] if runner.translates is None else [runner.translates]
+    if asked == "auto" and not GRAPHS_MEASURED and runner.device.type == "cuda" and not runner.captures:
+        told += [] if _captures_nothing(runner) else [UNMEASURED]
+    return f"{runner.engine} ({'; '.join(told)})" if told else runner.engine
 
 
 def _captures_nothing(runner: Runner) -> bool:

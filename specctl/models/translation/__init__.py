@@ -1,0 +1,1 @@
+"""Drafts whose tokenizer is not their target's."""

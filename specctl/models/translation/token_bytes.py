@@ -1,0 +1,140 @@
+"""What the ids of a tokenizer stand for: bytes of text, whichever way its vocabulary spells them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from specctl.models.files.tokenizer import PROBES, Tokenizer
+from specctl.models.files.vocabulary import known_ids
+
+SPACE = "▁"
+"""SentencePiece's spelling of a space."""
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""SentencePiece's spelling of a byte."""
+PLAIN = (PROBES[0], PROBES[2])
+"""Texts that every tokenizer for English has to give back."""
+ANCHORS = ("", "\n", ".", "a")
+"""What may stand before a piece from the middle of a text, so that no beginning is put before it."""
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters by which byte-level BPE spells the 256 bytes: printable ones as they are, the others from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+LETTERS = _byte_letters()
+
+
+class TokenBytes:
+    """The bytes that each id of a tokenizer stands for.
+
+    Args:
+        tokenizer: byte-level BPE (``Ġ``), or SentencePiece's forms (``▁``, ``<0x0A>``).
+        rows: how many ids the model has; the tokenizer's others are left out.
+
+    Attributes:
+        whole: how many ids the tokenizer and the model have.
+        of: by id; special tokens have none.
+        ids: the id of a text of these bytes; of several, one that is not spelt as a byte.
+        specials: special tokens by their text.
+        start: the special ids that it puts before every text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
+        self._tokenizer = tokenizer
+        self.specials = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self.whole = known_ids(tokenizer, rows)
+        special = {*self.specials.values()}
+        spelt = {token: i for token, i in tokenizer.get_vocab().items() if i not in special and i < self.whole}
+        of_bytes = sum("Ġ" in token for token in spelt) > sum(SPACE in token for token in spelt)
+        self.of: Mapping[int, bytes] = {i: _of_letters(t) if of_bytes else _of_piece(t) for t, i in spelt.items()}
+        order = sorted(spelt, key=lambda token: (BYTE.fullmatch(token) is None, -spelt[token]))
+        self.ids: Mapping[bytes, int] = {self.of[spelt[token]]: spelt[token] for token in order if token}
+        self.start = tuple(index for index in tokenizer.encode("", add_special_tokens=True) if index in special)
+        self._longest = max(map(len, self.ids), default=0)
+        self._known: dict[tuple[bytes, bool], list[int]] = {}
+
+    @property
+    def eos(self) -> int | None:
+        """The id that ends a text; None if there is none."""
+        found = self._tokenizer.eos_token_id
+        return found if isinstance(found, int) else None
+
+    @property
+    def lost(self) -> str | None:
+        """The first of the `PLAIN` texts that its tokens do not give back; None if they give back all."""
+        return next((text for text in PLAIN if self.reading(text) != text), None)
+
+    def reading(self, text: str) -> str:
+        """What is left of a text in its tokens."""
+        return self.text(self._tokenizer.encode(text, add_special_tokens=False)).decode(errors="replace").lstrip(" ")
+
+    def text(self, ids: Iterable[int]) -> bytes:
+        """What ids spell; special tokens spell nothing."""
+        return b"".join(self.of.get(index, b"") for index in ids)
+
+    def encode(self, piece: bytes, *, first: bool = False) -> list[int]:
+        """The ids of a part of a text, as its tokenizer cuts it: without special tokens.
+
+        What is no text, such as the beginning of a character, and what the tokenizer does not give back is cut into the
+        longest tokens there are; bytes of which there is no token are left out.
+
+        Args:
+            piece: its bytes.
+            first: whether it begins the text, where a tokenizer may put a space that is not there.
+        """
+        key = piece, first
+        if key not in self._known:
+            if len(self._known) > 1 << 14:
+                self._known.clear()
+            self._known[key] = self._cut(piece, first)
+        return self._known[key]
+
+    @cached_property
+    def puts_space(self) -> bool:
+        """Whether it puts a space before every text."""
+        return self.text(self._tokenizer.encode("a", add_special_tokens=False)) == b" a"
+
+    def _cut(self, piece: bytes, first: bool) -> list[int]:
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError as error:
+            # The end of a character may come with the next token; bytes elsewhere are no text at all.
+            whole = piece[: error.start] if error.end == len(piece) else b""
+            return [*(self.encode(whole, first=first) if whole else ()), *self._longest_first(piece[len(whole) :])]
+        for anchor in ANCHORS:
+            before = self._tokenizer.encode(anchor, add_special_tokens=False) if anchor else []
+            found = self._tokenizer.encode(anchor + text, add_special_tokens=False)
+            ids = found[len(before) :]
+            if found[: len(before)] == before and not self._differs(ids, piece, first and not anchor):
+                return ids
+        return self._longest_first(piece)
+
+    def _differs(self, ids: Iterable[int], piece: bytes, first: bool) -> bool:
+        text = self.text(ids)
+        return text != piece and not (first and text == b" " + piece)
+
+    def _longest_first(self, piece: bytes) -> list[int]:
+        found: list[int] = []
+        start = 0
+        while start < len(piece):
+            ends = range(min(len(piece), start + self._longest), start, -1)
+            end = next((end for end in ends if piece[start:end] in self.ids), None)
+            if end is not None:
+                found.append(self.ids[piece[start:end]])
+            start = end or start + 1
+        return found
+
+
+def _of_letters(token: str) -> bytes:
+    """Of byte-level BPE; a token that was added may be plain text."""
+    letters = [LETTERS.get(letter) for letter in token]
+    return token.encode() if None in letters else bytes(letter for letter in letters if letter is not None)
+
+
+def _of_piece(token: str) -> bytes:
+    """Of SentencePiece."""
+    byte = BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode(errors="replace")

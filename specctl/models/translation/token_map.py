@@ -1,0 +1,70 @@
+"""Which ids of two tokenizers mean the same."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.translation.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TokenMap:
+    """The tokens that both a target and a draft have: the same bytes, or special tokens that mean the same.
+
+    Special tokens mean the same where they begin or end a text in both tokenizers, and where both spell them alike.
+
+    Args:
+        target: of the target's tokenizer.
+        draft: of the draft's.
+        whole: V, the pair's vocabulary: the target's ids, perhaps with padding behind them.
+
+    Attributes:
+        target, draft: as given.
+        draft_id: the draft's id for each of the target's that has one, for what the draft reads.
+        vocabulary: the target's ids that the draft can write, each the one that the target's tokenizer writes.
+        columns: ``(N,)`` int64, the draft's ids of ``vocabulary``.
+    """
+
+    def __init__(self, target: TokenBytes, draft: TokenBytes, whole: int) -> None:
+        self.target, self.draft = target, draft
+        found = {i: draft.ids[text] for i, text in target.of.items() if text in draft.ids}
+        found |= {index: draft.specials[token] for token, index in target.specials.items() if token in draft.specials}
+        for ours, theirs in ((target.start, draft.start), ((target.eos,), (draft.eos,))):
+            if len(ours) == len(theirs) == 1 and ours[0] is not None and theirs[0] is not None:
+                found[ours[0]] = theirs[0]
+        self.draft_id: Mapping[int, int] = {
+            i: own for i, own in found.items() if i < target.whole and own < draft.whole
+        }
+        # Of several ids that the draft reads alike, it writes the one that the target's tokenizer does.
+        written = {own: index for index, own in sorted(self.draft_id.items(), reverse=True)}
+        written |= {
+            own: index for index, own in self.draft_id.items() if target.ids.get(target.of.get(index, b"")) == index
+        }
+        own_of = {index: own for own, index in written.items()}
+        self.vocabulary = DraftVocabulary(own_of, whole)
+        self.columns: npt.NDArray[np.int64] = np.array([own_of[index] for index in self.vocabulary.ids], dtype=np.int64)
+        self._there: dict[str, torch.Tensor] = {}
+
+    def columns_on(self, device: "torch.device") -> "torch.Tensor":
+        """``columns`` on a device."""
+        if str(device) not in self._there:
+            import torch
+
+            with torch.inference_mode(False):
+                self._there[str(device)] = torch.from_numpy(self.columns).to(device)
+        return self._there[str(device)]
+
+    @property
+    def told(self) -> str:
+        """How many tokens are shared, in words."""
+        return f"{len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"
+
+    @property
+    def share(self) -> float:
+        """Of the target's ids, the part that the draft can write."""
+        return len(self.vocabulary) / self.target.whole

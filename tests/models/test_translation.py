@@ -1,0 +1,193 @@
+"""What two tokenizers share, and how a draft reads its target's tokens."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import llama_config, save_model
+from other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
+from toys import TableRunner, table
+from transformers import PreTrainedTokenizerFast
+
+from specctl.errors import ModelError
+from specctl.models.loading.assembly import load_pair
+from specctl.models.running.engines import EngineSettings, engine_report
+from specctl.models.running.runner import Forward
+from specctl.models.translation.draft_text import DraftText
+from specctl.models.translation.token_bytes import TokenBytes
+from specctl.models.translation.translated_runner import TranslatedRunner
+from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+TEXT = "Once upon a time 12 naïve \u4f60\u597d \U0001f642 said  two\n\nlines of it"
+BYTES, OTHERS, PIECES = (
+    lambda: byte_level(340),
+    lambda: byte_level(420, "<|begin|>", "<|end|>"),
+    lambda: sentence_pieces(400),
+)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])
+def test_tokens_stand_for_bytes(tokenizer: Any) -> None:
+    known = TokenBytes(tokenizer(), 1 << 20)
+    assert known.text(tokenizer().encode(TEXT, add_special_tokens=False)).decode().lstrip(" ") == TEXT
+    assert known.lost is None
+    assert known.start == (0,)
+    assert known.eos == 1
+    assert known.ids[b"\n"] != known.ids[b" "]
+    assert not {0, 1} & {*known.of}
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])
+@pytest.mark.parametrize("piece", [" said", "aid", "\n\nof", "  two", " \u4f60", ""])
+def test_a_piece_from_the_middle_of_a_text_is_cut_without_a_beginning(tokenizer: Any, piece: str) -> None:
+    known = TokenBytes(tokenizer(), 1 << 20)
+    assert known.text(known.encode(piece.encode())) == piece.encode()
+
+
+def test_the_beginning_of_a_character_is_told_in_bytes() -> None:
+    for tokenizer in (byte_level(340), sentence_pieces(400)):
+        known, start = TokenBytes(tokenizer, 1 << 20), " \U0001f642".encode()[:3]
+        assert known.text(known.encode(start)) == start
+        assert known.text(known.encode(b"\xff " + start)) == b"\xff " + start
+
+
+def test_of_bytes_without_a_token_nothing_is_read() -> None:
+    tokens = toy_map(("<end>", "a", "b"), ("a", "<stop>"))
+    assert tokens.draft.encode(b"abba") == [0, 0]
+
+
+def test_shared_tokens_spell_alike_or_mean_the_same() -> None:
+    target, draft = OTHERS(), PIECES()
+    tokens = map_of(target, draft)
+    assert tokens.draft_id[0] == 0, "both begin a text"
+    assert tokens.draft_id[1] == 1, "both end a text"
+    theirs = dict(zip(tokens.vocabulary.ids.tolist(), tokens.columns.tolist(), strict=True))
+    assert theirs[target.convert_tokens_to_ids("Ġa")] == draft.convert_tokens_to_ids("▁a")
+    assert theirs[target.convert_tokens_to_ids("Ã")] == draft.convert_tokens_to_ids("<0xC3>")
+    assert len({*theirs.values()}) == len(theirs)
+    assert 0 < tokens.share < 1
+
+
+def test_special_tokens_that_end_nothing_are_shared_by_their_text_alone() -> None:
+    tokens = toy_map(("<end>", "a", "<user>", "<tool>"), ("<stop>", "<tool>", "a", "<system>"))
+    assert tokens.draft_id == {0: 0, 1: 2, 3: 1}
+    text = DraftText(tokens)
+    for token in (1, 3, 2, 0):
+        text.append(token)
+    assert text.ids == [2, 1, 0], "of <user> it could spell nothing"
+
+
+def test_what_is_no_special_token_there_is_read_as_text() -> None:
+    target, draft = byte_level(420, "<|begin|>", "<|user|>"), byte_level(340)
+    tokens = map_of(target, draft)
+    text = DraftText(tokens)
+    for token in (0, *target.encode("Hello", add_special_tokens=False)):
+        text.append(token)
+    assert text.ids == draft.encode("Hello")
+
+
+@pytest.mark.parametrize("tokenizers", [(BYTES, OTHERS), (OTHERS, BYTES), (OTHERS, PIECES), (PIECES, BYTES)])
+def test_finished_words_are_read_as_the_draft_cuts_them(tokenizers: Any) -> None:
+    target, draft = (one() for one in tokenizers)
+    text = DraftText(map_of(target, draft))
+    for token in [*target.encode(TEXT), *target.encode(" end", add_special_tokens=False)[:1]]:
+        text.append(token)
+    expected = draft.encode(TEXT)
+    assert text.ids[: len(expected) - 1] == expected[:-1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_draft_reads_depends_on_the_text_alone(seed: int) -> None:
+    target, draws = OTHERS(), Random(seed)
+    tokens, ids = map_of(target, PIECES()), target.encode(TEXT)
+    whole, wandering = DraftText(tokens), DraftText(tokens)
+    for token in ids:
+        whole.append(token)
+    for _ in range(400):
+        before = [*wandering.ids]
+        on = ids[len(wandering.tokens)] if len(wandering.tokens) < len(ids) else 5
+        right = draws.random() < 0.7
+        if draws.random() < 0.3:
+            kept = wandering.truncate(max(0, len(wandering.tokens) - draws.randrange(4)))
+        elif right and wandering.tokens == ids[: len(wandering.tokens)]:
+            kept = wandering.append(on)
+        else:
+            kept = wandering.append(draws.randrange(len(target)))
+        assert before[:kept] == wandering.ids[:kept]
+    wandering.truncate(
+        next((n for n, (a, b) in enumerate(zip(wandering.tokens, ids, strict=False)) if a != b), len(ids))
+    )
+    for token in ids[len(wandering.tokens) :]:
+        wandering.append(token)
+    assert wandering.ids == whole.ids
+
+
+def test_columns_of_numpy_are_those_of_torch() -> None:
+    class HostTable(TableRunner):
+        def extend(self, tokens: Any, keep: int, *, hidden: bool = False) -> Forward:
+            found = super().extend(tokens, keep, hidden=hidden)
+            return Forward(found.columns.numpy())  # type: ignore[union-attr]
+
+    tokens, logits = toy_map(("<end>", "a", "b"), ("b", "ab", "<stop>", "a")), table(1, vocabulary=4)
+    host, torchs = (TranslatedRunner(kind(logits), tokens) for kind in (HostTable, TableRunner))
+    for keep in (0, 1, 2):
+        one, other = (runner.extend([1, 2], keep) for runner in (host, torchs))
+        assert isinstance(one.columns, np.ndarray)
+        assert torch.equal(torch.from_numpy(one.columns), other.columns)  # type: ignore[arg-type]
+        assert other.rows.shape == (keep, 3)
+
+
+# Loading
+
+
+def saved(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:
+    save_model(folder, llama_config(len(tokenizer)))
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def profile(target: str, draft: str, **settings: object) -> Profile:
+    return Profile(target=ModelTable(model=target), draft=DraftTable(model=draft, **settings), engine="eager")
+
+
+def test_a_pair_of_two_tokenizers_is_loaded_and_told_of(tmp_path: Path) -> None:
+    told: list[str] = []
+    asked = profile(saved(tmp_path / "big", OTHERS()), saved(tmp_path / "small", PIECES()))
+    pair = load_pair(asked, engines=EngineSettings(engine="eager", notice=told.append), measured=False)
+    (runner,) = pair.drafts
+    assert isinstance(runner, TranslatedRunner)
+    shared = map_of(OTHERS(), PIECES()).told
+    assert engine_report(runner, "eager") == f"eager (drafts the {shared})"
+    assert [line for line in told if "another tokenizer" in line and line.endswith(shared)]
+    assert pair.context == pair.target.context
+    assert isinstance(pair.eagerly().drafts[0], TranslatedRunner)
+
+
+def lower_case() -> PreTrainedTokenizerFast:
+    from tokenizers import normalizers
+
+    found = byte_level.__wrapped__(330)
+    found.backend_tokenizer.normalizer = normalizers.Lowercase()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "settings", "message"),
+    [
+        (PIECES, {"vocabulary": "shared"}, "The tokenizers differ: id"),
+        (PIECES, {"tokens": 100}, "draft.tokens is about the target's"),
+        (lower_case, {}, "the draft's does not give back a text: of .The quick brown fox .* .the quick brown fox"),
+    ],
+)
+def test_a_pair_that_cannot_be_is_an_error(tmp_path: Path, tokenizer: Any, settings: Any, message: str) -> None:
+    asked = profile(saved(tmp_path / "big", OTHERS()), saved(tmp_path / "small", tokenizer()), **settings)
+    with pytest.raises(ModelError, match=message):
+        load_pair(asked, measured=False)
+
+
+def test_one_tokenizer_is_shared_whatever_is_asked(tmp_path: Path) -> None:
+    asked = profile(saved(tmp_path / "big", BYTES()), saved(tmp_path / "small", BYTES()), vocabulary="intersection")
+    assert load_pair(asked, measured=False).drafts[0].translates is None
