@@ -160,10 +160,14 @@ def graphs() -> Path:
     return Path(_folder().name) / "specctl" / "onnx"
 
 
+def small_config() -> LlamaConfig:
+    """Of the models of `small_pair`."""
+    return llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
+
+
 def small_pair(folder: Path, *settings: str) -> Profile:
     """The profile of two small models on disk that onnxruntime runs."""
-    config = llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
     for name in ("target", "draft"):
-        save_model(folder / name, config)
+        save_model(folder / name, small_config())
     models = [f"{name}.model={folder / name}" for name in ("target", "draft")]
     return resolve("embedded", overrides=[*models, "engine=onnx", *settings]).profile
