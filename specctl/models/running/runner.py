@@ -36,6 +36,10 @@ class RowRequest:
     keep: int
     hidden: bool = False
 
+    @property
+    def size(self) -> float:
+        return len(self.tokens)
+
 
 class RowPasses(Protocol):
     """One model over several sequences, each of its own length.
@@ -50,7 +54,7 @@ class RowPasses(Protocol):
     def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
         """One pass for sequences that are different from one another; what each is given is its own memory.
 
-        What a sequence is given does not depend on the others.
+        What a sequence is given does not depend on the others. A pass can be made again: it writes the same places.
         """
 
 
