@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
@@ -32,7 +33,8 @@ def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
         rows: how many, at least 2.
     """
     runners = [*reversed(pair.drafts), pair.target]  # who waits for no one comes first
-    passes = {id(runner): runner.rows(rows) for runner in runners if not isinstance(runner, LookupRunner)}
+    read = [runner for runner in runners if not isinstance(runner, LookupRunner)]
+    passes = {id(runner): ReadPasses(runner.rows(rows)) for runner in read}
     hub: Hub[Any] = Hub([*passes.values()])
 
     def of_row(runner: Runner, row: int) -> Runner:
