@@ -36,7 +36,7 @@ def test_a_pass_lasts_for_all_who_share_it() -> None:
     """Four equal texts of 12 tokens in three rounds of three draft tokens, by hand."""
     texts = [trace(f"p{number}", [True] * 12) for number in range(4)]
     played = replay_together(CONSTANT, texts, 4, COSTS, EOS)
-    assert played.draft_passes, played.verifications == (9, 3)
+    assert (played.draft_passes, played.verifications) == (9, 3)
     assert played.seconds == pytest.approx(3 * (3 * 1.6 + 12.0 + 2.0 * 3) / 1e3)
     assert played.tokens == 48
 
