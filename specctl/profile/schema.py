@@ -148,8 +148,12 @@ class DraftTable(ModelTable):
     def _of_the_kind_named(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
-        sources(table.get("model"))
         return {"kind": "lookup", **table} if table.get("model") == LOOKUP else unchained(table)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _a_chain_of_two(cls, model: object) -> object:
+        return sources(model)[0]
 
     @field_validator("kind")
     @classmethod
