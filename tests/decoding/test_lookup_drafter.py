@@ -16,9 +16,9 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose, readable
+from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.lookup import LookupDrafter, MatchRates
 from specctl.decoding.loop import decode
 from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
@@ -31,6 +31,7 @@ from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
+from specctl.policies.match_rates import MatchRates
 from specctl.policies.rules.confidence import ConfidentPrefix
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.cost_optimal import CostOptimal
