@@ -30,6 +30,8 @@ PROMPTS = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 THOROUGH = {name: getattr(costs, name) for name in ("LENGTHS", "IN_A_ROW", "PASSES")}
 
 

@@ -55,6 +55,7 @@ def test_each_number_is_calibrated_and_the_tokens_are_counted(prompts: Path, tmp
     assert found.draft.token_counts == (str(tmp_path / "fast.counts.json") if table.get("tokens") else None)
 
 
+@pytest.mark.slow
 def test_a_profile_of_few_tokens_learns_which(prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "fast.toml"
     calibrate("-i", prompts, *SMALL, "--set", "draft.tokens=40", "-o", output, "-q")

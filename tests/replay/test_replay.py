@@ -112,6 +112,7 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2")
 def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
     """Or the identity above would not have looked at what comes after a refusal."""
     _, trace = greedy_pair(family, frozenset())
