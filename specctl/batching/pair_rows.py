@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
@@ -33,12 +34,13 @@ def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
     """
     runners = [*reversed(pair.drafts), pair.target]  # who waits for no one comes first
     read = [runner for runner in runners if not isinstance(runner, LookupRunner)]
-    hub: Hub[Any] = Hub([runner.rows(rows) for runner in read])
+    passes = {id(runner): ReadPasses(runner.rows(rows)) for runner in read}
+    hub: Hub[Any] = Hub([*passes.values()])
 
     def of_row(runner: Runner, row: int) -> Runner:
         if isinstance(runner, LookupRunner):
             return runner.fresh()
-        return runner.same_around(RowRunner(runner.bare, row, hub.asker(read.index(runner))))
+        return runner.same_around(RowRunner(runner.bare, row, hub.asker(passes[id(runner)])))
 
     return hub, [
         replace(pair, target=of_row(pair.target, row), drafts=tuple(of_row(draft, row) for draft in pair.drafts))
