@@ -26,7 +26,7 @@ calibrate = partial(invoke, "calibrate")
 @pytest.fixture(scope="module", autouse=True)
 def rough_costs() -> Iterator[None]:
     """Measure costs in a twentieth of the passes; no test reads their values."""
-    with patch.multiple(costs, LENGTHS=(0, 1, 4), IN_A_ROW=2, PASSES=costs.WARM_UPS + 1):
+    with patch.multiple(costs, LENGTHS=(0, 1), IN_A_ROW=2, ALONE=2, WARMING=1, PASSES=costs.WARM_UPS + 1):
         yield
 
 
