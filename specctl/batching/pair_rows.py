@@ -1,8 +1,10 @@
 """A pair as several pairs, one for each text of a batch, whose passes are made together."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
@@ -33,7 +35,10 @@ def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
     """
     runners = [*reversed(pair.drafts), pair.target]  # who waits for no one comes first
     passes = {id(runner): runner.rows(rows) for runner in runners if not isinstance(runner, LookupRunner)}
-    hub: Hub[Any] = Hub([*passes.values()])
+    *drafts, target = passes.values()
+    decisions = Decisions()
+    hub: Hub[Any] = Hub([*drafts, decisions, target])
+    ask = hub.asker(decisions)
 
     def of_row(runner: Runner, row: int) -> Runner:
         if isinstance(runner, LookupRunner):
@@ -41,6 +46,11 @@ def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
         return runner.same_around(RowRunner(runner.bare, row, hub.asker(passes[id(runner)])))
 
     return hub, [
-        replace(pair, target=of_row(pair.target, row), drafts=tuple(of_row(draft, row) for draft in pair.drafts))
+        replace(
+            pair,
+            target=of_row(pair.target, row),
+            drafts=tuple(of_row(draft, row) for draft in pair.drafts),
+            policy=partial(decisions.policy, row=row, ask=ask),
+        )
         for row in range(rows)
     ]
