@@ -17,7 +17,7 @@ VOCABULARY, ROWS = 60, 3
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
-@pytest.mark.representatives("llama-EagerRunner", "gpt-neox-StaticRunner")
+@pytest.mark.representatives("EagerRunner-llama", "StaticRunner-gpt-neox")
 def test_rows_are_those_of_each_text_alone(engine: type[EagerRunner] | type[StaticRunner], family: str) -> None:
     model = random_model(family)
     if (why := EagerRunner(model, VOCABULARY).no_rows) is not None:

@@ -65,7 +65,7 @@ class EagerRunner(Runner):
         return obstacle(model)
 
     def rows(self, count: int) -> RowPasses:
-        from specctl.models.running.fixed_rows import FixedRows
+        from specctl.models.running.row_passes.fixed_rows import FixedRows
 
         return FixedRows(self._model, count, self._vocabulary)
 

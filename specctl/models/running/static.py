@@ -75,7 +75,7 @@ class StaticRunner(FixedBufferRunner):
         return Forward(logits[kept], None if last is None else last[kept], seen, self.draft_vocabulary)
 
     def rows(self, count: int) -> RowPasses:
-        from specctl.models.running.fixed_rows import FixedRows
+        from specctl.models.running.row_passes.fixed_rows import FixedRows
 
         return FixedRows(self._model, count, self.vocabulary)
 

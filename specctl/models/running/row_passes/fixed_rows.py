@@ -9,12 +9,12 @@ from transformers import Cache, PreTrainedModel
 
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned
-from specctl.models.passes.row_cache import RowCursor, RowLayer
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.row_passes.row_cache import RowCursor, RowLayer
 from specctl.models.running.runner import RowRequest
 
 WIDE = 16
