@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from specctl.models.passes.inference import in_inference_mode
-from specctl.models.passes.preparation_time import own_clock, working_seconds
+from specctl.models.passes.preparation_time import OwnClock, working_seconds
 
 
 class Request(Protocol):
@@ -140,7 +140,7 @@ class Hub(Generic[T]):
     def _resume(self, text: _Text[T], *answer: Any) -> None:
         text.run.parent = getcurrent()
         try:
-            with own_clock(text.clock):
+            with OwnClock(text.clock):
                 if answer and isinstance(answer[0], Exception):
                     text.run.throw(answer[0])
                 else:

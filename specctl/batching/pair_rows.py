@@ -6,6 +6,7 @@ from typing import Any
 
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
@@ -34,7 +35,8 @@ def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
         rows: how many, at least 2.
     """
     runners = [*reversed(pair.drafts), pair.target]  # who waits for no one comes first
-    passes = {id(runner): runner.rows(rows) for runner in runners if not isinstance(runner, LookupRunner)}
+    read = [runner for runner in runners if not isinstance(runner, LookupRunner)]
+    passes = {id(runner): ReadPasses(runner.rows(rows)) for runner in read}
     *drafts, target = passes.values()
     decisions = Decisions()
     hub: Hub[Any] = Hub([*drafts, decisions, target])

@@ -12,6 +12,7 @@ from enumeration import largest_difference, law_of, walk
 from toys import EOS, TableRunner, law, related_table, table
 
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import PIECE, RowRunner
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -87,12 +88,12 @@ def written(
 ) -> tuple[dict[int, tuple[int, ...]], list[TableRows]]:
     """What each row writes after its prompt in a batch, and the passes, of which the target's fail as told."""
     passes = [TableRows(table, len(rows), fails if table is TARGET else lambda _: False) for table in TABLES]
-    hub: Hub[tuple[int, ...]] = Hub(passes)
+    hub: Hub[tuple[int, ...]] = Hub([ReadPasses(each) for each in passes])
 
     def write(row: int) -> tuple[int, ...]:
         def runner(table: torch.Tensor) -> RowRunner:
             number = next(number for number, each in enumerate(TABLES) if each is table)
-            return RowRunner(TableRunner(table), row, hub.asker(passes[number]))
+            return RowRunner(TableRunner(table), row, hub.asker(hub.order[number]))
 
         target, drafter = runner(TARGET), rows[row](runner)
         tokens: list[int] = []

@@ -47,7 +47,7 @@ def test_drafting_goes_on_with_the_best_set_of_all() -> None:
 
         def value(rows: tuple[CostOptimalRow, ...]) -> float:
             share = joint._share(len(rows), 6)
-            price = 6 * times.further(joint._drafted / 6, len(rows) / 6, share) if rows else 0.0  # noqa: B023
+            price = 6 * times.further(joint._drafted / 6, len(rows) / 6, share) if rows else 0.0
             return sum(row.gain for row in rows) - price
 
         best = max((value(rows), rows) for size in range(7) for rows in combinations(views, size))[0]
