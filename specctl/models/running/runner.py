@@ -85,6 +85,7 @@ class Runner(ABC):
         index: of a lookup, where it finds what to copy; None for what drafts by its logits.
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
+        token_bytes: of its cache for each token; 0 where that is not known.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
         tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
@@ -102,6 +103,7 @@ class Runner(ABC):
     longest: int | None = None
     index: "SuffixIndex | None" = None
     draft_vocabulary: "DraftVocabulary | None" = None
+    token_bytes: int = 0
     threads: int | None = None
     tried: Mapping[int, float] = MappingProxyType({})
 
