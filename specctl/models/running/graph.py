@@ -208,4 +208,12 @@ class GraphRunner(Capturing, StaticRunner):
             return super().rows(count)
         from specctl.models.running.row_passes.captured_rows import CapturedRows
 
-        return CapturedRows(self._model, count, self.vocabulary, self._capture, self._notice, self._name)
+        return CapturedRows(
+            self._model,
+            count,
+            self.vocabulary,
+            self._capture,
+            self._notice,
+            self._name,
+            watched=self._watch.layers,
+        )

@@ -1,6 +1,6 @@
 """Passes over several sequences, captured as CUDA graphs and replayed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class CapturedRows(FixedRows):
     tokens alone are wanted, or of all. Missing sequences are padding.
 
     Args:
-        model, rows, vocabulary: as there.
+        model, rows, vocabulary, watched: as there.
         capture: a `CudaCapture` of its own, or a stand-in for it.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
         name: the model's, in messages.
@@ -45,15 +45,13 @@ class CapturedRows(FixedRows):
         capture: Capture,
         notice: Callable[[str], None],
         name: str,
+        *,
+        watched: Set[int] = frozenset(),
     ) -> None:
-        super().__init__(model, rows, vocabulary)
+        super().__init__(model, rows, vocabulary, watched=watched)
         self._capture: Capture | None = capture
         self._captured: dict[tuple[Shape, bool], _Captured] = {}
         self._notice, self._name = notice, name
-
-    def watch(self, layers: Iterable[int]) -> None:
-        super().watch(layers)
-        self._captured.clear()
 
     def _shape(self, requests: Sequence[RowRequest], longest: int) -> Shape:
         shape = super()._shape(requests, longest)

@@ -1,6 +1,6 @@
 """Passes of torch over several sequences, each with its row of the key-value buffers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +46,10 @@ class FixedRows:
         model: in eval mode, on one device.
         rows: how many sequences.
         vocabulary: as for `EagerRunner`.
+        watched: layers whose states every pass gives, as `Runner.watch` numbers them.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int, *, watched: Set[int] = frozenset()) -> None:
         self._model, self._rows, self._vocabulary = model, rows, vocabulary
         self._ids = vocabulary_of(model)
         self._device = device_of(model)
@@ -60,14 +61,11 @@ class FixedRows:
         self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
         self._watch, self._last = LayerWatch(model), LayerWatch(model)
+        self._watch.watch(watched)
 
     @property
     def rows(self) -> int:
         return self._rows
-
-    def watch(self, layers: Iterable[int]) -> None:
-        """As of `Runner`, for all sequences."""
-        self._watch.watch(layers)
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
         found: dict[int, Forward] = {}
