@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from onnx_heads import HEADS, VOCABULARY, sure_head, torch_runner, verifier
 from onnx_models import needs_onnx, one_layer, sure_runner
 from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded
 
-from specctl.batching.pair_rows import split, why_alone
+from specctl.batching.pair_rows import passes_of, split, why_alone
+from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draws import HostGenerator
@@ -73,7 +74,7 @@ def written(pair: Pair, name: str, number: int, sampling: Sampling) -> list[int]
 def batched(pair: Pair, name: str, sampling: Sampling, order: Sequence[int] = range(len(PROMPTS))) -> list[list[int]]:
     """All texts in a batch of three, the last in the place of the first that ends."""
     assert why_alone(pair) is None
-    hub, pairs = split(pair, 3)
+    hub, pairs = split(pair, passes_of(pair, 3))
     found: dict[int, list[int]] = {}
     todo = [*order]
 
@@ -124,3 +125,32 @@ def test_texts_of_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling
     alone = [written(pair, name, number, sampling) for number in range(len(PROMPTS))]
     assert batched(pair, name, sampling) == alone
     assert batched(pair, name, sampling, [3, 1, 0, 2]) == alone, "whatever the neighbours"
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.representatives("eagle3", "dflash")
+def test_greedy_texts_with_draft_heads_on_torch_are_those_of_each_alone(kind: str) -> None:
+    target, head = EagerRunner(verifier(), VOCABULARY), torch_runner(HEADS[kind]())
+    target.watch(head.layers)
+    pair, name = of(target, head), "constant" if head.foresee is None else "confidence"
+    assert batched(pair, name, GREEDY) == [written(pair, name, number, GREEDY) for number in range(4)]
+
+
+def test_a_draft_head_of_a_middle_model_reads_its_states() -> None:
+    target, middle = (EagerRunner(verifier(), VOCABULARY) for _ in range(2))
+    head = torch_runner(HEADS["eagle3"]())
+    middle.watch(head.layers)
+    pair = replace(of(target), drafts=(middle, head), named_predictors=({}, {}), above=(None, 0))
+    assert batched(pair, "constant", GREEDY) == [written(pair, "none", number, GREEDY) for number in range(4)]
+
+
+@needs_onnx
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["T=1"]], ids=["greedy", "T=1"])
+@pytest.mark.representatives("greedy-eagle3")
+def test_texts_with_draft_heads_on_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling, kind: str) -> None:
+    target, head = sure_runner(verifier(), VOCABULARY), sure_head(HEADS[kind]())
+    target.watch(head.layers)
+    pair, name = of(target, head), "constant" if head.foresee is None else "confidence"
+    alone = [written(pair, name, number, sampling) for number in range(4)]
+    assert batched(pair, name, sampling) == alone

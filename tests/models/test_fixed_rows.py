@@ -47,9 +47,8 @@ def test_rows_are_those_of_each_text_alone(engine: type[EagerRunner] | type[Stat
 def test_states_that_are_watched_are_cut_by_rows() -> None:
     model = random_model("llama")
     one = EagerRunner(model, VOCABULARY)
-    passes = one.rows(2)
-    passes.watch([0, -1])
     one.watch([0, -1])
+    passes = one.rows(2)
     requests = [RowRequest(0, 0, [1, 2, 3], 0), RowRequest(1, 0, [4, 5], 1)]
     for request, found in zip(requests, passes.run(requests), strict=True):
         one.rollback(0)

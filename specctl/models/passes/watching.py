@@ -46,6 +46,11 @@ class LayerWatch:
                 )
             self._layers.add(layer)
 
+    @property
+    def layers(self) -> frozenset[int]:
+        """Those that are caught."""
+        return frozenset(self._layers)
+
     def take(self) -> "dict[int, torch.Tensor] | None":
         """The states ``(T, D)`` of all tokens of the last pass, by layer; None if no layer is watched."""
         return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None

@@ -77,7 +77,7 @@ class StaticRunner(FixedBufferRunner):
     def rows(self, count: int) -> RowPasses:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self.vocabulary)
+        return FixedRows(self._model, count, self.vocabulary, watched=self._watch.layers)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)

@@ -1,8 +1,7 @@
 """Passes of torch over several sequences, each with its row of the key-value buffers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -21,6 +20,10 @@ WIDE = 16
 """Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
 than it saves."""
 SPARE = 256
+
+
+Found = tuple[torch.Tensor, dict[int, torch.Tensor] | None, torch.Tensor | None]
+"""Of a pass: logits ``(n, keep, V)``; by layer the states ``(n, W, D)`` that are watched; the last ones, if wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,10 @@ class FixedRows:
         model: in eval mode, on one device.
         rows: how many sequences.
         vocabulary: as for `EagerRunner`.
+        watched: layers whose states every pass gives, as `Runner.watch` numbers them.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int, *, watched: Set[int] = frozenset()) -> None:
         self._model, self._rows, self._vocabulary = model, rows, vocabulary
         self._ids = vocabulary_of(model)
         self._device = device_of(model)
@@ -57,14 +61,11 @@ class FixedRows:
         self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
         self._watch, self._last = LayerWatch(model), LayerWatch(model)
+        self._watch.watch(watched)
 
     @property
     def rows(self) -> int:
         return self._rows
-
-    def watch(self, layers: Iterable[int]) -> None:
-        """As of `Runner`, for all sequences."""
-        self._watch.watch(layers)
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
         found: dict[int, Forward] = {}
@@ -82,7 +83,7 @@ class FixedRows:
         self._reserve(shape.span)
         if hidden:
             self._last.watch([LAST])
-        logits, states, last = self._results(shape, self._packed(requests, shape))
+        logits, states, last = self._results(shape, self._packed(requests, shape), hidden)
         found = {}
         for place, request in enumerate(requests):
             kept = slice(shape.keep - request.keep, shape.keep)
@@ -108,11 +109,10 @@ class FixedRows:
         nobody = [*[0] * shape.width, *[self._capacity] * shape.width, self._rows]
         return found + nobody * (shape.count - len(requests))
 
-    def _results(self, shape: Shape, packed: Sequence[int]) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
-        """Logits ``(n, keep, V)``; by layer the states ``(n, W, D)`` that are watched; the last states, if wanted."""
-        return self._network(shape, sent(packed, self._device))
+    def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:
+        return self._network(shape, sent(packed, self._device), hidden)
 
-    def _network(self, shape: Shape, packed: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+    def _network(self, shape: Shape, packed: torch.Tensor, hidden: bool) -> Found:
         width = shape.width
         numbers = packed.view(shape.count, 2 * width + 1)
         slots = numbers[:, width : 2 * width]  # (n, W)
@@ -127,7 +127,7 @@ class FixedRows:
             use_cache=True,
             logits_to_keep=shape.keep,
         )
-        last = self._last.take_all()
+        last = self._last.take_all() if hidden else None
         return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
 
     def _reserve(self, slots: int) -> None:

@@ -51,8 +51,9 @@ class RowLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, slots, span = self._cursor.rows, self._cursor.slots, self._cursor.span
-        self.keys[rows[:, None], :, slots] = key_states.transpose(1, 2)
-        self.values[rows[:, None], :, slots] = value_states.transpose(1, 2)
+        places = rows[:, None], slots
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
         return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
 
     def grow(self, capacity: int) -> None:
