@@ -125,7 +125,7 @@ class CostLeaves:
 
         Left out are leaves that would not save a quarter of what a wider pass takes by the line through all widths.
         """
-        least = self._speed * self._times.line.fit()[1] / 4 if self._times.line.known else 0.0
+        least = self._speed * self._times.line.slope / 4 if self._times.line.known else 0.0
         found = []
         reached = 1.0
         for number, place in enumerate(places):

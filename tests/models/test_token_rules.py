@@ -62,6 +62,15 @@ def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Cal
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.representatives(
+    "repetition penalty-prompt",
+    "no n-gram twice-prompt",
+    "bad words-prompt",
+    "suppressed-one token",
+    "forced start-one token",
+    "bias-one token",
+    "all of them-prompt",
+)
 def test_tokens_are_those_of_generate_under_the_same_rules(name: str, prompt: tuple[int, ...]) -> None:
     wrap = ruled(RULES[name])
     near, far = noisy_copy("llama"), noisy_copy("llama", 0.05)
@@ -113,6 +122,7 @@ def test_an_end_before_the_minimum_length_is_ruled_out() -> None:
     ],
     ids=lambda setting: next(iter(setting)),
 )
+@pytest.mark.representatives("num_beams", "guidance_scale", "min_new_tokens")
 def test_what_cannot_be_verified_is_refused_by_both_doctor_and_generate(
     tmp_path: Path, setting: dict[str, object]
 ) -> None:
@@ -171,7 +181,7 @@ def test_words_that_can_never_be_written_are_no_rules() -> None:
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_h1", "qwen3_next"])
 @pytest.mark.parametrize("name", ["repetition penalty", "no n-gram twice"])
-@pytest.mark.representatives("repetition penalty-mamba", "no n-gram twice-qwen3_next")
+@pytest.mark.representatives("repetition penalty-mamba")
 def test_rules_over_a_state_that_goes_back_too_far(family: str, name: str) -> None:
     """Its runner is shorter after a rollback than was asked, and reads accepted tokens again."""
     wrap = ruled(RULES[name])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from specctl.models.passes.draft_vocabulary import DraftVocabulary
+    from specctl.models.passes.forward import Numbers
     from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
@@ -28,6 +29,9 @@ class RowRequest:
         tokens: T ids, at least one.
         keep: logits of the last so many are wanted.
         hidden: whether hidden states are wanted of these, too.
+        reader: what reads the last token, whose reading is the answer then; None for the pass as it is. Its reading
+            needs no hidden state.
+        uniform: for the reader, or None.
     """
 
     row: int
@@ -35,6 +39,12 @@ class RowRequest:
     tokens: Sequence[int]
     keep: int
     hidden: bool = False
+    reader: "TokenReader | None" = None
+    uniform: float | None = None
+
+    @property
+    def size(self) -> float:
+        return len(self.tokens)
 
 
 class RowPasses(Protocol):
@@ -48,9 +58,10 @@ class RowPasses(Protocol):
     def rows(self) -> int: ...
 
     def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
-        """One pass for sequences that are different from one another; what each is given is its own memory.
+        """One pass for sequences that are different from one another; nothing is read by their readers.
 
-        What a sequence is given does not depend on the others.
+        What a sequence is given does not depend on the others, and is overwritten by the next pass. A pass can be made
+        again: it writes the same places.
         """
 
 
@@ -67,6 +78,7 @@ class Runner(ABC):
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
         no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
+        multiplies: whether `fresh` can be called: of drafts that are no models, whose passes each text makes by itself.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
         layers: of a draft head, the layers of its verifier whose states it reads; empty for every other runner.
         state_size: of a draft head D, the width of these states.
@@ -75,6 +87,7 @@ class Runner(ABC):
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
+        token_bytes: of its cache for each token; 0 where that is not known.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
         tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
@@ -86,6 +99,7 @@ class Runner(ABC):
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
     no_rows: str | None = "it reads one text at a time"
+    multiplies: bool = False
     holds_everything: bool = False
     layers: tuple[int, ...] = ()
     state_size: int = 0
@@ -93,6 +107,7 @@ class Runner(ABC):
     index: "SuffixIndex | None" = None
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
+    token_bytes: int = 0
     threads: int | None = None
     tried: Mapping[int, float] = MappingProxyType({})
 
@@ -198,7 +213,7 @@ class Runner(ABC):
         reader: "TokenReader",
         uniform: float | None,
         previous: "torch.Tensor | None" = None,
-    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
+    ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
         """Extend by tokens and read the last of them in the same pass.
 
         Args:
@@ -208,7 +223,7 @@ class Runner(ABC):
             previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
 
         Returns:
-            The reader's numbers ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
+            The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
         """
         raise NotImplementedError("its logits are read after the pass")
 
@@ -243,6 +258,10 @@ class Runner(ABC):
             path: numbers of tokens, from the root on, each the parent of the next.
         """
         raise NotImplementedError(self.no_trees)
+
+    def fresh(self) -> "Runner":
+        """Another one that has read nothing; they have nothing in common but what never changes."""
+        raise NotImplementedError("there is one of it")
 
     def rows(self, count: int) -> RowPasses:
         """The same model over several sequences at once, with caches of their own.
