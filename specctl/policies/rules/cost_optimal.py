@@ -106,7 +106,6 @@ class CostOptimal(Rule):
     _account: DraftAccount = field(init=False, repr=False)
     _drafts: DraftSums = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
-    _warm: bool = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
     _probing: bool = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
@@ -134,7 +133,7 @@ class CostOptimal(Rule):
         self._rates = TokenRates(RATE_PRIOR)
         self._times, self._account = RoundTimes(self.cost_ratio), DraftAccount()
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._warm, self._begins, self._skipped = None, False, True, 0
+        self._last_token, self._begins, self._skipped = None, True, 0
         self._read, self._idle, self._resting, self._unseen, self._gain = TextRead(), 0, 0, 0, 0.0
         self._decide(0)
 
@@ -218,7 +217,7 @@ class CostOptimal(Rule):
             self._idle += 1
             self._skipped += 1
             return
-        self._begins = False
+        first, self._begins = self._begins, False
         emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
         unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if round_.steps:
@@ -230,11 +229,10 @@ class CostOptimal(Rule):
             self._idle += 1
         if emitted:
             self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
-        if self._warm and round_.verify_seconds:
+        if round_.verify_seconds and not first:  # a text's first round reads the prompt too
             self._times.learn(round_, emitted, unread)
             if round_.steps:
                 self._drafts.learn(round_)
-        self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
         self._book(round_, unread)
         self._decide(self._read.missing(round_.context + emitted))
 
