@@ -125,7 +125,9 @@ class HostRows:
         vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         ids = _ids(tokens)
-        if draft_probs is None:
+        if not ids:
+            draft = self.numbers  # nobody reads it
+        elif draft_probs is None:
             draft = np.zeros((len(ids), self.numbers.shape[1]), dtype=np.float32)
             draft[np.arange(len(ids)), ids] = 1
         else:
