@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from specctl.decoding.copying.chaining import Chaining
 from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
-from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
+from specctl.records import DraftStep, ExtraToken, Round, RoundSummary
+from specctl.replay.chained_replay import Block, ChainedReplay
 from specctl.replay.recorded import Recorded
 from specctl.replay.traces import Trace
 
@@ -24,16 +26,21 @@ class Player(NamedTuple):
         policy: when the draft stops.
         once: for a middle draft, whether its block is verified after one inner round.
         clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
+        chaining: of a first draft in a chain with a lookup.
     """
 
     policy: StoppingPolicy
     once: bool = False
     clock: Clock | None = None
+    chaining: Chaining | None = None
 
 
 def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
     """A player with a fresh policy for each level of a setting, from the top down, each with its clock."""
-    return [Player(level.build(), level.once, clock) for level, clock in zip(setting.levels, clocks, strict=True)]
+    return [
+        Player(level.build(), level.once, clock, Chaining() if level.lookup else None)
+        for level, clock in zip(setting.levels, clocks, strict=True)
+    ]
 
 
 @dataclass(slots=True)
@@ -45,12 +52,14 @@ class Level:
             too.
         drafted, accepted: tokens of each round.
         nodes: tokens that each round verified, if there were leaves in any; else empty.
+        copied: how many of the drafted tokens were copied, if any were; else empty.
     """
 
     starts: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
+    copied: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,7 @@ class Replay:
         starts: tokens generated before each round.
         drafted, accepted: tokens of each round.
         inner: the levels below the first, from the top down.
+        copied: as of `Level`.
     """
 
     trace: Trace
@@ -69,6 +79,7 @@ class Replay:
     drafted: list[int]
     accepted: list[int]
     inner: tuple[Level, ...] = ()
+    copied: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -77,27 +88,20 @@ class Replay:
     @property
     def levels(self) -> tuple[Level, ...]:
         """The rounds of every level, from the top down."""
-        return (Level(self.starts, self.drafted, self.accepted), *self.inner)
-
-
-class _Block(NamedTuple):
-    steps: list[DraftStep]
-    stop: StopReason
-    threshold: float | None
-    inner: list[Round]
+        return (Level(self.starts, self.drafted, self.accepted, copied=self.copied), *self.inner)
 
 
 class _Drafting:
     """A draft on a trace, together with the drafts below it."""
 
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
-        self.policy, self._once, self._clock = players[0]
+        self.policy, self._once, self._clock, _ = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self._read = TextRead()
         self.policy.reset()
 
-    def draft(self, draft: Recorded, start: int, budget: int) -> _Block:
+    def draft(self, draft: Recorded, start: int, budget: int) -> Block:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
@@ -108,7 +112,7 @@ class _Drafting:
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
             steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start), draft.longest)
-            return _Block(steps, stop, threshold, [])
+            return Block(steps, stop, threshold, [])
         text = draft.under(start)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
@@ -119,11 +123,11 @@ class _Drafting:
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
-        return _Block(steps, stop, threshold, inner)
+        return Block(steps, stop, threshold, inner)
 
     def verify(
         self,
-        drafted: _Block,
+        drafted: Block,
         index: int,
         draft: Recorded,
         start: int,
@@ -138,14 +142,19 @@ class _Drafting:
             start: position of the block's first token.
             written: returns the verifier's own token after a number of accepted draft tokens.
         """
-        steps = drafted.steps
-        accepted = min(len(steps), draft.accepted_runs[start])
+        steps, own = drafted.steps, len(drafted.steps) - drafted.copied
+        accepted = min(own, draft.accepted_runs[start])
+        judged = accepted + (accepted < own)
+        while own <= accepted < len(steps) and steps[accepted].token == written(accepted):
+            accepted += 1  # a copied token is accepted where the target writes it: see `play`
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
-        unread = self._read.round(context, bool(steps), accepted + (not ended))
-        drafting, verifying = self._clock(context, len(steps), unread) if self._clock else (0.0, 0.0)
+        unread = self._read.round(context, own > 0, accepted + (not ended))
+        drafting, verifying = self._clock(context, own, unread) if self._clock else (0.0, 0.0)
+        if self._clock and drafted.copied:
+            verifying = self._clock(context, len(steps), 0)[1]
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
             index=index,
@@ -159,8 +168,9 @@ class _Drafting:
             verify_seconds=verifying,
             total_seconds=drafting + verifying,
             inner=tuple(drafted.inner),
-            chances=draft.verified_chances(start, len(steps), accepted + (not full)),
+            chances=draft.verified_chances(start, own, judged),
             context=context,
+            copied=drafted.copied,
         )
 
 
@@ -182,6 +192,11 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     of different starts share nothing but the coin that decides the verdict at a position. The rounds of a replay cover
     disjoint positions, each with one row, so their coins are independent, as in a live run.
 
+    A token that a lookup copies behind accepted ones has q = 1, so it is accepted with probability p of it, and after a
+    rejection the target draws from the rest of p: it is accepted where it is the text's own. In block verification too:
+    i or more of the model's k tokens are kept with the same probability whatever is behind them, and with all of them
+    j copied ones with w_k times the product of their p, as if the copy began a block of its own.
+
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
     the lower draft's token at that position is independent of x, as in a live run.
     `replayable` is False for settings whose replayed rounds would be distributed differently.
@@ -192,11 +207,14 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
         eos: ids that end the sequence.
     """
     top = _Drafting(_active(players), trace.prompt_tokens, eos)
+    chained = (
+        None if players[0].chaining is None else ChainedReplay(players[0].chaining, top.policy, top.draft, trace, eos)
+    )
     draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
     while start < len(tokens):
-        drafted = top.draft(draft, start, trace.limit - start - 1)
+        drafted = (chained or top).draft(draft, start, trace.limit - start - 1)
         round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start))
-        top.policy.observe(round_)
+        (chained or top.policy).observe(round_)
         yield round_
         start += len(round_.emitted)
         index += 1
@@ -249,7 +267,7 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
     replays = []
     for trace in traces:
         top, *inner = columns(play(players, trace, eos), len(_active(players)))
-        replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner)))
+        replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner), top.copied))
     return replays
 
 
@@ -258,6 +276,8 @@ def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Leve
     levels = [Level() for _ in range(least)]
     rounds = list(rounds)
     _note(rounds, 0, 0, levels)
+    if any(round_.copied for round_ in rounds):
+        levels[0].copied.extend(round_.copied for round_ in rounds)
     if any(round_.nodes > round_.drafted for round_ in rounds):
         levels[0].nodes.extend(round_.nodes for round_ in rounds)
     return levels
