@@ -1,13 +1,15 @@
 """A pair as several pairs, one for each text of a batch, whose passes are made together."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import RowPasses, Runner
 
 
 def why_alone(pair: Pair) -> str | None:
@@ -24,23 +26,32 @@ def why_alone(pair: Pair) -> str | None:
     return None
 
 
-def split(pair: Pair, rows: int) -> tuple[Hub[Any], list[Pair]]:
+def read_models(pair: Pair) -> list[Runner]:
+    """The runners whose passes texts of a batch share; who waits for no one comes first, the target last."""
+    return [runner for runner in (*reversed(pair.drafts), pair.target) if not isinstance(runner, LookupRunner)]
+
+
+def passes_of(pair: Pair, rows: int) -> list[RowPasses]:
+    """Passes of each of the `read_models` over so many texts, at least 2; `why_alone` says nothing of the pair."""
+    return [runner.rows(rows) for runner in read_models(pair)]
+
+
+def split(pair: Pair, passes: Sequence[RowPasses]) -> tuple[Hub[Any], list[Pair]]:
     """A hub, and for each row a pair over it: the same models with caches of the row's own.
 
     Args:
         pair: of which `why_alone` says nothing.
-        rows: how many, at least 2.
+        passes: of `passes_of`.
     """
-    runners = [*reversed(pair.drafts), pair.target]  # who waits for no one comes first
-    read = [runner for runner in runners if not isinstance(runner, LookupRunner)]
-    hub: Hub[Any] = Hub([runner.rows(rows) for runner in read])
+    shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
+    hub: Hub[Any] = Hub([*shared.values()])
 
     def of_row(runner: Runner, row: int) -> Runner:
         if isinstance(runner, LookupRunner):
             return runner.fresh()
-        return runner.same_around(RowRunner(runner.bare, row, hub.asker(read.index(runner))))
+        return runner.same_around(RowRunner(runner.bare, row, hub.asker(shared[id(runner)])))
 
     return hub, [
         replace(pair, target=of_row(pair.target, row), drafts=tuple(of_row(draft, row) for draft in pair.drafts))
-        for row in range(rows)
+        for row in range(passes[-1].rows)
     ]

@@ -99,9 +99,12 @@ def generate(
     if replication is not None and (not from_stream or results.live):
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
-    if records.batch > 1 and (not from_stream or results.live or replication is not None):
+    batch = replicas.rows
+    if batch not in (None, 1, "auto") and (not from_stream or results.live or replication is not None):
         what = "--workers" if replication is not None else "--live" if from_stream else "a PROMPT"
         raise UsageError(f"--batch and {what} exclude each other", "leave one of them out")
+    if results.live or replication is not None:
+        batch = 1
     if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
     if records.resume and records.output == "-":
@@ -147,9 +150,9 @@ def generate(
                 console,
                 force=run.force,
                 quiet=show.quiet,
-                keeps_turns=replication is None and records.batch == 1,
+                keeps_turns=replication is None,
             )
-            if not several.left:
+            if several.left == 0:
                 several.begin()
                 raise typer.Exit(1 if several.finished is not None and several.finished.failed else 0)
         text = prompt or "" if file is None else streams.read_prompt(file)
@@ -162,7 +165,8 @@ def generate(
             answering = stack.enter_context(starting)
         else:
             loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)
-            if records.batch > 1 and (rows := loaded.rows(records.batch)) is not None:
+            left = several.left if several is not None and several.left is not None else total
+            if from_stream and (rows := loaded.batch(batch or "auto", left)) is not None:
                 answering = stack.enter_context(rows)
             else:
                 answerer = loaded.answerer()
@@ -172,8 +176,9 @@ def generate(
             answers: generation_view.AnswersRecords
             taken: Iterable[Any] = several.records(source)
             if answering is not None:
+                turns = several.turns if replication is None else None
                 answers = ReplicatedRecords(
-                    answering, sink, traced, several.finished, results.rounds, results.token_ids
+                    answering, sink, traced, several.finished, results.rounds, results.token_ids, turns
                 )
                 if total is None:
                     taken = arriving(several.records(streams.apart(source)))

@@ -54,16 +54,6 @@ class RecordOptions:
         bool,
         typer.Option("--anyway", help="Let --resume go on with the results of another run.", rich_help_panel=RECORDS),
     ] = False
-    batch: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Answer so many records at once: what their texts ask of a model is read in one pass. On a CPU with "
-            "the onnx engine.",
-            rich_help_panel=RECORDS,
-        ),
-    ] = 1
 
     @property
     def source(self) -> str:

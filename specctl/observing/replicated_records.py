@@ -1,7 +1,9 @@
 """Answers a stream of records by several replicas, and writes what one process would write. No torch here."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -10,9 +12,44 @@ from specctl.files import write_line
 from specctl.jsonl import Record, error_line
 from specctl.observing.progress import Advance, Tally, ignored
 from specctl.outputs import Sink
+from specctl.records import Completion, CompletionSummary
 from specctl.replicas.replica import Replicas
 from specctl.replicas.window import GivenUp, Task, in_order
 from specctl.resuming.finished import Finished
+from specctl.resuming.turns_file import TurnsFile
+
+
+class OldestTurns:
+    """Keeps the finished turns of the oldest of several records that are being answered.
+
+    Args:
+        file: takes them.
+    """
+
+    def __init__(self, file: TurnsFile) -> None:
+        self._file = file
+        self._begun: deque[Record] = deque()
+        self._later: dict[int, list[tuple[int, CompletionSummary]]] = {}
+
+    def begin(self, record: Record) -> None:
+        """A record is answered from now on."""
+        self._begun.append(record)
+
+    def keep(self, record: Record, turn: int, completion: Completion) -> None:
+        """A turn has ended; the last one is not kept, for it comes with the result."""
+        if turn == len(record.data["turns"]) - 1:
+            return
+        if record is self._begun[0]:
+            self._file.add(record, turn, completion.summary)
+        else:
+            self._later.setdefault(record.line, []).append((turn, completion.summary))
+
+    def end(self) -> None:
+        """The oldest record has its result."""
+        self._later.pop(self._begun.popleft().line, None)
+        self._file.clear()
+        for turn, completion in self._later.pop(self._begun[0].line, []) if self._begun else []:
+            self._file.add(self._begun[0], turn, completion)
 
 
 @dataclass(slots=True)
@@ -26,6 +63,7 @@ class ReplicatedRecords:
     Attributes:
         replicas: each a `specctl.commands.tasks.record_answerer.replica`.
         sink, traced, finished, rounds, token_ids: as in `RecordStream`.
+        turns: as there, where replicas are this process's own.
         tally: as in `RecordStream`.
         run_id: differs from run to run; policies of replicas that served another run start from nothing again.
     """
@@ -36,6 +74,7 @@ class ReplicatedRecords:
     finished: Finished | None = None
     rounds: bool = False
     token_ids: bool = False
+    turns: TurnsFile | None = None
     tally: Tally = field(default_factory=Tally)
     run_id: str = field(default_factory=lambda: uuid4().hex)
 
@@ -46,7 +85,8 @@ class ReplicatedRecords:
             records: in order; None where the next one is not there yet.
             advance: called after each record.
         """
-        for record, answer in in_order(self.replicas, self._tasks(records)):
+        kept = None if self.turns is None else OldestTurns(self.turns)
+        for record, answer in in_order(self.replicas, self._tasks(records, kept)):
             if record is None:  # an earlier run has answered it
                 self.tally.kept += 1
                 advance()
@@ -56,24 +96,31 @@ class ReplicatedRecords:
                 assert self.traced is not None
                 write_line(self.traced, line)
             write_line(self.sink, reply["line"])
+            if kept is not None:
+                kept.end()
             self.tally.add(fine=reply["fine"])
             advance(reply["tokens"])
         return not (self.tally.failed or (self.finished is not None and self.finished.failed))
 
-    def _tasks(self, records: Iterable[Record | None]) -> Iterator[Task[Record | None] | None]:
+    def _tasks(
+        self, records: Iterable[Record | None], kept: OldestTurns | None
+    ) -> Iterator[Task[Record | None] | None]:
         for record in records:
             if record is None:
                 yield None
             elif self.finished is not None and self.finished.take(record):
                 yield Task(None)
-            elif record.error is not None:
-                yield Task(record)
             else:
-                yield Task(record, self._question(record))
+                if kept is not None:
+                    kept.begin(record)
+                yield Task(record, None if record.error is not None else self._question(record, kept))
 
-    def _question(self, record: Record) -> dict[str, Any]:
+    def _question(self, record: Record, kept: OldestTurns | None) -> dict[str, Any]:
         shown = {"rounds": self.rounds, "token_ids": self.token_ids}
-        return {"run": self.run_id, "line": record.line, "id": record.id, "data": record.data, **shown}
+        asked = {"run": self.run_id, "line": record.line, "id": record.id, "data": record.data, **shown}
+        if self.turns is None or kept is None or "turns" not in record.data:
+            return asked
+        return {**asked, "done": self.turns.of(record), "on_turn": partial(kept.keep, record)}
 
     def _reply(self, record: Record, answer: Any) -> dict[str, Any]:
         error = record.error

@@ -1,22 +1,31 @@
 """Replays policies on traces: the rounds of a live run, without running a model. No torch here."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from specctl.decoding.copying.chaining import Chaining
 from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
-from specctl.records import DraftStep, ExtraToken, Round, RoundSummary
+from specctl.records import DraftStep, ExtraToken, Round
 from specctl.replay.chained_replay import Block, ChainedReplay
 from specctl.replay.recorded import Recorded
+from specctl.replay.replayed import Replay, columns
 from specctl.replay.traces import Trace
 
 Clock = Callable[[int, int, int], tuple[float, float]]
 """Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included), the
 number of tokens it drafts, and how many the draft has to read first (`TextRead`). For a middle draft, the first value
 is its overhead excluding inner rounds."""
+
+
+class Passes(Protocol):
+    """Passes that other texts share, and so have to be waited for; each gives the seconds of this text's share."""
+
+    def draft(self, context: int, unread: int) -> float:
+        """One draft token behind ``context`` tokens, of which ``unread`` are read first."""
+
+    def verify(self, context: int, drafted: int) -> float: ...
 
 
 class Player(NamedTuple):
@@ -26,76 +35,31 @@ class Player(NamedTuple):
         policy: when the draft stops.
         once: for a middle draft, whether its block is verified after one inner round.
         clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
+        passes: of a draft alone, what its rounds wait for, in the place of a clock.
         chaining: of a first draft in a chain with a lookup.
     """
 
     policy: StoppingPolicy
     once: bool = False
     clock: Clock | None = None
+    passes: Passes | None = None
     chaining: Chaining | None = None
 
 
 def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
     """A player with a fresh policy for each level of a setting, from the top down, each with its clock."""
     return [
-        Player(level.build(), level.once, clock, Chaining() if level.lookup else None)
+        Player(level.build(), level.once, clock, chaining=Chaining() if level.lookup else None)
         for level, clock in zip(setting.levels, clocks, strict=True)
     ]
 
 
-@dataclass(slots=True)
-class Level:
-    """The rounds of one level on one sequence, as columns of equal length.
-
-    Attributes:
-        starts: generated tokens before each round; for an inner round, the tokens collected in the block so far count
-            too.
-        drafted, accepted: tokens of each round.
-        nodes: tokens that each round verified, if there were leaves in any; else empty.
-        copied: how many of the drafted tokens were copied, if any were; else empty.
-    """
-
-    starts: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    copied: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The replayed rounds of a sequence, as columns of equal length.
-
-    Attributes:
-        trace: the sequence.
-        starts: tokens generated before each round.
-        drafted, accepted: tokens of each round.
-        inner: the levels below the first, from the top down.
-        copied: as of `Level`.
-    """
-
-    trace: Trace
-    starts: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    inner: tuple[Level, ...] = ()
-    copied: list[int] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.trace.tokens)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The rounds of every level, from the top down."""
-        return (Level(self.starts, self.drafted, self.accepted, copied=self.copied), *self.inner)
-
-
 class _Drafting:
-    """A draft on a trace, together with the drafts below it."""
+    """A draft on a trace, with those below it."""
 
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
-        self.policy, self._once, self._clock, _ = players[0]
+        self.policy, self._once, self._clock, self._passes, _ = players[0]
+        self._waited = 0.0
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self._read = TextRead()
@@ -111,7 +75,8 @@ class _Drafting:
         """
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
-            steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start), draft.longest)
+            step = partial(draft.step, start) if self._passes is None else partial(self._waited_for, draft, start)
+            steps, stop = draft_phase(self.policy, budget, self._eos, step, draft.longest)
             return Block(steps, stop, threshold, [])
         text = draft.under(start)
 
@@ -124,6 +89,12 @@ class _Drafting:
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return Block(steps, stop, threshold, inner)
+
+    def _waited_for(self, draft: Recorded, start: int, index: int) -> DraftStep:
+        assert self._passes is not None
+        before = self._prompt_tokens + start
+        self._waited += self._passes.draft(before + index - 1, self._read.missing(before) if index == 1 else 0)
+        return draft.step(start, index)
 
     def verify(
         self,
@@ -152,9 +123,7 @@ class _Drafting:
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
         unread = self._read.round(context, own > 0, accepted + (not ended))
-        drafting, verifying = self._clock(context, own, unread) if self._clock else (0.0, 0.0)
-        if self._clock and drafted.copied:
-            verifying = self._clock(context, len(steps), 0)[1]
+        drafting, verifying = self._seconds(context, own, len(steps), unread)
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
             index=index,
@@ -172,6 +141,16 @@ class _Drafting:
             context=context,
             copied=drafted.copied,
         )
+
+    def _seconds(self, context: int, own: int, verified: int, unread: int) -> tuple[float, float]:
+        """Of a round's phases; of the tokens that are verified the first ones are the draft's own."""
+        if self._passes is not None:
+            waited, self._waited = self._waited, 0.0
+            return waited, self._passes.verify(context, verified)
+        if self._clock is None:
+            return 0.0, 0.0
+        drafting, verifying = self._clock(context, own, unread)
+        return drafting, verifying if own == verified else self._clock(context, verified, 0)[1]
 
 
 def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Round]:
@@ -269,30 +248,3 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
         top, *inner = columns(play(players, trace, eos), len(_active(players)))
         replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner), top.copied))
     return replays
-
-
-def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
-    """The rounds of a sequence by level, from the top down; at least ``least`` levels, some of them perhaps empty."""
-    levels = [Level() for _ in range(least)]
-    rounds = list(rounds)
-    _note(rounds, 0, 0, levels)
-    if any(round_.copied for round_ in rounds):
-        levels[0].copied.extend(round_.copied for round_ in rounds)
-    if any(round_.nodes > round_.drafted for round_ in rounds):
-        levels[0].nodes.extend(round_.nodes for round_ in rounds)
-    return levels
-
-
-def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels: list[Level]) -> None:
-    if depth == len(levels):
-        levels.append(Level())
-    level = levels[depth]
-    for round_ in rounds:
-        level.starts.append(start)
-        level.drafted.append(round_.drafted)
-        level.accepted.append(round_.accepted)
-        if round_.inner:
-            _note(round_.inner, start, depth + 1, levels)
-        start += (
-            round_.accepted + (round_.leaf is not None) + 1
-        )  # only the last round may lack the verifier's own token

@@ -52,17 +52,20 @@ def untimed(path: Path) -> list[Any]:
 @pytest.mark.parametrize("policy", ["svip:threshold=0.5", "none", "constant@lookup"])
 @pytest.mark.representatives("svip:threshold=0.5")
 def test_results_and_rounds_are_those_of_one_at_a_time(
-    pair: tuple[str, ...], source: Path, policy: str, tmp_path: Path
+    pair: tuple[str, ...], source: Path, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("specctl.batching.row_count.WORTH", 0.0)
+    monkeypatch.setattr("specctl.batching.row_count.GAIN", 0.0)
     name, _, draft = policy.partition("@")
     models = pair if not draft else (*pair[:2], "--draft", "prompt:lookup")
-    for rows in (1, 3):
+    for rows in (1, 3, "auto"):
         files = ("-o", tmp_path / f"{rows}.jsonl", "--trace", tmp_path / f"{rows}.rounds")
         settings = ("--engine", "onnx", "--policy", name, "-n", 12, "--raw", "--token-ids", "-q")
         ran = invoke("generate", *models, "-i", source, *settings, *files, "--batch", rows, code=1)
         assert "one at a time" not in ran.stderr
-    assert untimed(tmp_path / "3.jsonl") == untimed(tmp_path / "1.jsonl")
-    assert untimed(tmp_path / "3.rounds") == untimed(tmp_path / "1.rounds")
+    for rows in (3, "auto"):
+        assert untimed(tmp_path / f"{rows}.jsonl") == untimed(tmp_path / "1.jsonl")
+        assert untimed(tmp_path / f"{rows}.rounds") == untimed(tmp_path / "1.rounds")
 
 
 def test_a_batch_is_resumed_where_it_ended(pair: tuple[str, ...], source: Path, tmp_path: Path) -> None:
@@ -79,12 +82,16 @@ def test_a_batch_is_resumed_where_it_ended(pair: tuple[str, ...], source: Path, 
     ]
 
 
-def test_an_engine_that_reads_one_text_says_so(pair: tuple[str, ...], source: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
+def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
+    pair: tuple[str, ...], source: Path, tmp_path: Path
+) -> None:
     settings = ("--engine", "eager", "--policy", "constant", "-n", 4, "--raw", "-q")
-    ran = invoke("generate", *pair, *settings, "-i", source, "-o", output, "--batch", 2, code=1)
-    assert "records are answered one at a time, for the target runs on eager" in " ".join(ran.stderr.split())
-    assert len(output.read_text().splitlines()) == len(RECORDS)
+    for rows, said in ((2, True), ("auto", False)):
+        output = tmp_path / f"{rows}.jsonl"
+        ran = invoke("generate", *pair, *settings, "-i", source, "-o", output, "--batch", rows, code=1)
+        told = "records are answered one at a time, for the target runs on eager" in " ".join(ran.stderr.split())
+        assert told == said
+        assert len(output.read_text().splitlines()) == len(RECORDS)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +101,9 @@ def test_an_engine_that_reads_one_text_says_so(pair: tuple[str, ...], source: Pa
 def test_what_a_batch_cannot_be_combined_with(flags: tuple[Any, ...], other: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--batch and {other} exclude each other")):
         invoke("generate", *flags, "--batch", 2)
+
+
+@pytest.mark.parametrize("rows", ["0", "-1", "two", "1.5"])
+def test_what_is_no_number_of_texts(rows: str) -> None:
+    with pytest.raises(UsageError, match=f"--batch {rows} is no number of texts"):
+        invoke("generate", "-i", "in.jsonl", "--batch", rows)

@@ -33,7 +33,8 @@ from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
 from specctl.replay.oracle import oracle
-from specctl.replay.play import columns, replay, rounds
+from specctl.replay.play import replay, rounds
+from specctl.replay.replayed import columns
 from specctl.replay.traces import Trace
 
 pytestmark = pytest.mark.crossed
@@ -238,7 +239,7 @@ def test_so_are_those_of_a_draft_that_writes_few_tokens() -> None:
     trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
     assert {token % 3 for token in trace.draft.along.tokens} == {1}
     assert any(trace.draft.accepted)
-    for name, settings in CASES:
+    for name, settings in dict(CASES).items():  # one setting of each policy
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
         setting = Setting.of({"name": name, **settings})
         assert found == [shape(played) for played in live(pair, setting, PROMPT, LENGTH, Sampling())]

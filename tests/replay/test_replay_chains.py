@@ -24,7 +24,8 @@ from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.records import Round
 from specctl.replay.costs import CostTable
-from specctl.replay.play import Player, columns, play, players_of, replay_levels
+from specctl.replay.play import Player, play, players_of, replay_levels
+from specctl.replay.replayed import columns
 from specctl.replay.traces import Trace
 
 GREEDY = Sampling()
@@ -107,7 +108,9 @@ def laws(toy: Toy, sampling: Sampling, setting: Setting, *, as_chain: bool) -> f
         return first_two(found), tuple(played.copied for played in found[:2])
 
     def replayed(trace: Trace) -> Hashable:
-        found = list(play([Player(setting.build(), False, clock, Chaining() if as_chain else None)], trace, pair.eos))
+        found = list(
+            play([Player(setting.build(), clock=clock, chaining=Chaining() if as_chain else None)], trace, pair.eos)
+        )
         return first_two(found), tuple(played.copied for played in found[:2])
 
     expected = law_of(walk(lived))

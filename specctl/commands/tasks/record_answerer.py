@@ -7,13 +7,18 @@ from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specctl.batching.row_replicas import RowReplicas
+    from specctl.commands.tasks.replication import Batch
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.models.running.pair import Pair
+    from specctl.models.running.runner import RowPasses
     from specctl.policies import Signal
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
+    from specctl.replicas.replica import Replicas
     from specctl.terminal.work_progress import TerminalProgress
 
 REPLICA = "specctl.commands.tasks.record_answerer:replica"
@@ -64,9 +69,10 @@ class Answering:
             record = Record(question["line"], question["id"], question["data"])
             trace: list[dict[str, Any]] = []
             on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
+            done, on_turn = question.get("done", ()), question.get("on_turn", lambda *_: None)
             reply = reply_to(
                 record,
-                lambda each: answerer.answer(each, on_round),
+                lambda each: [*done, *answerer.answer(each, on_round, done=done, on_turn=on_turn)],
                 rounds=question["rounds"],
                 token_ids=question["token_ids"],
             )
@@ -74,16 +80,46 @@ class Answering:
 
         return answer
 
-    def rows(self, count: int) -> "RowReplicas | None":
-        """The pair answering so many records at once; None after a warning where it answers one at a time."""
-        from specctl.batching.pair_rows import split, why_alone
+    def batch(self, asked: "Batch", records: int | None) -> "Replicas | None":
+        """The pair answering several records at once; None where it answers them one at a time.
+
+        Args:
+            asked: how many at once; a number that cannot be is warned of.
+            records: how many there are; None if that is not known.
+        """
+        from specctl.batching.auto_replicas import AutoReplicas
+        from specctl.batching.pair_rows import passes_of, why_alone
+        from specctl.batching.row_count import MOST
+
+        if asked == 1 or records == 1:
+            return None
+        if (why := why_alone(self.pair)) is not None:
+            if asked != "auto":
+                warn(f"--batch {asked}: records are answered one at a time, for {why}")
+            return None
+        if asked != "auto":
+            return self._rows(passes_of(self.pair, min(asked, records or asked)))
+        if records is not None:
+            return self._rows_if_faster(records)
+        return AutoReplicas(self.answer(), self._rows_if_faster, MOST)
+
+    def _rows(self, passes: "Sequence[RowPasses]") -> "RowReplicas":
+        from specctl.batching.pair_rows import split
         from specctl.batching.row_replicas import RowReplicas
 
-        if (why := why_alone(self.pair)) is not None:
-            warn(f"--batch {count}: records are answered one at a time, for {why}")
-            return None
-        hub, pairs = split(self.pair, count)
+        hub, pairs = split(self.pair, passes)
         return RowReplicas(hub, [self.answer(pair) for pair in pairs])
+
+    def _rows_if_faster(self, records: int) -> "RowReplicas | None":
+        """As many rows as are fastest for so many records; None where one at a time is."""
+        from specctl.batching.row_count import fastest_passes, most_rows, worthwhile
+
+        limit = self.profile.sampling.max_new_tokens
+        if not worthwhile(self.pair, records * limit):
+            return None
+        most = min(records, most_rows(self.pair, limit))
+        passes = fastest_passes(self.pair, most, records * limit)
+        return None if passes is None else self._rows(passes)
 
 
 def load_answering(

@@ -45,7 +45,7 @@ class RecordRun:
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
         turns: the file of finished turns beside the results, where those are in a file.
-        left: whether a record is left to be answered, as far as is known.
+        left: how many records an earlier run left; None if that is not known, or there was none.
 
     Raises:
         UsageError: the results belong to another run or to other records, or are no results.
@@ -73,7 +73,7 @@ class RecordRun:
         self._made: MadeBy | None = None
         self._rounds_kept: int | None = None
         self.finished: Finished | None = None
-        self.left = True
+        self.left: int | None = None
         if records.resume:
             self._continue()
 
@@ -93,7 +93,7 @@ class RecordRun:
             turns = self.turns.kept[1] if self.turns is not None else 0
             self._rounds_kept = finished_rounds(self._traced.path, finished, first, known=known, turns=turns)
         self._tell(finished, survey)
-        self.left = survey is None or survey.left > 0
+        self.left = None if survey is None else survey.left
 
     def _find_turns(self, first: Record, *, of_this_run: bool) -> None:
         """Look for turns of the first record that is left; without results nothing has said yet whose they are."""

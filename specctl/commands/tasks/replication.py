@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from specctl.terminal.work_progress import TerminalProgress
 
 PANEL = "Replicas"
+Batch = int | Literal["auto"]
+"""How many texts a pair writes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,28 @@ class ReplicaOptions:
             rich_help_panel=PANEL,
         ),
     ] = None
+
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="N|auto",
+            help="Texts that a pair writes at once: what they ask of a model is read in one pass; auto: as many as "
+            "memory and the times of passes allow.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+
+    @property
+    def rows(self) -> "Batch | None":
+        """What --batch asks for; None without it. Raises UsageError where it is no number of texts."""
+        if self.batch is None:
+            return None
+        if self.batch == "auto":
+            return "auto"
+        if not (self.batch.isdecimal() and int(self.batch)):
+            raise UsageError(f"--batch {self.batch} is no number of texts", "e.g. --batch 8, or --batch auto")
+        return int(self.batch)
 
     @property
     def replication(self) -> "Replication | None":

@@ -119,6 +119,7 @@ class Passes:
         memory: where the graph's results lie.
         layers: how many decoder layers have states.
         trees: whether the graph reads trees.
+        token_bytes: of the buffers for each token.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Passes:
         self._caches = [(name, given.shape) for name, given in inputs.items() if name.startswith("past.")]
         self.capacity = capacity
         self._buffers = self._allocated()
+        self.token_bytes = sum(int(buffer[:, :, :1].nbytes) for buffer in self._buffers.values())
         # Attention on a GPU wants the number of tokens on the host and the one before on the device.
         self._before = _Numbers(np.zeros(1, dtype=np.int32), memory)
         self._total = _Numbers(np.zeros(1, dtype=np.int32), HostMemory())

@@ -68,6 +68,7 @@ class OnnxRunner(Runner):
         self._path = path
         self.facts: Path | None = None
         self.passes = passes
+        self.token_bytes = passes.token_bytes
         self._watched: tuple[int, ...] = ()
         self._sight = TreeSight()
         self._tree = 0  # the length before the last tree

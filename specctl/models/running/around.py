@@ -24,7 +24,7 @@ class Around(Runner):
         self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
         self.no_trees, self.no_rows = runner.no_trees, runner.no_rows
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
-        self.threads, self.tried = runner.threads, runner.tried
+        self.token_bytes, self.threads, self.tried = runner.token_bytes, runner.threads, runner.tried
         self.draft_vocabulary = runner.draft_vocabulary
 
     @property

@@ -209,7 +209,10 @@ def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
 
 
 def timed(
-    work: Callable[[Choice], object], choices: Sequence[Choice], clock: Callable[[], float] = perf_counter
+    work: Callable[[Choice], object],
+    choices: Sequence[Choice],
+    clock: Callable[[], float] = perf_counter,
+    enough: float = ENOUGH,
 ) -> dict[Choice, list[float]]:
     """Seconds that some work takes with each choice, such as a number of threads; they take turns at it.
 
@@ -217,11 +220,12 @@ def timed(
         work: is done with the first choice once before anything counts.
         choices: at least one.
         clock: gives seconds.
+        enough: seconds with each choice after which more would tell little.
     """
     found: dict[Choice, list[float]] = {choice: [] for choice in choices}
     began = clock()
     work(choices[0])
-    while min(map(sum, found.values())) < ENOUGH or min(map(len, found.values())) < 2:
+    while min(map(sum, found.values())) < enough or min(map(len, found.values())) < 2:
         for choice in choices:
             start = clock()
             work(choice)

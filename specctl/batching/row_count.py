@@ -1,0 +1,127 @@
+"""How many texts a pair writes at once: as memory and the times of passes have it."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter, process_time
+
+from specctl.batching.pair_rows import passes_of, read_models
+from specctl.models.passes.forward import Forward
+from specctl.models.passes.inference import in_inference_mode
+from specctl.models.passes.ordinary_tokens import ordinary_tokens
+from specctl.models.placing.memory import cached_values, device_memory
+from specctl.models.running.pair import Pair
+from specctl.models.running.runner import RowPasses, RowRequest, Runner
+from specctl.models.running.threads import CONTEXT, timed
+
+MOST = 64
+"""The most texts that are tried; a hub of more waits longer for its host than for its passes."""
+GAIN = 1.1
+"""Twice as many texts must bring so many times the tokens per second: each takes memory, and its result comes later."""
+DRAFTED = 3
+"""Draft tokens before the verification in a round that stands for decoding."""
+ENOUGH = 0.01
+"""Seconds of timing of each number of texts; the least time counts, for others may take the processor meanwhile."""
+SPARED = 0.8
+"""The share of free memory that caches may take."""
+PROMPT = 1024
+"""Tokens of a prompt for which each text has room in that memory; of a longer one, caches grow."""
+WORTH = 4.0
+"""Seconds of one text's passes below which building and timing passes of several takes longer than they save."""
+
+
+class _Alone:
+    """`RowPasses` of a runner's own sequence."""
+
+    rows = 1
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        (request,) = requests
+        self._runner.rollback(request.after)
+        return [self._runner.extend(request.tokens, request.keep, hidden=request.hidden)]
+
+
+def worthwhile(pair: Pair, tokens: int) -> bool:
+    """Whether so many tokens take a pair long enough for several texts at once to be tried."""
+    return tokens * min(_seconds(pair, [[_Alone(pair.target)]], 0)[0]) >= WORTH
+
+
+def most_rows(pair: Pair, limit: int) -> int:
+    """How many texts free memory has room for, at least 1 and at most `MOST`.
+
+    Args:
+        pair: loaded.
+        limit: new tokens of a text.
+    """
+    tokens = min(pair.context, limit + PROMPT)
+    needed: dict[str, int] = {}
+    models = iter(pair.models)
+    for runner in (pair.target, *pair.drafts):
+        model = next(models, None) if runner.runs_model else None
+        bytes_ = runner.token_bytes
+        if not bytes_ and model is not None:
+            bytes_ = cached_values(model.config) * model.dtype.itemsize
+        needed[str(runner.device)] = needed.get(str(runner.device), 0) + bytes_ * tokens
+    free = {memory.name: memory.free for memory in device_memory(set(needed))}
+    room = [int(SPARED * free[device] / bytes_) for device, bytes_ in needed.items() if bytes_ and device in free]
+    return max(1, min([MOST, *room]))
+
+
+def fastest_passes(pair: Pair, most: int, tokens: int) -> list[RowPasses] | None:
+    """Passes over the number of texts beyond which twice as many bring little; None for one text at a time.
+
+    Args:
+        pair: of which `why_alone` says nothing; its caches are emptied.
+        most: texts at once.
+        tokens: to write. Where they take less time than trying twice as many texts could save, that is not tried.
+    """
+    chosen: list[RowPasses] | None = None
+    now: Sequence[RowPasses] = [_Alone(runner) for runner in read_models(pair)]
+    drafted = DRAFTED if pair.drafts else 0
+    gain = 2.0
+    while (rows := 2 * now[-1].rows) <= most:
+        clock = _clock(pair)
+        began = clock()
+        more = passes_of(pair, rows)
+        took = clock() - began
+        fewer, twice = map(min, _seconds(pair, [now, more], drafted))
+        gain = min(gain, 2 * fewer / twice)
+        if gain <= GAIN:
+            break
+        now = chosen = more
+        left = tokens * twice / (rows * (drafted + 1))
+        if left * (1 - 1 / gain) < 2 * took:  # the next gain is no larger, and its passes take longer to make
+            break
+    for runner in read_models(pair):
+        runner.rollback(0)
+    return chosen
+
+
+def _clock(pair: Pair) -> Callable[[], float]:
+    """Seconds that passes take; where one thread makes them its own, which other processes do not disturb."""
+    alone = pair.thread_count == 1 and all(runner.device.type == "cpu" for runner in read_models(pair))
+    return process_time if alone else perf_counter
+
+
+@in_inference_mode
+def _seconds(pair: Pair, choices: Sequence[Sequence[RowPasses]], drafted: int) -> list[list[float]]:
+    """Seconds of a round of each choice of passes: a pass of the drafts for each drafted token, and a verification."""
+    tokens = ordinary_tokens(CONTEXT + drafted + 1, pair.vocabulary, pair.eos)
+
+    def ask(passes: RowPasses, after: int, new: Sequence[int], keep: int) -> None:
+        passes.run([RowRequest(row, after, new, keep) for row in range(passes.rows)])
+
+    def play(choice: int) -> None:
+        *drafts, target = choices[choice]
+        for _ in range(drafted):
+            for draft in drafts:
+                ask(draft, CONTEXT, tokens[-1:], 1)
+        ask(target, CONTEXT, tokens[CONTEXT:], drafted + 1)
+
+    for passes in [each for choice in choices for each in choice]:
+        ask(passes, 0, tokens[:CONTEXT], 0)
+    for number in range(len(choices)):  # the first pass of a kind takes longer
+        play(number)
+    found = timed(play, range(len(choices)), _clock(pair), ENOUGH)
+    return [found[number] for number in range(len(choices))]

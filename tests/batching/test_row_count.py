@@ -1,0 +1,93 @@
+"""How many texts are written at once: as many as passes are made faster by, and memory has room for."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from toys import TableRunner, table
+
+from specctl.batching import row_count
+from specctl.batching.row_count import MOST, fastest_passes, most_rows, worthwhile
+from specctl.models.passes.forward import Forward
+from specctl.models.running.pair import Pair
+from specctl.models.running.runner import RowRequest
+from specctl.models.running.threads import Threads
+
+LONG = 1 << 40
+
+
+class Timed(TableRunner):
+    """A runner whose pass of n texts takes ``seconds[n]``, and whose passes take ``making`` to build."""
+
+    def __init__(self, clock: list[float], seconds: dict[int, float], making: float = 0.0) -> None:
+        super().__init__(table(1, vocabulary=200))
+        self.context = 512
+        self.clock, self.seconds, self.making = clock, seconds, making
+        self.made: list[int] = []
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        self.clock[0] += self.seconds[1]
+        return super().extend(tokens, keep, hidden=hidden)
+
+    def rows(self, count: int) -> Any:
+        self.made.append(count)
+        self.clock[0] += self.making
+
+        def run(requests: Sequence[RowRequest]) -> list[Forward]:
+            assert [request.row for request in requests] == list(range(count))
+            self.clock[0] += self.seconds[count]
+            return [Forward(torch.zeros(request.keep, 3)) for request in requests]
+
+        return SimpleNamespace(rows=count, run=run)
+
+
+def pair_of(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], making: float = 0.0) -> tuple[Pair, Timed]:
+    clock = [0.0]
+    monkeypatch.setattr(row_count, "process_time", lambda: clock[0])
+    target = Timed(clock, seconds, making)
+    return Pair(target, (), None, frozenset(), 512, (), threads=Threads(1, 1, "so"), vocabulary=200), target  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "chosen"),
+    [
+        ({1: 1.0, 2: 2.0}, MOST, None),
+        ({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.9}, MOST, 4),
+        ({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.9}, 3, 2),
+        ({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.9}, 1, None),
+        (dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128), 1.0), MOST, MOST),
+    ],
+)
+def test_rows_are_doubled_as_long_as_that_brings_a_tenth(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], most: int, chosen: int | None
+) -> None:
+    pair, target = pair_of(monkeypatch, seconds)
+    found = fastest_passes(pair, most, LONG)
+    assert (None if found is None else found[-1].rows) == chosen
+    assert target.length == 0, "the next text begins at its beginning"
+
+
+def test_more_rows_are_not_made_for_a_rest_that_they_cannot_pay_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, target = pair_of(monkeypatch, dict.fromkeys((1, 2, 4, 8, 16), 1.0), making=10.0)
+    # Two at once write 100 tokens in 50 seconds, of which four could save half; eight could save 12.
+    assert fastest_passes(pair, 16, 100)[-1].rows == 4  # type: ignore[index]
+    assert target.made == [2, 4]
+
+
+def test_few_tokens_are_not_worth_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, _ = pair_of(monkeypatch, {1: 0.5})
+    assert not worthwhile(pair, 7)
+    assert worthwhile(pair, 8)
+
+
+def test_caches_take_a_part_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, target = pair_of(monkeypatch, {})
+    memory = SimpleNamespace(name="cpu", free=100_000)
+    monkeypatch.setattr(row_count, "device_memory", lambda asked: [memory] if asked == {"cpu"} else [])
+    assert most_rows(pair, 8) == MOST, "nothing is known of its cache"
+    target.token_bytes = 20  # of 512 tokens, the context
+    assert most_rows(pair, 8) == 7
+    memory.free = 0
+    assert most_rows(pair, 8) == 1
