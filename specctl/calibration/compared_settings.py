@@ -95,7 +95,7 @@ def compared_settings(
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
     old = next(iter(with_predictors([draft.setting], choices)), draft.setting)
     _require_known([[one] for one in old.levels], known)
-    chained = partial(_in_chain, draft.lookup)
+    chained = partial(_in_chain, draft)
     also_ranked = chained([] if names == ["all"] else grid("constant", kind, known[0]))
     if len(names) == 1 or names[0] == "none":
         candidates = chained(grid(names[0], kind, known[0]))
@@ -110,9 +110,11 @@ def compared_settings(
     return ComparedSettings(old, [], also_ranked, Space(coarse, fine))
 
 
-def _in_chain(lookup: bool, settings: Iterable[Setting]) -> list[Setting]:
+def _in_chain(draft: DraftTable, settings: Iterable[Setting]) -> list[Setting]:
     """Settings of a draft, where it is in a chain with a lookup those of the chain."""
-    return [replace(one, lookup=lookup and one.drafts) for one in settings]
+    return [
+        replace(one, lookup=True, earlier=draft.earlier) if draft.lookup and one.drafts else one for one in settings
+    ]
 
 
 def settings_replayed(

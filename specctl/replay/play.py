@@ -49,7 +49,7 @@ class Player(NamedTuple):
 def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
     """A player with a fresh policy for each level of a setting, from the top down, each with its clock."""
     return [
-        Player(level.build(), level.once, clock, chaining=Chaining() if level.lookup else None)
+        Player(level.build(), level.once, clock, chaining=Chaining(level.earlier) if level.lookup else None)
         for level, clock in zip(setting.levels, clocks, strict=True)
     ]
 

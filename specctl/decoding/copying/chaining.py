@@ -9,11 +9,15 @@ from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 
 class Chaining:
-    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it."""
+    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: of how many tokens answers to earlier prompts are copied from too.
+    """
+
+    def __init__(self, earlier: int = 0) -> None:
         self._choice = SourceChoice()
-        self._text = Follower()
+        self._text = Follower(earlier)
         self._before = self._after = 0  # lengths of the matches before the round and behind the model's tokens
         self._wrote = False  # whether the text has grown by tokens of the target's
 
@@ -25,6 +29,7 @@ class Chaining:
     def begin(self) -> None:
         """A new text begins."""
         self._choice.begin()
+        self._text.answer_begins()
         self._wrote = False
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
