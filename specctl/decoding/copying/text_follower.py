@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from specctl.models.running.suffix_index import Match, SuffixIndex
 
-LONGEST_GRAM = 4
+LONGEST_GRAM = 3
 """The most tokens of the text's end that are looked up anew; a match that goes on right grows beyond."""
 BETWEEN = -1
 """Stands between texts, and is never copied."""
@@ -55,13 +55,12 @@ class Follower:
     def after(self, drafted: Sequence[int]) -> Match | None:
         """The match after tokens that are drafted behind the text, and are not part of it."""
         match, text = self.match, self._index.tokens
-        for count, token in enumerate(drafted, start=1):
-            if match is not None and _token(text, drafted, match.end) == token:
-                match = Match(match.length + 1, match.end + 1)
-            else:
-                match = self._index.found([*text[-LONGEST_GRAM:], *drafted[:count]])
-            match = self._told(match)
-        return match
+        for token in drafted:
+            if match is None or _token(text, drafted, match.end) != token:
+                # What is in the text is looked up once, behind all of them: they are few.
+                return self._told(self._index.found([*text[-LONGEST_GRAM:], *drafted][-LONGEST_GRAM:]))
+            match = Match(match.length + 1, match.end + 1)
+        return self._told(match)
 
     def _told(self, match: Match | None) -> Match | None:
         """A match that tells a token: behind the end of an earlier answer there is none."""
