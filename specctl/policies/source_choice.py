@@ -136,7 +136,7 @@ class SourceChoice:
         if not round_.index or not round_.verify_seconds:
             return  # a text's first round reads the prompt too
         drafted = round_.drafted - round_.copied
-        if round_.copied or not self._rounds % TIMED or not self._timed:
+        if round_.copied or not round_.index % TIMED or not self._timed:
             self._widths = min(self._widths[0], round_.drafted), max(self._widths[1], round_.drafted)
             self._passes.learn(round_.drafted, round_.verify_seconds)
         self._emitted = SPEED_MEMORY * self._emitted + round_.accepted + (round_.extra is not None)
