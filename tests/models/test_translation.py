@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import llama_config, save_model
-from other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
+from other_tokenizers import ToyTokenizer, byte_level, map_of, sentence_pieces, toy_map
 from toys import TableRunner, table
 from transformers import PreTrainedTokenizerFast
 
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
+from specctl.models.loading.vocabularies import token_map
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.runner import Forward
 from specctl.models.translation.draft_text import DraftText
@@ -186,6 +187,11 @@ def test_a_pair_that_cannot_be_is_an_error(tmp_path: Path, tokenizer: Any, setti
     asked = profile(saved(tmp_path / "big", OTHERS()), saved(tmp_path / "small", tokenizer()), **settings)
     with pytest.raises(ModelError, match=message):
         load_pair(asked, measured=False)
+
+
+def test_a_pair_without_a_common_token_is_an_error() -> None:
+    with pytest.raises(ModelError, match="the draft 'small' have not a single token in common"):
+        token_map(DraftTable(model="small"), ToyTokenizer("<end>", "a"), ToyTokenizer("<end>", "b"), 2, 2)
 
 
 def test_one_tokenizer_is_shared_whatever_is_asked(tmp_path: Path) -> None:

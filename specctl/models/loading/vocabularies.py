@@ -11,6 +11,8 @@ from specctl.models.translation.token_bytes import TokenBytes
 from specctl.models.translation.token_map import TokenMap
 from specctl.profile.schema import DraftTable, ModelTable
 
+OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
+
 
 def token_map(table: ModelTable, target: Tokenizer, draft: Tokenizer, whole: int, draft_rows: int) -> TokenMap | None:
     """What a draft shares with its target; None where their tokenizers are one.
@@ -38,19 +40,19 @@ def token_map(table: ModelTable, target: Tokenizer, draft: Tokenizer, whole: int
             "Leave draft.tokens out.",
         )
     ours, theirs = TokenBytes(target, whole), TokenBytes(draft, draft_rows)
+    found = TokenMap(ours, theirs, whole)
+    if not any(index in ours.of for index in found.vocabulary.ids.tolist()):
+        raise ModelError(
+            f"The target and the draft {table.model!r} have not a single token in common.",
+            OTHERS,
+        )
     for whose, spelt in (("target", ours), ("draft", theirs)):
         if (lost := spelt.lost) is not None:
             raise ModelError(
                 f"The tokenizers differ, and the {whose}'s does not give back a text: of {lost!r} its tokens make "
                 f"{spelt.reading(lost)!r}.",
-                "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup).",
+                OTHERS,
             )
-    found = TokenMap(ours, theirs, whole)
-    if not any(index in ours.of for index in found.vocabulary.ids.tolist()):
-        raise ModelError(
-            f"The target and the draft {table.model!r} have not a single token in common.",
-            "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup).",
-        )
     return found
 
 
