@@ -25,6 +25,8 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
+    multiplies = True
+
     def __init__(
         self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
     ) -> None:
@@ -37,6 +39,9 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         self._logits = weight.new_empty(0)  # (B, D) of the block
         self._hidden = weight.new_empty(0)  # (B, H)
         self._memory = head.blank()
+
+    def fresh(self) -> "BlockRunner":
+        return BlockRunner(self.head, self.vocabulary, compiler=self._compiler)
 
     def _remember(self) -> None:
         start, count = self._remembered, self._waiting.count
@@ -191,3 +196,5 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
 
 class GraphBlockRunner(Capturing, BlockRunner):
     """A `BlockRunner` with its passes captured."""
+
+    multiplies = False

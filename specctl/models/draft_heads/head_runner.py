@@ -32,6 +32,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     """
 
     head: ChainHead
+    multiplies = True
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -44,6 +45,9 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         self._blank = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         self._rows = WitnessedRows(self._blank, self._fused)
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
+
+    def fresh(self) -> "HeadRunner":
+        return HeadRunner(self.head, self.vocabulary, compiler=self._compiler)
 
     @property
     def witnessed(self) -> int:
@@ -138,3 +142,5 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
 
 class GraphHeadRunner(Capturing, HeadRunner):
     """A `HeadRunner` with its passes captured."""
+
+    multiplies = False

@@ -147,7 +147,8 @@ class OnnxRunner(Runner):
         from specctl.models.onnx.packed.packed_graph import packed_graph
 
         session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
-        return PackedPasses(session, count, self.vocabulary, min(CAPACITY, self.context), self.draft_vocabulary)
+        capacity = min(CAPACITY, self.context)
+        return PackedPasses(session, count, self.vocabulary, capacity, self.draft_vocabulary, self._watched)
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""

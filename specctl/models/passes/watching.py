@@ -32,7 +32,7 @@ class LayerWatch:
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = model
-        self._caught: dict[int, torch.Tensor] = {}  # (1, T, D) each
+        self._caught: dict[int, torch.Tensor] = {}  # (B, T, D) each
         self._layers: set[int] = set()
 
     def watch(self, layers: Iterable[int]) -> None:
@@ -50,16 +50,25 @@ class LayerWatch:
                 )
             self._layers.add(layer)
 
+    @property
+    def layers(self) -> frozenset[int]:
+        """Those that are caught."""
+        return frozenset(self._layers)
+
     def take(self) -> "dict[int, torch.Tensor] | None":
         """The states ``(T, D)`` of all tokens of the last pass, by layer; None if no layer is watched."""
         return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None
+
+    def take_all(self) -> "dict[int, torch.Tensor] | None":
+        """As `take`, of each of the B sequences of the pass ``(B, T, D)``."""
+        return {**self._caught} if self._layers else None
 
     def _keep(self, layer: int, _: "nn.Module", given: tuple[Any, ...], named: dict[str, Any]) -> None:
         states = given[0] if given else named["hidden_states"]
         self._caught[layer] = states.detach()
 
     def _keep_last(self, _: "nn.Module", __: Any, output: Any) -> None:
-        self._caught[LAST] = output[0].detach()
+        self._caught[LAST] = output[0].detach()  # of the tuple or record that the decoder gives
 
 
 def decoder(model: "PreTrainedModel") -> "nn.Module":
