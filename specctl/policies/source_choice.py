@@ -15,6 +15,8 @@ DOUBTFUL = 0.1
 """A copy whose first token is accepted less often is not weighed, which would take longer than it brings."""
 TIMED = 4
 """Of the rounds without a copy every so many is timed: passes change slowly, and learning takes time too."""
+CAUTION = 0.7
+"""What is expected of a copy counts so much: of lengths that look good by chance more is expected than they bring."""
 PRICE, SPREAD = 0.1, 3
 """What a token more of a pass costs in tokens, until passes were timed whose widths differ by SPREAD."""
 BOUNDS = 1, 2, 3, 5, 9
@@ -187,7 +189,7 @@ class SourceChoice:
         best, count, gain = 0.0, 0, 0.0
         for place in range(1, most + 1):
             survival *= rates.rate(length + place - 1)
-            gain += survival
+            gain += CAUTION * survival
             lost = PRICE * place if passes is None else speed * (passes.at(drafted + place) - begun)
             if gain - lost > best:
                 best, count = gain - lost, place
