@@ -139,7 +139,7 @@ class CostLeaves:
         """How many of the leaves pay best, given their falling gains."""
         if not self._times.line.known:
             return len(gains)
-        seconds = [self._times.at(width) for width in range(drafted, drafted + len(gains) + 1)]
+        seconds = self._times.upto(drafted + len(gains) + 1)[drafted:]
         best, paying, total = 0.0, 0, 0.0
         for count, gain in enumerate(gains, start=1):
             total += gain

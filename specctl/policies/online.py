@@ -143,6 +143,14 @@ class WidthTimes:
         below, above = self.surplus.get(low, 0.0), self.surplus.get(low + 1, 0.0)
         return self.line.base + self.line.slope * k + below + (k - low) * (above - below)
 
+    def upto(self, count: int) -> list[float]:
+        """Seconds for each k from 0 on, ``count`` of them."""
+        times = [self.line.base + self.line.slope * k for k in range(count)]
+        for k, surplus in self.surplus.items():
+            if k < count:
+                times[k] += surplus
+        return times
+
 
 @dataclass(slots=True)
 class Slowdown:

@@ -116,7 +116,7 @@ def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "family"), [*((engine, "llama") for engine in ENGINES), ("eager", "gemma2"), ("eager", "qwen3_next")]
 )
-@pytest.mark.representatives("eager-llama", "static-llama-target", "eager-qwen3_next-target")
+@pytest.mark.representatives("eager-llama-target", "eager-llama-draft", "static-llama-target")
 def test_a_pass_that_fails_in_its_middle_leaves_nothing_behind(engine: str, family: str, which: int) -> None:
     chat = Chat(engine, family)
     model = (recurrent_model, noisy_recurrent)[which](family) if family in FAMILIES else None

@@ -47,7 +47,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         start, count = self._remembered, self._waiting.count
         if (states := self._waiting.take()) is None:
             return
-        fresh = {layer: states[layer].to(self.head.fc.weight) for layer in self.layers}
+        fresh = {layer: torch.as_tensor(states[layer]).to(self.head.fc.weight) for layer in self.layers}
         fed, self.length = self.length, start  # passes begin at `length`
         self._reserve(self.length + count)
         with torch.inference_mode():

@@ -58,7 +58,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
 
     def _fused(self, states: States) -> torch.Tensor:  # (T, R)
         with torch.inference_mode():
-            return self.head.fuse({layer: states[layer].to(self._blank) for layer in self.layers})
+            return self.head.fuse({layer: torch.as_tensor(states[layer]).to(self._blank) for layer in self.layers})
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False

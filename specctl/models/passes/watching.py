@@ -4,13 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel
 
-States = Mapping[int, "torch.Tensor"]
-"""``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm."""
+States = Mapping[int, Any]
+"""``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm.
+
+They are arrays of numpy where logits are too, which the runner's next pass may overwrite; else tensors."""
 LAST = -1
 
 
@@ -88,14 +92,23 @@ def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
     raise IndexError(f"{type(model).__name__} has no list of its {depth} decoder layers")
 
 
-def joined_states(parts: Sequence[States | None]) -> "dict[int, torch.Tensor] | None":
+def joined_states(parts: Sequence[States | None]) -> dict[int, Any] | None:
     """The states of consecutive passes as those of one; None where a pass has none."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
+    if all(isinstance(rows, np.ndarray) for part in known for rows in part.values()):
+        return {layer: np.concatenate([part[layer] for part in known]) for layer in known[0]}
     import torch
 
-    return {layer: torch.cat([part[layer] for part in known]) for layer in known[0]}
+    return {layer: torch.cat([torch.as_tensor(part[layer]) for part in known]) for layer in known[0]}
+
+
+def kept_states(states: States | None) -> States | None:
+    """The same in memory that the next pass leaves alone."""
+    if states is None:
+        return None
+    return {layer: rows.copy() if isinstance(rows, np.ndarray) else rows for layer, rows in states.items()}
 
 
 def cut_states(states: States | None, rows: slice | list[int]) -> States | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specctl.models.passes.watching import cut_states
+from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner, joined
 
@@ -65,7 +65,7 @@ class FixedWidthRunner(Around):
     def _block(self, start: int, end: int, hidden: bool) -> Forward:
         block = self._tokens[start : min(end, start + self.width)]
         found = self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
-        return Forward(found.logits, found.hidden, found.states)  # rows that the next block leaves alone
+        return Forward(found.logits, found.hidden, kept_states(found.states))  # rows that the next block leaves alone
 
     def rollback(self, length: int) -> None:
         del self._tokens[length:]
