@@ -137,12 +137,6 @@ class WidthTimes:
         """Seconds for ``k``; an observation must have been added."""
         return self.line.base + self.line.slope * k + self.surplus.get(k, 0.0)
 
-    def between(self, k: float) -> float:
-        """Seconds for ``k`` that lies between two widths."""
-        low = int(k)
-        below, above = self.surplus.get(low, 0.0), self.surplus.get(low + 1, 0.0)
-        return self.line.base + self.line.slope * k + below + (k - low) * (above - below)
-
     def upto(self, count: int) -> list[float]:
         """Seconds for each k from 0 on, ``count`` of them."""
         times = [self.line.base + self.line.slope * k for k in range(count)]
@@ -150,6 +144,12 @@ class WidthTimes:
             if k < count:
                 times[k] += surplus
         return times
+
+    def between(self, k: float) -> float:
+        """Seconds for ``k`` that lies between two widths."""
+        low = int(k)
+        below, above = self.surplus.get(low, 0.0), self.surplus.get(low + 1, 0.0)
+        return self.line.base + self.line.slope * k + below + (k - low) * (above - below)
 
 
 @dataclass(slots=True)

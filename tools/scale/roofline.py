@@ -70,7 +70,7 @@ def price_table(target: Seconds, draft: Seconds, counts: tuple[int, ...]) -> Cos
         return CostTable(
             np.zeros(1),
             lengths.astype(np.float64),
-            1e3 * draft(rows, rows) * lengths[None],
+            (1e3 * draft(rows, rows) * lengths[None]).astype(np.float64),
             1e3 * verifying[None],
             {},
             0.0,

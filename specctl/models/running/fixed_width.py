@@ -46,8 +46,9 @@ class FixedWidthRunner(Around):
         self._tokens.extend(tokens)
         begin, end = len(self._tokens) - len(tokens), len(self._tokens)
         if not keep:
-            read = self.runner.length
-            found = self.runner.extend(self._tokens[read:], keep=0, hidden=hidden)
+            read, first = self.runner.length, end // self.width * self.width
+            spans = (span for span in ((read, first), (max(read, first), end)) if span[0] < span[1])
+            found = joined([self.runner.extend(self._tokens[slice(*span)], keep=0, hidden=hidden) for span in spans])
             return Forward(found.logits, found.hidden, cut_states(found.states, slice(begin - read, None)))
         first = (end - keep) // self.width * self.width
         self.runner.rollback(first)

@@ -83,7 +83,6 @@ class CostOptimal(Rule):
     _allowance: DraftAllowance = field(init=False, repr=False)
     _drafts: DraftSums = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
-    _warm: bool = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
     _begins: bool = field(init=False, repr=False)
@@ -105,7 +104,7 @@ class CostOptimal(Rule):
         self._times = RoundTimes(self.cost_ratio)
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._warm, self._begins, self._read = None, False, True, TextRead()
+        self._last_token, self._begins, self._read = None, True, TextRead()
         self._decide(0)
 
     @classmethod
@@ -194,17 +193,16 @@ class CostOptimal(Rule):
         if allowance.dozes and not (self._limit or self._begins or round_.steps):
             allowance.doze()
             return
-        self._begins = False
+        first, self._begins = self._begins, False
         if not round_.steps:
             allowance.idle += 1
         elif allowance.idle:
             self.wake()
         emitted, unread = self.learn_text(round_)
-        if self._warm and round_.verify_seconds:
+        if round_.verify_seconds and not first:  # a text's first round reads the prompt too
             self._times.learn(round_, emitted, unread)
             if round_.steps:
                 self._drafts.learn(round_)
-        self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
         allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
         self._decide(self._read.missing(round_.context + emitted))
 

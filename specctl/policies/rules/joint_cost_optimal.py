@@ -114,13 +114,13 @@ class JointCostOptimal:
             steps = sum(self._share(each, rows) for each in taking_part)
         shared._allowance.idle += not total
         width = total / rows
-        if shared._warm and verifying:
+        # A text's first round reads the prompt too, and with it all others wait.
+        if verifying and not any(each.begins for each in ended):
             emitted = sum(each.emitted for each in ended) / rows
             shared._times.learn_phases(steps, width, drafting, verifying, emitted, unread)
             for round_ in rounds:
                 if round_.steps:
                     shared._drafts.learn(round_)
-        shared._warm = True
         shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread)
 
 
