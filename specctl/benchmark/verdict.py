@@ -10,10 +10,14 @@ from specctl.peers.names import ASSISTED
 from specctl.reporting.placing import Placed, level, placing
 from specctl.statistics.intervals import Interval
 
+RARELY = 0.2
+"""The share of rounds below which a policy hardly drafts."""
+
 
 def verdict(digest: Digest) -> str:
     """Who was fastest as far as the runs tell, on which engine, and whether all gave the baseline's tokens."""
-    said = (f"verdict: {_fastest(digest)}", _same_engine(digest), _identity(digest), _unfinished(digest))
+    parts = _same_engine(digest), _resting(digest), _identity(digest), _unfinished(digest)
+    said = (f"verdict: {_fastest(digest)}", *parts)
     return "; ".join(filter(None, said))
 
 
@@ -68,6 +72,17 @@ def _same_engine(digest: Digest) -> str:
     if not names & {*ours} or not names & {*theirs}:
         return ""
     return f"of those that ran eagerly, {placing(placed)}"
+
+
+def _resting(digest: Digest) -> str:
+    """The policies that hardly drafted: drafts do not pay, or a lookup found nothing to copy."""
+    found = []
+    for one in digest.results.header.candidates:
+        rounds = [round_ for run in digest.results.of(one.label) for round_ in run.rounds]
+        share = sum(round_.drafted > 0 for round_ in rounds) / len(rounds) if rounds else 1.0
+        if one.label != BASELINE and share < RARELY:
+            found.append(f"{one.label} drafted in {share:.0%} of its rounds")
+    return "; ".join(found)
 
 
 def _identity(digest: Digest) -> str:

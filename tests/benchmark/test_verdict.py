@@ -30,6 +30,14 @@ def test_where_drafting_does_not_pay() -> None:
     assert line.startswith("verdict: none is fastest: 1.00x, 2.26x (2.26 to 2.26) as fast as svip; ")
 
 
+def test_a_policy_that_stopped_drafting_is_named() -> None:
+    seldom = [(2, 0, "policy"), *[(0, 0, "max_draft")] * 19]
+    runs = [*some_runs("a"), drafted_run("cost-optimal", "a", seldom)]
+    line = said(run_set([*CANDIDATES, candidate("cost-optimal")], runs))
+    assert "; cost-optimal drafted in 5% of its rounds; " in line
+    assert "svip drafted" not in line
+
+
 def test_a_difference_is_not_overlooked() -> None:
     noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
     runs = [*some_runs("a"), plain_run("b", 9), drafted_run("svip", "b", ROUNDS, difference=noted)]
