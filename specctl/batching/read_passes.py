@@ -6,6 +6,7 @@ import numpy as np
 
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.token_reader import TokenReader
+from specctl.models.passes.watching import kept_states
 from specctl.models.running.runner import RowPasses, RowRequest
 
 Reading = tuple[list[float], Numbers | None]
@@ -33,9 +34,10 @@ class ReadPasses:
             if request.reader is not None:
                 reader = self._known(request.reader)
                 read.setdefault(id(reader), (reader, []))[1].append(place)
-            elif request.keep and isinstance(forward.columns, np.ndarray):
-                # Who was asked for later may be answered by the next pass before this is read.
-                forward.columns = forward.columns.copy()
+            else:  # a prompt's pieces are put together after the last of them
+                if request.keep and isinstance(forward.columns, np.ndarray):
+                    forward.columns = forward.columns.copy()
+                forward.states = kept_states(forward.states)
             found.append(forward)
         for reader, places in read.values():
             columns = [forwards[place].columns for place in places]

@@ -120,12 +120,12 @@ class PackedPasses:
         return [found[request.row] for request in requests]
 
     def _give_states(self, found: Forward, bound: _Bound, tokens: slice, request: RowRequest) -> None:
-        import torch  # whoever reads states is a network
-
-        if request.hidden:
-            found.hidden = torch.from_numpy(bound.states[LAST][tokens.stop - request.keep : tokens.stop].copy())
         if self._watched:
-            found.states = {layer: torch.from_numpy(bound.states[layer][tokens].copy()) for layer in self._watched}
+            found.states = {layer: bound.states[layer][tokens] for layer in self._watched}
+        if request.hidden:
+            import torch  # whoever reads the last states is a network
+
+            found.hidden = torch.from_numpy(bound.states[LAST][tokens.stop - request.keep : tokens.stop].copy())
 
     def _reserve(self, tokens: int) -> None:
         """Make room for so many tokens of each sequence, and one that nobody asked for."""
