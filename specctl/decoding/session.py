@@ -12,7 +12,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import UsageError
 from specctl.models.passes.inference import in_inference_mode
-from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.preparation_time import waited_seconds, working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import SamplingTable
@@ -121,7 +121,7 @@ class Session:
             before.latest = False
         self._turn = TURNS[id(pair.target)] = turn = Turn()
         self._roll_back(prompt)
-        began = working_seconds()
+        began, waited = working_seconds(), waited_seconds()
         prefill(pair.target, drafter, prompt)
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
         prefilled = working_seconds()
@@ -132,7 +132,7 @@ class Session:
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.
                 paused = working_seconds()
-                arrivals.append(paused - began - watching)
+                arrivals.append(paused - began - watching + waited_seconds() - waited)
                 enough = yield round_
                 watching += working_seconds() - paused
                 if not turn.latest:

@@ -89,7 +89,7 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
     for rows, said in ((2, True), ("auto", False)):
         output = tmp_path / f"{rows}.jsonl"
         ran = invoke("generate", *pair, *settings, "-i", source, "-o", output, "--batch", rows, code=1)
-        told = "records are answered one at a time, for the target runs on eager" in " ".join(ran.stderr.split())
+        told = "texts are written one at a time, for the target runs on eager" in " ".join(ran.stderr.split())
         assert told == said
         assert len(output.read_text().splitlines()) == len(RECORDS)
 

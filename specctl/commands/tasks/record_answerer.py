@@ -1,21 +1,19 @@
 """Loads what answers records: here, or in a replica. Torch is imported when a function runs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from specctl.batching.row_count import Batch
     from specctl.batching.row_replicas import RowReplicas
-    from specctl.commands.tasks.replication import Batch
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.models.running.pair import Pair
-    from specctl.models.running.runner import RowPasses
-    from specctl.policies import Signal
+    from specctl.policies import Setting, Signal
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
@@ -88,38 +86,22 @@ class Answering:
             records: how many there are; None if that is not known.
         """
         from specctl.batching.auto_replicas import AutoReplicas
-        from specctl.batching.pair_rows import passes_of, why_alone
+        from specctl.batching.pair_rows import why_alone
         from specctl.batching.row_count import MOST
 
-        if asked == 1 or records == 1:
-            return None
-        if (why := why_alone(self.pair)) is not None:
-            if asked != "auto":
-                warn(f"--batch {asked}: records are answered one at a time, for {why}")
-            return None
-        if asked != "auto":
-            return self._rows(passes_of(self.pair, min(asked, records or asked)))
-        if records is not None:
-            return self._rows_if_faster(records)
-        return AutoReplicas(self.answer(), self._rows_if_faster, MOST)
+        if asked == "auto" and records is None and why_alone(self.pair, *self._settings) is None:
+            return AutoReplicas(self.answer(), partial(self._rows, "auto"), MOST)
+        return self._rows(asked, MOST if records is None else records)
 
-    def _rows(self, passes: "Sequence[RowPasses]") -> "RowReplicas":
-        from specctl.batching.pair_rows import split
+    @property
+    def _settings(self) -> "list[Setting]":
+        return [] if self.profile.draft is None else [self.profile.draft.setting]
+
+    def _rows(self, asked: "Batch", records: int) -> "RowReplicas | None":
         from specctl.batching.row_replicas import RowReplicas
 
-        hub, pairs = split(self.pair, passes)
-        return RowReplicas(hub, [self.answer(pair) for pair in pairs])
-
-    def _rows_if_faster(self, records: int) -> "RowReplicas | None":
-        """As many rows as are fastest for so many records; None where one at a time is."""
-        from specctl.batching.row_count import fastest_passes, most_rows, worthwhile
-
         limit = self.profile.sampling.max_new_tokens
-        if not worthwhile(self.pair, records * limit):
-            return None
-        most = min(records, most_rows(self.pair, limit))
-        passes = fastest_passes(self.pair, most, records * limit)
-        return None if passes is None else self._rows(passes)
+        return RowReplicas.of(self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn)
 
 
 def load_answering(

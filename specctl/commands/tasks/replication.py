@@ -14,14 +14,13 @@ from specctl.errors import UsageError
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
+    from specctl.batching.row_count import Batch
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable
     from specctl.replicas.replica import Replicas
     from specctl.terminal.work_progress import TerminalProgress
 
 PANEL = "Replicas"
-Batch = int | Literal["auto"]
-"""How many texts a pair writes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,11 @@ class ReplicaOptions:
         if not (self.batch.isdecimal() and int(self.batch)):
             raise UsageError(f"--batch {self.batch} is no number of texts", "e.g. --batch 8, or --batch auto")
         return int(self.batch)
+
+    def check_one(self) -> None:
+        """Raise UsageError where a value is none, or replicas are asked for and rows, which this process has."""
+        if self.replication is not None and self.rows not in (None, 1):
+            raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
 
     @property
     def replication(self) -> "Replication | None":
