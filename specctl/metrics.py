@@ -53,6 +53,8 @@ class Metrics:
         overlap_seconds: spent drafting during verification; ``draft_seconds`` is without it.
         leaves, accepted_leaves: verified beside draft tokens, and how many of them were accepted.
         nodes: tokens of dynamic trees that were verified; 0 for chains.
+        copied, accepted_copies: how many of the drafted and of the accepted tokens a lookup copied that is in a chain
+            with a model.
         levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     """
 
@@ -66,6 +68,8 @@ class Metrics:
     leaves: int = 0
     accepted_leaves: int = 0
     nodes: int = 0
+    copied: int = 0
+    accepted_copies: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overlap_seconds: float = 0.0
@@ -111,6 +115,8 @@ class Metrics:
         self.extras += round_.overlap_ms is None or round_.accepted < round_.drafted
         self.leaves += round_.leaves
         self.nodes += sum(round_.tree)
+        self.copied += round_.copied
+        self.accepted_copies += round_.accepted_copies
         self.accepted_leaves += round_.kept - round_.accepted
         self.draft_seconds += round_.draft_ms / 1e3
         self.verify_seconds += round_.verify_ms / 1e3
@@ -155,7 +161,7 @@ class Metrics:
     def as_record(self) -> dict[str, Any]:
         """The ``metrics`` object of an output record; times in milliseconds.
 
-        A hierarchy has ``levels`` too, and where leaves or trees were verified their numbers are there.
+        A hierarchy has ``levels`` too, and where leaves, trees or copies were verified their numbers are there.
         """
         record: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -181,6 +187,8 @@ class Metrics:
             record |= {"leaves": self.leaves, "accepted_leaves": self.accepted_leaves}
         if self.nodes:
             record["nodes"] = self.nodes
+        if self.copied:
+            record |= {"copied": self.copied, "accepted_copies": self.accepted_copies}
         if len(self.levels) < 2:
             return record
         levels = [
@@ -211,6 +219,8 @@ def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
         rates.append(("accepted leaves", f"{metrics.accepted_leaves} of {metrics.leaves}"))
     if metrics.nodes:
         rates.append(("nodes a round", f"{metrics.nodes / metrics.rounds:.1f}"))
+    if metrics.copied:
+        rates.append(("accepted copies", f"{metrics.accepted_copies} of {metrics.copied}"))
     return rates
 
 

@@ -13,7 +13,7 @@ In a hierarchy a round also has ``inner``, a list of such rounds.
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -27,8 +27,8 @@ Nats = Annotated[float, Field(ge=-0.001, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, and the
-    leaves that were verified in its place.
+    """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, the leaves
+    that were verified in its place, and its source where a lookup copied it that drafts in turn with a model.
 
     Of a tree a level, whether the accepted path goes through it, and what the policy was asked about there."""
 
@@ -41,6 +41,7 @@ class TracedStep:
     next_accept_prob: Probability | None = None
     own_accept_prob: Probability | None = None
     leaves: tuple[int, ...] = ()
+    source: Literal["lookup"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,11 @@ class TracedRound(RoundSummary):
         summary = round_.summary.rounded()
         steps = (
             TracedStep(
-                step.token, index < round_.accepted, **{name: getattr(step, name) for name in SIGNALS}, leaves=leaves
+                step.token,
+                index < round_.accepted,
+                **{name: getattr(step, name) for name in SIGNALS},
+                leaves=leaves,
+                source="lookup" if index >= round_.drafted - round_.copied else None,
             )
             for index, (step, leaves) in enumerate(zip(round_.steps, round_.leaves or repeat(()), strict=False))
         )
@@ -87,6 +92,7 @@ class TracedRound(RoundSummary):
             tree=summary.tree,
             path=round_.path,
             overlap_ms=summary.overlap_ms,
+            copied=summary.copied,
             extra=round_.extra,
             extra_kind=round_.extra_kind,
             steps=tuple(steps),

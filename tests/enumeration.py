@@ -21,7 +21,7 @@ from toys import Ticks
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
-from specctl.decoding.rows import device_rows, device_verdict, host_rows, host_verdict
+from specctl.decoding.rows import device_rows, device_verdict, host_rows, host_verdict, several_texts
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import HostGenerator
@@ -127,6 +127,7 @@ def doors(chance: Chance) -> Iterator[None]:
         # A draft's token, and one below a tree's.
         patch.object(device_rows, "pick", pick),
         patch.object(host_rows, "picked", lambda weights, _: chance.choose(weights.tolist())),
+        patch.object(several_texts, "picked_each", lambda laws, _: [*map(chance.choose, laws.tolist())]),
         patch.object(device_verdict, "pick", pick),  # a verifier's own token
         patch.object(host_verdict, "picked", coins.picked),
         # Whether a drafted token is kept, by the target or a draft.

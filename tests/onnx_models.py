@@ -1,7 +1,9 @@
 """Random models run by onnxruntime, whose graphs are exported once for all tests."""
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -13,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from checkpoints import llama_config, save_model
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.running.engines import EngineSettings
@@ -33,37 +36,87 @@ needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.joi
 @contextmanager
 def exported_once(folder: Path) -> Iterator[None]:
     """What torch exports of a model or a draft head is kept in a folder, for it takes seconds: fusing, rounding,
-    checking and keeping its graphs take milliseconds, and happen in every test. Processes share the folder."""
+    checking and keeping its graphs take milliseconds, and happen in every test. Processes share the folder.
+
+    Models of one structure share an export, and each puts its own weights into it.
+    """
     import onnx_ir as ir
 
     from specctl.models.onnx import export
-    from specctl.models.onnx.store import Store, key_of, key_of_head
+    from specctl.models.onnx.store import Store
     from specctl.models.onnx_heads import head_engine
 
     usual, usual_of_head, store = export.exported, head_engine.graphs_of, Store(folder)
 
-    def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
+    def shared(key: str, modules: Sequence[nn.Module], make: Callable[[], dict[str, ir.Model]]) -> dict[str, ir.Model]:
         def write(path: Path) -> None:
-            ir.save(usual(model, trees=trees), path, external_data="weights.bin")
-
-        key = key_of(model, None, trees=trees)
-        with store.alone(key, lambda: None):
-            return ir.load(store.find(key) or store.put(key, write))
-
-    def graphs_of(head: "ChainHead | BlockHead") -> "dict[str, ir.Model]":
-        def write(path: Path) -> None:
-            for name, graph in usual_of_head(head).items():
+            for name, graph in make().items():
+                graph.metadata_props[OWN] = json.dumps(_own_weights(graph, modules))
                 ir.save(graph, path.with_name(name), external_data=f"{name}.bin")
 
-        key = key_of_head(head, head.borrowed)
         with store.alone(key, lambda: None):
             path = store.find(key) or store.put(key, write)
-            return {file.name: ir.load(file) for file in path.parent.glob("*.onnx")}
+            found = {file.name: ir.load(file) for file in path.parent.glob("*.onnx")}
+        weights = _weights_of(modules)
+        for graph in found.values():
+            for name, own in json.loads(graph.metadata_props.pop(OWN)).items():
+                graph.graph.initializers[name].const_value = ir.tensor(weights[own].detach().numpy(), name=name)
+        return found
+
+    def exported(model: PreTrainedModel, *, trees: bool = False) -> ir.Model:
+        (graph,) = shared(
+            structure_of([model], trees), [model], lambda: {"model.onnx": usual(model, trees=trees)}
+        ).values()
+        return graph
+
+    def graphs_of(head: "ChainHead | BlockHead") -> dict[str, ir.Model]:
+        modules = [head, *head.borrowed]
+        return shared(structure_of(modules, "head"), modules, lambda: usual_of_head(head))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(export, "exported", exported)
         monkeypatch.setattr(head_engine, "graphs_of", graphs_of)
         yield
+
+
+OWN = "own weights"
+"""Where a kept export has the names of its weights in the model, by their names in the graph."""
+UNTOLD = ("_name_or_path", "transformers_version", "architectures", "dtype")
+"""Of a configuration, what decides nothing; each parameter has its own dtype."""
+
+
+def structure_of(modules: Sequence[nn.Module], *more: object) -> str:
+    """A name for all that decides what torch exports of modules, but for the values of their weights."""
+    found = hashlib.sha256(repr(more).encode())
+    for module in modules:
+        for name, part in module.named_modules():
+            config, kind = getattr(part, "config", None), type(part)
+            told = config.to_dict() | dict.fromkeys(UNTOLD) if hasattr(config, "to_dict") else config
+            found.update(f"{name} {kind.__module__} {kind.__qualname__} {part.extra_repr()} {told}".encode())
+        for name, weight in module.named_parameters():
+            found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        for name, buffer in module.named_buffers():
+            found.update(f"{name} {buffer.dtype} {buffer.tolist()}".encode())
+    return found.hexdigest()[:32]
+
+
+def _weights_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    return {
+        f"{place} {name}": weight
+        for place, module in enumerate(modules)
+        for name, weight in module.named_parameters(remove_duplicate=False)
+    }
+
+
+def _own_weights(graph: "ir.Model", modules: Sequence[nn.Module]) -> dict[str, str]:
+    """A graph's weights that are a model's, known by their memory; the others are made of its configuration."""
+    places = {weight.data_ptr(): name for name, weight in _weights_of(modules).items()}
+    found = {name: places.get(_place(value.const_value)) for name, value in graph.graph.initializers.items()}
+    return {name: own for name, own in found.items() if own is not None}
+
+
+def _place(tensor: Any) -> int | None:
+    return tensor.raw.data_ptr() if isinstance(getattr(tensor, "raw", None), torch.Tensor) else None
 
 
 @cache
@@ -107,10 +160,14 @@ def graphs() -> Path:
     return Path(_folder().name) / "specctl" / "onnx"
 
 
+def small_config() -> LlamaConfig:
+    """Of the models of `small_pair`."""
+    return llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
+
+
 def small_pair(folder: Path, *settings: str) -> Profile:
     """The profile of two small models on disk that onnxruntime runs."""
-    config = llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
     for name in ("target", "draft"):
-        save_model(folder / name, config)
+        save_model(folder / name, small_config())
     models = [f"{name}.model={folder / name}" for name in ("target", "draft")]
     return resolve("embedded", overrides=[*models, "engine=onnx", *settings]).profile

@@ -11,10 +11,10 @@ from onnx_models import sure_runner
 from toys import STOPPING, head_for, noisy_copy, random_model, random_predictor, seeded
 from transformers import AutoTokenizer, PreTrainedModel
 
+from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
-from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.model import load_model

@@ -7,7 +7,7 @@ from toys import round_of
 
 from specctl.jsonl import Record
 from specctl.metrics import Metrics, shown_rates
-from specctl.records import Completion, FinishReason, Round, StopReason
+from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
 from specctl.round_trace import TracedRound, trace_line
 
 NOT_OF_A_ROUND = {"kind", "id", "turn", "round"}
@@ -195,3 +195,19 @@ def test_after_an_accepted_end_of_sequence_nothing_was_rejected() -> None:
     round_ = replace(timed(1, 3, StopReason.POLICY), tree=(2, 2, 2), path=(7,), extra=None, extra_kind=None)
     assert round_.fully_accepted
     assert round_.rejected is None
+
+
+def test_copies_of_a_chain_are_counted() -> None:
+    steps = tuple(DraftStep(index, 1) for index in (1, 2, 3))
+    rounds = [
+        Round(0, steps, 2, 7, ExtraToken.CORRECTION, StopReason.POLICY, copied=2),
+        Round(1, steps, 0, 7, ExtraToken.CORRECTION, StopReason.POLICY, copied=3),
+    ]
+    metrics = Metrics()
+    for round_ in rounds:
+        metrics.add_round(round_)
+    assert (metrics.copied, metrics.accepted_copies) == (5, 1)
+    assert (metrics.as_record()["copied"], metrics.as_record()["accepted_copies"]) == (5, 1)
+    assert ("accepted copies", "1 of 5") in shown_rates(metrics)
+    assert metrics.levels[0].forwards == 1  # what was copied takes no pass of the draft
+    assert [step.source for step in TracedRound.of(rounds[0]).steps] == [None, "lookup", "lookup"]

@@ -2,16 +2,38 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import in_inference_mode
-from specctl.models.passes.preparation_time import own_clock, working_seconds
-from specctl.models.running.runner import RowPasses, RowRequest
+from specctl.models.passes.preparation_time import OwnClock, working_seconds
+
+
+class Request(Protocol):
+    """What a text asks for.
+
+    Attributes:
+        size: in what proportion to those it is answered with it shares the time of the answers.
+    """
+
+    @property
+    def size(self) -> float: ...
+
 
 T = TypeVar("T")
+Asked = TypeVar("Asked", bound=Request, contravariant=True)
+Given = TypeVar("Given", covariant=True)
+
+
+class Shared(Protocol[Asked, Given]):
+    """What several texts are given at once: the passes of a model (`RowPasses`), or a decision about all of them."""
+
+    def run(self, requests: Sequence[Asked], /) -> Sequence[Given]:
+        """An answer to each, at most one of a text; an exception is raised in that text alone.
+
+        If it raises one itself, each request is answered alone: answering again must give the same.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -31,32 +53,34 @@ class _Text(Generic[T]):
 
 @dataclass(slots=True)
 class Hub(Generic[T]):
-    """Runs every text until it waits for a pass, and then one pass for all that wait for the same model.
+    """Runs every text until it waits, and then does once what all need that wait for the same.
 
-    A text's loop knows nothing of the others: it is a greenlet, and `ask` switches to the hub until the pass is there.
-    Passes of the first model come first, so that a verification waits for the last text that drafts. A pass's time is
-    shared out by tokens: each text's clock goes on by its own work and its shares alone, so that the times of all
-    rounds add up to the time of the run, and no text takes waiting for others for its own price.
+    A text's loop knows nothing of the others: it is a greenlet, and what `asker` gives switches to the hub until the
+    answer is there. What is first in the order comes first, so that a verification waits for the last text that
+    drafts. The time of answers is shared out by the requests' sizes: each text's clock goes on by its own work and its
+    shares alone, so that the times of all rounds add up to the time of the run, and no text takes waiting for others
+    for its own price.
 
     Attributes:
-        models: the passes, a draft's before those of what verifies it.
+        order: what is shared, a draft's passes before those of what verifies it.
     """
 
-    models: Sequence[RowPasses]
-    _asked: list[list[tuple[_Text[T], RowRequest]]] = field(init=False, repr=False)
+    order: Sequence[Shared[Any, Any]]
+    _asked: list[list[tuple[_Text[T], Request]]] = field(init=False, repr=False)
     _texts: dict[greenlet, _Text[T]] = field(init=False, repr=False, default_factory=dict)
     _ended: list[tuple[int, T]] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._asked = [[] for _ in self.models]
+        self._asked = [[] for _ in self.order]
 
-    def asker(self, model: int) -> Callable[[RowRequest], Forward]:
-        """What a `RowRunner` of one of the models asks for its passes."""
+    def asker(self, shared: Shared[Asked, Given]) -> Callable[[Asked], Given]:
+        """What a text calls with a request to something in the order, and waits for its answer."""
+        number = next(number for number, each in enumerate(self.order) if each is shared)
 
-        def ask(request: RowRequest) -> Forward:
+        def ask(request: Asked) -> Given:
             text = self._texts[getcurrent()]
-            self._asked[model].append((text, request))
-            found: Forward = text.run.parent.switch()
+            self._asked[number].append((text, request))
+            found: Given = text.run.parent.switch()
             return found
 
         return ask
@@ -81,7 +105,7 @@ class Hub(Generic[T]):
     # Here, since a text that leaves the mode would leave it for all.
     @in_inference_mode
     def advance(self) -> list[tuple[int, T]]:
-        """Make one pass, if any text waits for one, and go on with the texts that waited.
+        """Answer those who wait for the first thing in the order, if any text waits, and go on with them.
 
         Returns:
             The rows whose texts have ended since the last call, with what they gave.
@@ -91,45 +115,45 @@ class Hub(Generic[T]):
         """
         number = next((number for number, waiting in enumerate(self._asked) if waiting), None)
         if number is not None:
-            model, asked = self.models[number], self._asked[number]
+            shared, asked = self.order[number], self._asked[number]
             self._asked[number] = []
             began = working_seconds()
             try:
-                found: Sequence[Forward | Exception] = model.run([request for _, request in asked])
-            except (RuntimeError, IndexError):
-                found = [_alone(model, request) for _, request in asked]
-            each = (working_seconds() - began) / sum(len(request.tokens) for _, request in asked)
-            for (text, request), outputs in zip(asked, found, strict=True):
-                text.clock += each * len(request.tokens)
-                self._resume(text, outputs)
+                found: Sequence[Any] = shared.run([request for _, request in asked])
+            except Exception:  # whoever failed is told it alone
+                found = [_alone(shared, request) for _, request in asked]
+            each = (working_seconds() - began) / sum(request.size for _, request in asked)
+            for (text, request), answer in zip(asked, found, strict=True):
+                text.clock += each * request.size
+                self._resume(text, answer)
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
         """Give up the texts that have not ended."""
-        self._asked = [[] for _ in self.models]
+        self._asked = [[] for _ in self.order]
         for text in list(self._texts.values()):
             text.run.parent = getcurrent()
             text.run.throw(GreenletExit)
         self._texts.clear()
 
-    def _resume(self, text: _Text[T], outputs: Forward | Exception | None = None) -> None:
+    def _resume(self, text: _Text[T], *answer: Any) -> None:
         text.run.parent = getcurrent()
         try:
-            with own_clock(text.clock):
-                if isinstance(outputs, Exception):
-                    text.run.throw(outputs)
+            with OwnClock(text.clock):
+                if answer and isinstance(answer[0], Exception):
+                    text.run.throw(answer[0])
                 else:
-                    text.run.switch(*([] if outputs is None else [outputs]))
+                    text.run.switch(*answer)
                 text.clock = working_seconds()
         finally:
             if text.run.dead:
                 self._texts.pop(text.run, None)
 
 
-def _alone(model: RowPasses, request: RowRequest) -> Forward | Exception:
-    """A pass for one text, after one for several failed: a pass can be made again, for it writes the same places."""
+def _alone(shared: Shared[Asked, Given], request: Asked) -> Given | Exception:
+    """The answer to one text, after one to several failed."""
     try:
-        return model.run([request])[0]
-    except (RuntimeError, IndexError) as error:
+        return shared.run([request])[0]
+    except Exception as error:
         return error

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
@@ -52,13 +53,13 @@ def split(pair: Pair, passes: Sequence[RowPasses]) -> tuple[Hub[Any], list[Pair]
         pair: of which `why_alone` says nothing.
         passes: of `passes_of`.
     """
-    read = read_models(pair)
-    hub: Hub[Any] = Hub(passes)
+    shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
+    hub: Hub[Any] = Hub([*shared.values()])
 
     def of_row(runner: Runner, row: int) -> Runner:
         if isinstance(runner, LookupRunner):
             return runner.fresh()
-        return runner.same_around(RowRunner(runner.bare, row, hub.asker(read.index(runner))))
+        return runner.same_around(RowRunner(runner.bare, row, hub.asker(shared[id(runner)])))
 
     return hub, [
         replace(pair, target=of_row(pair.target, row), drafts=tuple(of_row(draft, row) for draft in pair.drafts))

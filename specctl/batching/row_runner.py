@@ -1,9 +1,17 @@
 """One of several sequences that a model reads in the same passes."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
+from specctl.batching.read_passes import Reading
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.running.runner import RowRequest, Runner
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.models.passes.forward import Numbers
+    from specctl.models.passes.token_reader import Token, TokenReader
 
 PIECE = 512
 """Tokens of a prompt that go through one pass at once: all other sequences wait for it."""
@@ -20,7 +28,7 @@ class RowRunner(Runner):
 
     no_trees = "a batch reads chains"
 
-    def __init__(self, model: Runner, row: int, ask: Callable[[RowRequest], Forward]) -> None:
+    def __init__(self, model: Runner, row: int, ask: Callable[[RowRequest], Forward | Reading]) -> None:
         self.context, self.device = model.context, model.device
         self.runs_model, self.verifies, self.threads = model.runs_model, model.verifies, model.threads
         self.draft_vocabulary = model.draft_vocabulary
@@ -42,9 +50,41 @@ class RowRunner(Runner):
             piece = tokens[start : start + PIECE]
             behind = len(tokens) - start - len(piece)
             wanted = max(0, min(keep - behind, len(piece)))
-            parts.append(self._ask(RowRequest(self._row, self._length, piece, wanted, hidden)))
+            found = self._ask(RowRequest(self._row, self._length, piece, wanted, hidden))
+            parts.append(cast("Forward", found))
             self._length += len(piece)
         return parts[0] if len(parts) == 1 else joined(parts)
+
+    @property
+    def widest_read(self) -> int:
+        return PIECE
+
+    def read(
+        self,
+        tokens: "Sequence[Token]",
+        reader: "TokenReader",
+        uniform: float | None,
+        previous: "torch.Tensor | None" = None,
+    ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
+        ids = cast("Sequence[int]", tokens)  # no step of a text runs ahead of its host
+        if reader.hidden:
+            return self._read_alone(ids, reader, uniform, previous)
+        found = self._ask(RowRequest(self._row, self._length, ids, 1, False, reader, uniform))
+        self._length += len(ids)
+        return cast("Reading", found)
+
+    def _read_alone(
+        self, tokens: Sequence[int], reader: "TokenReader", uniform: float | None, previous: "torch.Tensor | None"
+    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
+        """A reading over the last hidden state: a network's, a text at a time."""
+        import torch
+
+        forward = self.extend(tokens, keep=1, hidden=True)
+        assert forward.hidden is not None
+        draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
+        columns = forward.columns
+        logits = torch.from_numpy(columns) if not isinstance(columns, torch.Tensor) else columns
+        return reader(logits[-1], draw, forward.hidden[-1], None if previous is None else previous.float())
 
     def rollback(self, length: int) -> None:
         self._length = min(self._length, length)

@@ -81,6 +81,12 @@ def compared_settings(
         raise UsageError("drafts with leaves cannot be replayed", "calibrate without them: --set draft.leaves=0")
     if draft.tree is not None:
         raise UsageError("drafts that are trees cannot be replayed", "calibrate the chain: --set draft.tree=0")
+    if draft.lookup:
+        raise UsageError(
+            "drafts in a chain with a lookup cannot be replayed: a trace holds what the model drafts, not what is "
+            "accepted of a copy behind it",
+            "calibrate the model: --set draft.lookup=false, and compare chains live with `specctl bench`",
+        )
     if draft.parallel:
         raise UsageError(
             "no policy stops a draft in parallel, so there is none to choose",

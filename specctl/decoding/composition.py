@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from specctl.decoding.copying.chained import ChainedDrafter
+from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
-from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
@@ -110,7 +111,10 @@ class Stage:
 def compose_for(
     target: Runner, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
 ) -> Drafter | None:
-    """`compose` with the leaves and trees of a setting, as far as the target and the first stage can read trees."""
+    """`compose` with a setting's lookup, or its leaves and trees as far as target and first stage can read trees."""
+    if setting.lookup:
+        model = compose(stages, record)
+        return ChainedDrafter(model) if isinstance(model, ModelDrafter | PreVerifiedDrafter) else model
     if not stages or target.no_trees is not None:
         return compose(stages, record)
     grows = setting.tree is not None and stages[0].runner.no_trees is None

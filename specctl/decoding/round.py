@@ -108,6 +108,7 @@ def verified_round(
         tree=found.tree,
         path=tuple(found.kept) if found.tree else (),
         context=len(sequence),
+        copied=draft.copied,
     )
     if isinstance(found.rows, slice):
         verifier.rollback(found.start + found.rows.stop)

@@ -77,7 +77,7 @@ class Candidate:
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
-    named, without leaves or trees and not in parallel."""
+    named, without leaves, trees or a lookup and not in parallel."""
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -89,7 +89,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     if (
         len(levels) > 1
         or candidate.drafts != (0,)
-        or any(level.head or level.leaves or level.tree or level.parallel for level in levels)
+        or any(level.head or level.leaves or level.tree or level.parallel or level.lookup for level in levels)
     ):
         record["levels"] = [
             {
@@ -101,6 +101,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
                 **({"leaves": level.leaves} if level.leaves is not None else {}),
                 **({"tree": level.tree.tokens, "tree_beams": level.tree.beams} if level.tree is not None else {}),
                 **({"parallel": level.parallel} if level.parallel is not None else {}),
+                **({"lookup": True} if level.lookup else {}),
             }
             for draft, level in zip(candidate.drafts, levels, strict=True)
         ]
@@ -128,6 +129,7 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             leaves=level.get("leaves"),
             tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
             parallel=level.get("parallel"),
+            lookup=level.get("lookup", False),
         )
     drafts = tuple(level["draft"] for level in records)
     return Candidate(record["label"], setting, drafts, engine=record.get("engine"))

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 SHARE = 0.01
 """Of the time, what may be lost by drafts for good."""
-ALLOWANCE = 0.5
-"""The balance of a new run, in passes: what its first drafts may lose."""
+ALLOWANCE, ADVANCE = 1.5, 1.0
+"""The balance of a new run, in passes: what its first drafts may lose; and how much of it are shares of rounds to come,
+which add nothing until it is made up for."""
+SCANTY = 0.5
+"""The balance up to which drafts have one token."""
 MOST = 20.0
 """The largest balance: a text that is of another kind than those before loses no more than that."""
 MOST_TOKENS = 1 << 10
@@ -24,10 +27,11 @@ class DraftAccount:
 
     What a round saved or lost is booked in target passes of a single token, the rounds of decoding without a draft: the
     tokens that the draft brought, minus what it took, minus by how much the pass was longer. Every round adds SHARE of
-    a pass, and drafts are made while the balance covers what they lose if nothing of them is accepted. So over T passes
-    drafts lose at most SHARE T + ALLOWANCE, for whatever they lose beyond that they have saved before. This is the
-    constraint of conservative bandits (Wu et al. 2016, arXiv 1602.04282): at any time the reward is at least
-    1 - SHARE times that of the default action, here the target alone.
+    a pass, and drafts are made while the balance covers what they lose if nothing of them is accepted. A new run has
+    the shares of its first ADVANCE / SHARE rounds from the beginning, when there is most to find out. So over T passes
+    drafts lose at most ALLOWANCE, or SHARE T + ALLOWANCE - ADVANCE if that is more, for whatever they lose beyond that
+    they have saved before. This is the constraint of conservative bandits (Wu et al. 2016, arXiv 1602.04282): at any
+    time the reward is at least 1 - SHARE times that of the default action, here the target alone.
 
     A draft that is not expected to pay is a probe. Probes go on as long as they save, and after some that lost x passes
     in all the next one comes after x / SHARE further rounds or more, up to PATIENCE times as many if several failed in
@@ -38,6 +42,7 @@ class DraftAccount:
     """
 
     balance: float = ALLOWANCE
+    _owed: float = ADVANCE
     _found: float = 0.0  # what the probes since the last waiting saved
     _wait: float = 0.0  # rounds until the next probe
     _patience: float = 1.0
@@ -60,7 +65,7 @@ class DraftAccount:
         """
         if self.balance < entry + step:
             return 0
-        if self.balance <= ALLOWANCE or self.balance < entry + 2 * step:
+        if self.balance <= SCANTY or self.balance < entry + 2 * step:
             return 1
         spare = RISK * self.balance - entry
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
@@ -73,7 +78,11 @@ class DraftAccount:
             probe: whether it was a draft that was not expected to pay.
             rounds: how many.
         """
-        self.balance = min(MOST, self.balance + SHARE * rounds + gain)
+        share = SHARE * rounds
+        if self._owed:
+            kept, self._owed = max(0.0, share - self._owed), max(0.0, self._owed - share)
+            share = kept
+        self.balance = min(MOST, self.balance + share + gain)
         if not probe:
             self._wait -= rounds
             return

@@ -125,7 +125,7 @@ class CostLeaves:
 
         Left out are leaves that would not save a quarter of what a wider pass takes by the line through all widths.
         """
-        least = self._speed * self._times.line.fit()[1] / 4 if self._times.line.known else 0.0
+        least = self._speed * self._times.line.slope / 4 if self._times.line.known else 0.0
         found = []
         reached = 1.0
         for number, place in enumerate(places):
@@ -139,7 +139,7 @@ class CostLeaves:
         """How many of the leaves pay best, given their falling gains."""
         if not self._times.line.known:
             return len(gains)
-        seconds = self._times.upto(drafted + len(gains) + 1)[drafted:]
+        seconds = [self._times.at(width) for width in range(drafted, drafted + len(gains) + 1)]
         best, paying, total = 0.0, 0, 0.0
         for count, gain in enumerate(gains, start=1):
             total += gain

@@ -21,6 +21,7 @@ SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
 SURPLUS_PRIOR, SURPLUS_NOISE = 4.0, 0.05
 """A surplus is believed by half after this many observations, and this many more for each square of the typical error
 over SURPLUS_NOISE of the expected time."""
+NOT_SEEN = 0.0, 0.0
 SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
 """Weight of one observation in the logarithm of the slowdown; an observation counts at most as this factor."""
 
@@ -31,6 +32,8 @@ class RunningLine:
 
     Attributes:
         memory: factor on the weight of every old observation when a new one arrives.
+        base: seconds at k = 0, at least 0.
+        slope: additional seconds when k grows by 1, at least 0.
         anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
             varies goes through the origin, without them it is flat.
         tolerance: the share of the expected value up to which an error is plausible whatever the typical error.
@@ -42,13 +45,14 @@ class RunningLine:
     anchor: float = 0.0
     tolerance: float = TOLERANCE
     restarts: float = 0.0
+    base: float = field(init=False, default=0.0)
+    slope: float = field(init=False, default=0.0)
     _count: float = 0.0
     _k: float = 0.0
     _kk: float = 0.0
     _t: float = 0.0
     _kt: float = 0.0
     _scale: float = 0.0
-    _fit: tuple[float, float] | None = None  # asked for several times a round
 
     @property
     def known(self) -> bool:
@@ -61,45 +65,39 @@ class RunningLine:
 
     def at(self, k: int) -> float:
         """Seconds at ``k``."""
-        base, slope = self.fit()
-        return base + slope * k
-
-    def fit(self) -> tuple[float, float]:
-        """The base, seconds at k = 0, and the slope, additional seconds when k grows by 1; both at least 0."""
-        if self._fit is None:
-            self._fit = self._fitted()
-        return self._fit
-
-    def _fitted(self) -> tuple[float, float]:
-        count = self._count + self.anchor
-        mean = self._k / count
-        varied, together = self._kk / count - mean * mean, self._kt / count - mean * self._t / count
-        slope = max(0.0, together / (varied + (0.0 if self.anchor else RIDGE)))
-        if self.anchor:  # a base below 0 would make a slope too steep
-            slope = min(slope, self._t / self._k)
-        return max(0.0, (self._t - slope * self._k) / count), slope
+        return self.base + self.slope * k
 
     def learn(self, k: int, seconds: float) -> None:
         """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
-        if 0 < self._count < self.restarts and seconds < FAR_BELOW * self.at(k):
-            self._count = self._k = self._kk = self._t = self._kt = self._scale = 0.0
-        if self._count:
-            base, slope = self._fit or self.fit()
-            expected = base + slope * k
-            most = PLAUSIBLE * self._scale + self.tolerance * expected
-            error = seconds - expected
-            size = error if error > 0 else -error
-            if size > most:
-                seconds = expected + (most if error > 0 else -most)
-            # The scale learns from errors clipped less, so that the line follows a lasting change within a few rounds.
-            self._scale += SCALE_RATE * ((size if size < 2 * most else 2 * most) - self._scale)
+        count = self._count
+        if count:
+            expected = self.base + self.slope * k
+            if count < self.restarts and seconds < FAR_BELOW * expected:
+                count = self._k = self._kk = self._t = self._kt = self._scale = 0.0
+            else:
+                most = PLAUSIBLE * self._scale + self.tolerance * expected
+                error = seconds - expected
+                size = error if error > 0 else -error
+                if size > most:
+                    seconds = expected + (most if error > 0 else -most)
+                # The scale learns from errors clipped less: the line follows a lasting change within a few rounds.
+                self._scale += SCALE_RATE * ((size if size < 2 * most else 2 * most) - self._scale)
         memory = self.memory
-        self._count = memory * self._count + 1
-        self._k = memory * self._k + k
-        self._kk = memory * self._kk + k * k
-        self._t = memory * self._t + seconds
-        self._kt = memory * self._kt + k * seconds
-        self._fit = None
+        self._count = count = memory * count + 1
+        self._k = sum_k = memory * self._k + k
+        self._kk = sum_kk = memory * self._kk + k * k
+        self._t = sum_t = memory * self._t + seconds
+        self._kt = sum_kt = memory * self._kt + k * seconds
+        count += self.anchor
+        mean = sum_k / count
+        together = sum_kt / count - mean * sum_t / count
+        slope = 0.0
+        if together > 0:
+            slope = together / (sum_kk / count - mean * mean + (0.0 if self.anchor else RIDGE))
+            if self.anchor and slope > sum_t / sum_k:  # a base below 0 would make a slope too steep
+                slope = sum_t / sum_k
+        base = (sum_t - slope * sum_k) / count
+        self.base, self.slope = base if base > 0 else 0.0, slope
 
 
 @dataclass(slots=True)
@@ -110,39 +108,33 @@ class WidthTimes:
 
     Attributes:
         line: through all widths.
+        surplus: seconds that single widths take longer than the line says, as far as that is believed: as it was when
+            the width was last seen.
     """
 
     line: RunningLine
-    _surplus: dict[int, tuple[float, float]] = field(default_factory=dict)
-    _believed: dict[int, float] = field(default_factory=dict)  # of each surplus, by when its width was last seen
-    _times: list[float] = field(default_factory=list)  # from k = 0 on, as far as they were asked for
+    surplus: dict[int, float] = field(default_factory=dict)
+    _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, k: int, seconds: float) -> None:
         """Add an observation."""
         line = self.line
         line.learn(k, seconds)
-        self._times.clear()
-        expected = line.at(k)
-        most = LARGEST_SURPLUS * expected
-        total, weight = self._surplus.get(k, (0.0, 0.0))
-        surplus = max(-most, min(most, seconds - expected))
-        total, weight = SURPLUS_MEMORY * total + surplus, SURPLUS_MEMORY * weight + 1
-        self._surplus[k] = total, weight
+        expected = line.base + line.slope * k
+        surplus, most = seconds - expected, LARGEST_SURPLUS * expected
+        if surplus > most:
+            surplus = most
+        elif surplus < -most:
+            surplus = -most
+        total, weight = self._seen.get(k, NOT_SEEN)
+        self._seen[k] = total, weight = SURPLUS_MEMORY * total + surplus, SURPLUS_MEMORY * weight + 1
         if expected > 0:
-            self._believed[k] = total / (weight + SURPLUS_PRIOR + (line.error / (SURPLUS_NOISE * expected)) ** 2)
+            error = line.error / (SURPLUS_NOISE * expected)
+            self.surplus[k] = total / (weight + SURPLUS_PRIOR + error * error)
 
     def at(self, k: int) -> float:
         """Seconds for ``k``; an observation must have been added."""
-        return self._times[k] if k < len(self._times) else self.upto(k + 1)[k]
-
-    def upto(self, count: int) -> list[float]:
-        """Seconds for each k from 0 on, ``count`` of them or more; they are computed once for each observation."""
-        times = self._times
-        if len(times) < count:
-            base, slope = self.line.fit()
-            surplus = self._believed.get
-            times += [base + slope * k + surplus(k, 0.0) for k in range(len(times), count)]
-        return times
+        return self.line.base + self.line.slope * k + self.surplus.get(k, 0.0)
 
 
 @dataclass(slots=True)
@@ -159,7 +151,13 @@ class Slowdown:
 
         What both have in common is the median of them and 1: nothing if only one is slower, or one is faster.
         """
-        common = min(LARGEST_SLOWDOWN, max(1 / LARGEST_SLOWDOWN, sorted((one, other, 1.0))[1]))
+        if one > other:
+            one, other = other, one
+        common = 1.0 if one < 1 < other else other if other <= 1 else one
+        if common > LARGEST_SLOWDOWN:
+            common = LARGEST_SLOWDOWN
+        elif common < 1 / LARGEST_SLOWDOWN:
+            common = 1 / LARGEST_SLOWDOWN
         self.value *= (common / self.value) ** SLOWDOWN_RATE
 
 
@@ -206,6 +204,7 @@ class TokenRates:
 
     prior: float
     _rate: float = 0.7
+    _usual: float = log_odds(0.7)
     _seen: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def surplus(self, token: int | None) -> float:
@@ -213,11 +212,10 @@ class TokenRates:
 
         0 for None and for a token without observations.
         """
-        known = self._seen.get(token) if token is not None else None
-        if known is None:
+        if token not in self._seen:
             return 0.0
-        accepted, verified = known
-        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - log_odds(self._rate)
+        accepted, verified = self._seen[token]
+        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - self._usual
 
     def learn(self, token: int | None, outcome: float) -> float:
         """Add the outcome (0 or 1, or the probability of 1) of the draft token that follows ``token``.
@@ -225,14 +223,14 @@ class TokenRates:
         Returns:
             The token's `surplus` before.
         """
-        rate = self._rate
-        self._rate = rate + RATE_SPEED * (outcome - rate)
+        rate, usual = self._rate, self._usual
+        self._rate += RATE_SPEED * (outcome - rate)
+        self._usual = log_odds(self._rate)
         if token is None:
             return 0.0
-        known = self._seen.get(token)
-        if known is None:
+        if token not in self._seen:
             self._seen[token] = outcome, 1
             return 0.0
-        accepted, verified = known
+        accepted, verified = self._seen[token]
         self._seen[token] = accepted + outcome, verified + 1
-        return log_odds((accepted + self.prior * rate) / (verified + self.prior)) - log_odds(rate)
+        return log_odds((accepted + self.prior * rate) / (verified + self.prior)) - usual

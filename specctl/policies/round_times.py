@@ -21,8 +21,12 @@ FIRST = 4.0
 """`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
 TRIED = 4
 """Until drafts of so many tokens were timed, each further one is taken to cost no more than `cost_ratio` says."""
-AT_ONCE = 8
+AT_ONCE = 6
 """Lengths that are computed beyond those asked for, since a longer draft asks next."""
+SETTLED, EVERY = 64, 2
+"""Once SETTLED drafts were timed, one round with a draft of EVERY is learned from: times hardly change then."""
+RISING = 1.02
+"""By how much the least time of a pass is taken to have risen when the next one is timed."""
 FEW = 4
 """Tokens that a draft reads in its first step for the time of one; what it takes to read more is learned apart."""
 
@@ -55,7 +59,8 @@ class RoundTimes:
     lost_step: float = field(init=False)
     _step: float = field(init=False)
     _speed: float = field(init=False)
-    _base: float = field(init=False, default=1.0)  # of a pass, while none was timed
+    _begin: float = field(init=False)  # tokens lost by the time of a round before any of a draft
+    _one_pass: float = field(init=False, default=1.0)  # seconds of a pass of the target alone
     _draft: RunningLine = field(
         init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
     )
@@ -63,7 +68,6 @@ class RoundTimes:
         init=False, default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY, restarts=FIRST))
     )
     _alone: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=FIRST))
-    _any: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=FIRST))
     _catching_up: RunningLine = field(
         init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
     )
@@ -73,6 +77,8 @@ class RoundTimes:
     _prior: float = field(init=False, default=PRIOR_ROUNDS)
     _longest: int = field(init=False, default=0)
     _timed: int = field(init=False, default=0)
+    _least: dict[int, float] = field(init=False, default_factory=dict)  # seconds of a pass, by its width
+    _turn: int = field(init=False, default=0)
     _drafted_before: bool = field(init=False, default=True)
     _spent: list[float] = field(init=False, default_factory=list)
 
@@ -85,14 +91,13 @@ class RoundTimes:
         They are computed when they are first asked for after a round.
         """
         spent = self._spent
-        if len(spent) < count:
+        if (start := len(spent)) < count:
             count += AT_ONCE
-            step, speed, start = self._step, self._speed, len(spent)
-            if self._verify.line.known:
-                passes = self._verify.upto(count)
-                spent += [speed * (step * k + passes[k]) for k in range(start, count)]
-            else:
-                spent += [speed * (step * k + self._base) for k in range(start, count)]
+            begin, price, speed = self._begin, self.price, self._speed
+            spent += [begin + price * k for k in range(start, count)]
+            for width, surplus in self._verify.surplus.items():
+                if start <= width < count:
+                    spent[width] += speed * surplus
         return spent
 
     def catching_up(self, unread: int) -> float:
@@ -104,7 +109,7 @@ class RoundTimes:
 
     def lost(self, round_: Round) -> float:
         """By how many passes of the target alone a round with a draft was longer than one, but for catching up."""
-        alone, drafted = self._one_pass, round_.drafted
+        alone, drafted = self._one_pass, len(round_.steps)
         if not self._draft.known:
             return self._step * drafted / alone
         seconds = self._draft.at(drafted)
@@ -119,20 +124,19 @@ class RoundTimes:
 
     def _wider(self, width: int, alone: float) -> float:
         """By how many seconds a pass over a draft is longer than one of the target alone."""
-        longer = self._verify.at(width) - self._verify.at(0)
-        return max(0.0, min(longer, MOST_WIDER * width * alone))
+        surplus = self._verify.surplus.get
+        longer = self._verify.line.slope * width + surplus(width, 0.0) - surplus(0, 0.0)
+        if self._alone.known:  # a line through few passes is flat
+            observed = self._least.get(width, 0.0) - alone
+            if observed > longer:
+                longer = observed
+        most = MOST_WIDER * width * alone
+        return longer if 0 <= longer <= most else most if longer > most else 0.0
 
     @property
     def knows_target(self) -> bool:
         """Whether a pass of the target alone was timed."""
         return self._alone.known
-
-    @property
-    def _one_pass(self) -> float:
-        """Seconds of a pass of the target alone."""
-        if self._alone.known:
-            return self._alone.fit()[0]
-        return self._any.fit()[0] if self._any.known else self._base
 
     def learn(self, round_: Round, emitted: int, unread: int) -> None:
         """Learn from a round that was timed.
@@ -142,53 +146,60 @@ class RoundTimes:
             emitted: how many tokens it added to the text.
             unread: tokens of the text that its draft had to catch up with.
         """
+        drafted, behind = len(round_.steps), unread > FEW
         drafting, verifying, width = round_.draft_seconds, round_.verify_seconds, _width(round_)
-        behind = unread > FEW
-        if round_.drafted and drafting and not behind and self._draft.known:
-            expected = self._draft.at(round_.drafted), self._verify.line.at(width)
-            if all(expected):  # a coarse clock may have told 0 of all drafts so far
-                self._slowdown.learn(drafting / expected[0], verifying / expected[1])
-        slowdown = self._slowdown.value
-        drafting, verifying = drafting / slowdown, verifying / slowdown
-        self._verify.learn(width, verifying)
+        draft, verify = self._draft, self._verify
+        slowdown = self._slowdown
+        if drafted and drafting and not behind and draft.known:
+            steps, pass_ = draft.at(drafted), verify.line.at(width)
+            if steps and pass_:  # a coarse clock may have told 0 of all drafts so far
+                slowdown.learn(drafting / steps, verifying / pass_)
+            if self._timed >= SETTLED:
+                self._turn = (self._turn + 1) % EVERY
+                if self._turn:
+                    self._drafted_before = True
+                    return
+        drafting, verifying = drafting / slowdown.value, verifying / slowdown.value
+        verify.learn(width, verifying)
+        least = RISING * self._least.get(width, verifying)
+        self._least[width] = verifying if verifying < least else least
         if behind:
-            base = self._verify.at(0)
-            steps = self._draft.at(round_.drafted) if self._draft.known else self.cost_ratio * base * round_.drafted
+            steps = draft.at(drafted) if draft.known else self.cost_ratio * verify.at(0) * drafted
             # Reading tokens at once takes a part of what as many draft steps take.
-            most = AT_MOST * unread * steps / round_.drafted
+            most = AT_MOST * unread * steps / drafted
             self._catching_up.learn(unread, max(0.0, min(most, drafting - steps)))
             drafting = steps
-        elif round_.drafted:
-            self._draft.learn(round_.drafted, drafting)
-            self._longest = max(self._longest, round_.drafted)
+        elif drafted:
+            draft.learn(drafted, drafting)
+            if drafted > self._longest:
+                self._longest = drafted
             self._timed += 1
         elif not self._drafted_before:
             self._alone.learn(0, verifying)
-        if not self._alone.known:
-            self._any.learn(0, verifying)
-        self._drafted_before = bool(round_.drafted)
+        self._one_pass = self._alone.base if self._alone.known else min(self._least.values())
+        self._drafted_before = drafted > 0
         self._emitted = SPEED_MEMORY * self._emitted + emitted
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
         self._prior *= SPEED_MEMORY
         self._set_prices()
 
     def _set_prices(self) -> None:
-        base, slope = self._verify.line.fit() if self._verify.line.known else (self._base, 0.0)
-        entry, step = self._draft.fit() if self._draft.known else (0.0, self.cost_ratio * base)
+        line, draft, alone = self._verify.line, self._draft, self._one_pass
+        base, slope = (line.base, line.slope) if line.known else (alone, 0.0)
+        entry, step = (draft.base, draft.slope) if draft.known else (0.0, self.cost_ratio * base)
         real = step
         seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * (step + slope))
-        if self._longest < TRIED:
-            step = min(step, self.cost_ratio * base)  # it may be the beginning that takes long
+        if self._longest < TRIED and step > self.cost_ratio * base:
+            step = self.cost_ratio * base  # it may be the beginning that takes long
         self._step, self._speed = step, (self._emitted + self._prior * PRIOR_EMITTED) / seconds
         self._spent.clear()
-        alone = self._one_pass
         # A pass over a draft of one token may be longer than one of the target alone by more than wider drafts differ.
-        wider = max(0.0, self._wider(1, alone) - slope) if self._verify.line.known else 0.0
+        wider = max(0.0, self._wider(1, alone) - slope)
         self.price, self.entry = (step + slope) * self._speed, (entry + wider) * self._speed
-        lost_entry, lost_step = (
-            (entry + wider, real) if self._timed >= CONFIRMED else (wider, min(real, self._most_a_step))
-        )
-        self.lost_entry, self.lost_step = lost_entry / alone, (lost_step + min(slope, MOST_WIDER * alone)) / alone
+        self._begin = base * self._speed
+        if self._timed < CONFIRMED:
+            entry, real = 0.0, min(real, self._most_a_step)
+        self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(slope, MOST_WIDER * alone)) / alone
 
 
 def _width(round_: Round) -> int:
@@ -196,4 +207,5 @@ def _width(round_: Round) -> int:
 
     A tree has as many tokens as its depth and its size allow, so that one more level takes what deeper trees took.
     """
-    return round_.drafted if round_.tree else round_.nodes
+    drafted = len(round_.steps)
+    return round_.nodes if round_.leaves and not round_.tree else drafted

@@ -34,6 +34,7 @@ class Setting:
             None for none.
         tree: the size of the trees that the draft grows; None for chains.
         parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
+        lookup: whether a lookup drafts in turn with the draft; only with the one that the target verifies.
     """
 
     policy: str
@@ -45,6 +46,7 @@ class Setting:
     leaves: Leaves | None = None
     tree: TreeSize | None = None
     parallel: Parallel | None = None
+    lookup: bool = False
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -87,6 +89,7 @@ class Setting:
             f"(leaves={self.leaves})" if self.leaves is not None else "",
             f"({self.tree})" if self.tree is not None else "",
             "(parallel)" * bool(self.parallel),
+            "(lookup)" * self.lookup,
         ]
         return "".join(shapes)
 
@@ -139,7 +142,7 @@ class Setting:
     @property
     def table(self) -> dict[str, Any]:
         """The setting as a policy table, with ``head``, ``leaves``, ``tree`` and ``tree_beams``, ``parallel``,
-        ``pre_verify`` and the lower ``draft`` if set."""
+        ``lookup``, ``pre_verify`` and the lower ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
@@ -149,6 +152,8 @@ class Setting:
             table |= {"tree": self.tree.tokens, "tree_beams": self.tree.beams}
         if self.parallel is not None:
             table["parallel"] = self.parallel
+        if self.lookup:
+            table["lookup"] = True
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table

@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from specctl.profile.model_table import unchained
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP
 from specctl.profile.wording import Key
 
@@ -60,6 +61,9 @@ class Layers:
         return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
+        if "model" in above and "lookup" not in above:  # a model that is named alone drafts alone
+            below.pop("lookup", None)
+            self._forget((*at, "lookup"))
         if above.get("model", below.get("model")) != below.get("model"):
             for name in ("kind", *OF_ONE_MODEL):
                 below.pop(name, None)
@@ -85,12 +89,13 @@ class Layers:
 
 
 def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with the model name of each draft that is a lookup by its kind, so that it replaces a model below."""
+    """The table with the model name of each draft that is a lookup by its kind, so that it replaces a model below; and
+    of each chain with a lookup."""
     draft = table.get("draft")
     if not isinstance(draft, dict):
         return table
     named = {"model": LOOKUP} if draft.get("kind") == "lookup" else {}
-    return {**table, "draft": {**named, **_with_lookups(draft)}}
+    return {**table, "draft": {**named, **_with_lookups(unchained(draft))}}
 
 
 def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:

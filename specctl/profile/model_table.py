@@ -1,6 +1,6 @@
 """A profile's table of one checkpoint and where it runs."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
@@ -14,6 +14,39 @@ IN_TARGET = "target:mtp"
 """The model name of a draft head that is in the files of the model above it."""
 LOOKUP = "prompt:lookup"
 """The model name of a draft that copies from the text so far."""
+
+
+def sources(model: object) -> tuple[object, bool]:
+    """The model of a draft, and whether it is in a chain with a lookup, as `prompt:lookup+MODEL` or a list of both say.
+
+    Raises:
+        ValueError: a list or such a text is not a lookup and one model.
+    """
+    names = model
+    if isinstance(model, str):
+        first, last = model.removeprefix(f"{LOOKUP}+"), model.removesuffix(f"+{LOOKUP}")
+        names = [LOOKUP, first] if first != model else [last, LOOKUP] if last != model else None
+    if not isinstance(names, list):
+        return model, False
+    form = f'a chain is two sources, a lookup and one model: ["{LOOKUP}", MODEL]'
+    if not names or "" in names:
+        raise ValueError(f"names no {'draft' if not names else 'model'}; {form}")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"names {twice} twice; {form}")
+    if names == [LOOKUP]:
+        raise ValueError(f"names a lookup alone; without a model it is no chain: model = '{LOOKUP}'")
+    if len(names) != 2 or LOOKUP not in names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"is {names}; {form}; a model that drafts for another is in a [draft.draft] table")
+    return next(name for name in names if name != LOOKUP), True
+
+
+def unchained(table: dict[str, Any]) -> dict[str, Any]:
+    """A draft's table with the model of a chain and ``lookup`` apart; as it is where there is none, or a wrong one."""
+    try:
+        model, chained = sources(table.get("model"))
+    except ValueError:
+        return table
+    return {**table, "model": model, "lookup": True} if chained else table
 
 
 class ModelTable(Table):

@@ -18,6 +18,7 @@ from specctl.profile.known_names import known_head
 from specctl.profile.model_table import IN_TARGET as IN_TARGET
 from specctl.profile.model_table import LOOKUP as LOOKUP
 from specctl.profile.model_table import ModelTable as ModelTable
+from specctl.profile.model_table import sources, unchained
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
@@ -71,6 +72,10 @@ class DraftTable(ModelTable):
     parallel: Parallel | None = None
     """Whether the draft writes on while the target verifies, blocks of a ``constant`` policy's length; for a draft and
     a target on different devices. ``force``: also where they share one."""
+
+    lookup: bool = False
+    """Whether a lookup drafts in turn with this draft: in each round the one of which more is expected. ``model =
+    ["prompt:lookup", MODEL]`` says so too."""
 
     tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """How many ids the draft can write, the likeliest ones, so that its output layer computes few logits; ``auto`` for
@@ -134,12 +139,21 @@ class DraftTable(ModelTable):
             )
         if draft is not None and draft.parallel:
             raise ValueError("cannot be parallel: only the draft that the target verifies can")
+        if draft is not None and draft.lookup:
+            raise ValueError("cannot be in a chain with a lookup: only the draft that the target verifies can")
         return draft
 
     @model_validator(mode="before")
     @classmethod
     def _of_the_kind_named(cls, table: Any) -> Any:
-        return {"kind": "lookup", **table} if isinstance(table, dict) and table.get("model") == LOOKUP else table
+        if not isinstance(table, dict):
+            return table
+        return {"kind": "lookup", **table} if table.get("model") == LOOKUP else unchained(table)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _a_chain_of_two(cls, model: object) -> object:
+        return sources(model)[0]
 
     @field_validator("kind")
     @classmethod
@@ -169,10 +183,17 @@ class DraftTable(ModelTable):
             raise ValueError("needs a draft model: copying from the text takes no time that could be hidden")
         return parallel or None
 
-    @field_validator("leaves", "tree", "head", "draft")
+    @field_validator("lookup")
+    @classmethod
+    def _drafts_in_turn(cls, lookup: bool, info: ValidationInfo) -> bool:
+        if lookup and (other := next((key for key in ("leaves", "tree", "parallel") if info.data.get(key)), None)):
+            raise ValueError(f"excludes {other}: a lookup and a model draft chains, and one at a time")
+        return lookup
+
+    @field_validator("leaves", "tree", "head", "draft", "lookup")
     @classmethod
     def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is not None and info.data.get("kind") == "lookup":
+        if value and info.data.get("kind") == "lookup":
             raise ValueError("has no place in a draft that copies from the text")
         return value
 
@@ -203,12 +224,14 @@ class DraftTable(ModelTable):
         """The setting of this level alone."""
         tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
         once = self.pre_verify == "once"
-        return replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
+        return replace(
+            self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel, lookup=self.lookup
+        )
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
-        shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel}
+        shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel, "lookup": setting.lookup}
         changed: dict[str, Any] = {"policy": policy, **shape}
         if setting.tree is not None:
             changed |= {"tree": setting.tree.tokens, "tree_beams": setting.tree.beams}

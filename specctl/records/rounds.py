@@ -66,6 +66,7 @@ class RoundSummary:
         leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
         tree: as in `Round`.
         overlap_ms: wall time of drafting during the verification; None where the two take turns.
+        copied: as in `Round`.
     """
 
     drafted: int
@@ -79,6 +80,7 @@ class RoundSummary:
     leaf: int | None = None
     tree: tuple[int, ...] = ()
     overlap_ms: float | None = None
+    copied: int = 0
 
     @property
     def nodes(self) -> int:
@@ -93,7 +95,12 @@ class RoundSummary:
     @property
     def draft_forwards(self) -> int:
         """Forward passes of the draft: one for each inner round in a hierarchy, else for each token or level."""
-        return len(self.inner) or self.drafted
+        return len(self.inner) or self.drafted - self.copied
+
+    @property
+    def accepted_copies(self) -> int:
+        """How many of the `copied` tokens were accepted."""
+        return max(0, self.accepted - (self.drafted - self.copied))
 
     def rounded(self) -> Self:
         """A copy with times rounded to microseconds, in inner rounds too."""
@@ -137,6 +144,8 @@ class Round:
         overlap_seconds: wall time of drafting during the verification, beyond which it took ``draft_seconds``; None
             where the two take turns. With an overlap the verifier adds a token only after a rejection.
         context: tokens of the sequence before the round, the prompt's included; 0 where it is not known.
+        copied: how many of the drafted tokens, the last ones, the lookup of a chain copied from the text; 0 without a
+            chain.
     """
 
     index: int
@@ -157,6 +166,7 @@ class Round:
     path: tuple[int, ...] = ()
     overlap_seconds: float | None = None
     context: int = 0
+    copied: int = 0
 
     @property
     def drafted(self) -> int:
@@ -205,4 +215,5 @@ class Round:
             self.leaf,
             self.tree,
             None if self.overlap_seconds is None else self.overlap_seconds * 1e3,
+            self.copied,
         )

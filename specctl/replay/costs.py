@@ -46,6 +46,9 @@ class CostTable:
             contains the first head's time.
         catch_up_ms: by number of tokens, the time that a draft takes to read so many tokens of the text before its
             first step, which it missed while no draft was wanted; interpolated, and in proportion beyond.
+        batches: by number of rows, the table of rounds in which so many texts draft and are verified together:
+            ``draft_ms`` of as many passes over all rows as the draft is long, ``verify_ms`` of one pass over all
+            drafts. Interpolated between numbers of rows, and in proportion beyond.
     """
 
     contexts: Counts
@@ -58,6 +61,7 @@ class CostTable:
     reading_ms: dict[str, float] = field(default_factory=dict)
     head_ms: dict[str, float] = field(default_factory=dict)
     catch_up_ms: dict[int, float] = field(default_factory=dict)
+    batches: "dict[int, CostTable]" = field(default_factory=dict)
 
     @classmethod
     def flat(cls, draft_ms: float, verify_ms: float, longest: int, per_token_ms: float = 0.0) -> "CostTable":
@@ -240,7 +244,12 @@ class CostTable:
             reading_ms=_rounded(self.reading_ms),
             head_ms=_rounded(self.head_ms),
             catch_up_ms=_rounded(self.catch_up_ms),
+            batches={rows: table._rounded() for rows, table in self.batches.items()},
         )
+
+    def verifying(self, context: float, drafted: float) -> float:
+        """Milliseconds of a pass that verifies a draft; between measured lengths, too."""
+        return float(self._at(self.verify_ms, np.array([context]), np.array([drafted]))[0])
 
     def _at(self, table: Floats, context: Any, length: Any) -> Floats:
         """Bilinear interpolation of ``table (C, K)`` at N points, constant beyond its edges."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
@@ -17,6 +17,15 @@ number of tokens it drafts, and how many the draft has to read first (`TextRead`
 is its overhead excluding inner rounds."""
 
 
+class Passes(Protocol):
+    """Passes that other texts share, and so have to be waited for; each gives the seconds of this text's share."""
+
+    def draft(self, context: int, unread: int) -> float:
+        """One draft token behind ``context`` tokens, of which ``unread`` are read first."""
+
+    def verify(self, context: int, drafted: int) -> float: ...
+
+
 class Player(NamedTuple):
     """One draft in a replay.
 
@@ -24,11 +33,13 @@ class Player(NamedTuple):
         policy: when the draft stops.
         once: for a middle draft, whether its block is verified after one inner round.
         clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
+        passes: of a draft alone, what its rounds wait for, in the place of a clock.
     """
 
     policy: StoppingPolicy
     once: bool = False
     clock: Clock | None = None
+    passes: Passes | None = None
 
 
 def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
@@ -88,10 +99,11 @@ class _Block(NamedTuple):
 
 
 class _Drafting:
-    """A draft on a trace, together with the drafts below it."""
+    """A draft on a trace, with those below it."""
 
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
-        self.policy, self._once, self._clock = players[0]
+        self.policy, self._once, self._clock, self._passes = players[0]
+        self._waited = 0.0
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self._read = TextRead()
@@ -107,7 +119,8 @@ class _Drafting:
         """
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
-            steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start), draft.longest)
+            step = partial(draft.step, start) if self._passes is None else partial(self._waited_for, draft, start)
+            steps, stop = draft_phase(self.policy, budget, self._eos, step, draft.longest)
             return _Block(steps, stop, threshold, [])
         text = draft.under(start)
 
@@ -120,6 +133,12 @@ class _Drafting:
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return _Block(steps, stop, threshold, inner)
+
+    def _waited_for(self, draft: Recorded, start: int, index: int) -> DraftStep:
+        assert self._passes is not None
+        before = self._prompt_tokens + start
+        self._waited += self._passes.draft(before + index - 1, self._read.missing(before) if index == 1 else 0)
+        return draft.step(start, index)
 
     def verify(
         self,
@@ -145,7 +164,10 @@ class _Drafting:
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
         unread = self._read.round(context, bool(steps), accepted + (not ended))
-        drafting, verifying = self._clock(context, len(steps), unread) if self._clock else (0.0, 0.0)
+        if self._passes is not None:
+            drafting, verifying, self._waited = self._waited, self._passes.verify(context, len(steps)), 0.0
+        else:
+            drafting, verifying = self._clock(context, len(steps), unread) if self._clock is not None else (0.0, 0.0)
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
             index=index,

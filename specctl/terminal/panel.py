@@ -75,7 +75,7 @@ class GenerationPanel:
             Group(_block(text), *rule, *below),
             title=self.heading,
             title_align="left",
-            subtitle=_legend(),
+            subtitle=_legend(self._metrics),
             subtitle_align="right",
             border_style="dim",
         )
@@ -97,9 +97,12 @@ def _block(lines: Sequence[Sequence[Segment]]) -> Segments:
     return Segments([segment for line in lines for segment in (*line, Segment.line())])
 
 
-def _legend() -> Text:
+def _legend(metrics: Metrics) -> Text:
+    """The origins that there are; copies beside a model's draft are rare."""
     return Text(" · ", style="dim").join(
-        Text(origin.value, style=f"not dim {ORIGIN_STYLES[origin]}") for origin in Origin
+        Text(origin.value, style=f"not dim {ORIGIN_STYLES[origin]}")
+        for origin in Origin
+        if origin is not Origin.COPIED or metrics.copied
     )
 
 

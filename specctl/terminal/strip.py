@@ -28,15 +28,20 @@ def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
 
 
 def bar(round_: Round, scale: float = 1.0) -> Text:
-    """One cell per drafted token times ``scale``; in a hierarchy gaps separate the tokens of inner rounds."""
+    """One cell per drafted token times ``scale``; in a hierarchy gaps separate the tokens of inner rounds.
+
+    Behind another gap stand, in another colour, tokens that a lookup copied behind a model's.
+    """
     length = max(1, round(round_.drafted * scale)) if round_.drafted else 0
     whole = round_.accepted == round_.drafted
     accepted = length if whole else min(round(round_.accepted * scale), length - 1)
     collected = accumulate(len(inner.emitted) for inner in round_.inner)
     cuts = {cut for tokens in collected if 0 < (cut := round(tokens * scale)) < length}
+    copies = round((round_.drafted - round_.copied) * scale) if round_.copied else length
+    cuts |= {copies} if 0 < copies < length else set()
     segments = [
         Text.assemble(
-            (ACCEPTED * (min(end, accepted) - min(start, accepted)), "green"),
+            (ACCEPTED * (min(end, accepted) - min(start, accepted)), "green" if start < copies else "blue"),
             (DISCARDED * (max(end, accepted) - max(start, accepted)), "dim"),
         )
         for start, end in pairwise(sorted({0, length} | cuts))
@@ -63,7 +68,7 @@ def _branches(round_: Round) -> bool:
 
 def _common_scale(rounds: Sequence[Round], room: int) -> float:
     def scale(round_: Round) -> float:
-        gaps = max(0, len(round_.inner) - 1)
+        gaps = max(0, len(round_.inner) - 1) + (0 < round_.copied < round_.drafted)
         bars = 2 if _branches(round_) else 1
         return max(room - gaps, (room + 1) // 2) / (bars * round_.drafted)
 

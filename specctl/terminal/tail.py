@@ -18,15 +18,24 @@ KEPT_CHARS = 8192
 
 
 class Origin(StrEnum):
-    """Where a piece of the generated text comes from; text of a target without a draft counts as bonus."""
+    """Where a piece of the generated text comes from; text of a target without a draft counts as bonus.
+
+    Copied text was accepted too: of a lookup that drafts in turn with a model.
+    """
 
     ACCEPTED = "accepted"
+    COPIED = "copied"
     CORRECTION = "correction"
     BONUS = "bonus"
 
 
 # Each differs from the others without colour too, for NO_COLOR.
-ORIGIN_STYLES = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow underline", Origin.BONUS: "bold cyan"}
+ORIGIN_STYLES = {
+    Origin.ACCEPTED: "green",
+    Origin.COPIED: "italic blue",
+    Origin.CORRECTION: "yellow underline",
+    Origin.BONUS: "bold cyan",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,12 @@ def eos_in(family: str) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", ["cost-optimal", "constant:draft_length=4", NOISY])
-@pytest.mark.representatives("llama", "constant:draft_length=4")
+@pytest.mark.representatives(
+    "svip:threshold=1.2,c=1-llama",
+    "cost-optimal-llama",
+    "constant:draft_length=4-gemma2",
+    "constant:draft_length=4-gpt-neox",
+)
 def test_tokens_are_those_of_plain_generate(family, policy):
     fast = speculative(noisy_copy(family), policy)
     for ids in (PROMPT, LONG):
@@ -287,7 +292,7 @@ def test_a_lookup_drafts():
     ],
     ids=["draft head", "hierarchy", "acceptance head", "folder"],
 )
-@pytest.mark.representatives("hierarchy", "acceptance head", "draft head")
+@pytest.mark.representatives("hierarchy", "acceptance head")
 def test_a_draft_by_name(embedded, draft, policy, head):
     ids = torch.tensor([[5, 300, 7, 42]])
     fast = speculative(draft, policy, head=head)

@@ -1,6 +1,7 @@
 """Several texts at once: each is what it would be alone, whatever its neighbours are and whatever becomes of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 from typing import Any
@@ -11,6 +12,7 @@ from enumeration import largest_difference, law_of, walk
 from toys import EOS, TableRunner, law, related_table, table
 
 from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import PIECE, RowRunner
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -86,12 +88,12 @@ def written(
 ) -> tuple[dict[int, tuple[int, ...]], list[TableRows]]:
     """What each row writes after its prompt in a batch, and the passes, of which the target's fail as told."""
     passes = [TableRows(table, len(rows), fails if table is TARGET else lambda _: False) for table in TABLES]
-    hub: Hub[tuple[int, ...]] = Hub(passes)
+    hub: Hub[tuple[int, ...]] = Hub([ReadPasses(each) for each in passes])
 
     def write(row: int) -> tuple[int, ...]:
         def runner(table: torch.Tensor) -> RowRunner:
             number = next(number for number, each in enumerate(TABLES) if each is table)
-            return RowRunner(TableRunner(table), row, hub.asker(number))
+            return RowRunner(TableRunner(table), row, hub.asker(hub.order[number]))
 
         target, drafter = runner(TARGET), rows[row](runner)
         tokens: list[int] = []
@@ -150,7 +152,7 @@ def test_an_error_of_a_texts_own_code_reaches_who_runs_the_batch() -> None:
     hub: Hub[int] = Hub([TableRows(TARGET, 2)])
 
     def broken() -> int:
-        RowRunner(TableRunner(TARGET), 1, hub.asker(0)).extend([1], keep=1)
+        RowRunner(TableRunner(TARGET), 1, hub.asker(hub.order[0])).extend([1], keep=1)
         raise KeyError("its own")
 
     hub.begin(1, broken)
@@ -165,7 +167,7 @@ def test_texts_that_are_given_up_clean_up_and_leave_their_rows_free() -> None:
     left: list[int] = []
 
     def endless(row: int) -> int:
-        runner = RowRunner(TableRunner(TARGET), row, hub.asker(0))
+        runner = RowRunner(TableRunner(TARGET), row, hub.asker(hub.order[0]))
         try:
             while True:
                 runner.extend([1], keep=1)
@@ -196,7 +198,7 @@ def test_clocks_of_texts_add_up_to_passes_and_own_work(monkeypatch: pytest.Monke
 
     def work(row: int) -> list[float]:
         nonlocal now
-        runner, seen = RowRunner(TableRunner(TARGET), row, hub.asker(0)), []
+        runner, seen = RowRunner(TableRunner(TARGET), row, hub.asker(hub.order[0])), []
         for _ in range(2):
             began = working_seconds()
             now += 1.0 + row
@@ -233,3 +235,42 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
     runner.rollback(7)
     runner.rollback(9)
     assert runner.length == 7
+
+
+@dataclass(frozen=True)
+class Bid:
+    row: int
+    size: float = 1.0
+
+
+class Auction:
+    """A decision about all that wait, of which one is told an error."""
+
+    def __init__(self) -> None:
+        self.held: list[list[int]] = []
+
+    def run(self, bids: Sequence[Bid], /) -> list[str | Exception]:
+        self.held.append([bid.row for bid in bids])
+        best = max(bid.row for bid in bids)
+        return [ValueError("outbid") if bid.row == 0 else str(best) for bid in bids]
+
+
+@pytest.mark.usefixtures("inference_mode")
+def test_a_decision_about_all_texts_has_its_place_in_the_order() -> None:
+    first, decision, last = TableRows(TARGET, 3), Auction(), TableRows(TARGET, 3)
+    hub: Hub[str] = Hub([first, decision, last])
+
+    def work(row: int) -> str:
+        RowRunner(TableRunner(TARGET), row, hub.asker(last if row == 2 else first)).extend([1], keep=1)
+        try:
+            return hub.asker(decision)(Bid(row))
+        except ValueError as error:
+            return str(error)
+
+    for row in range(3):
+        hub.begin(row, lambda row=row: work(row))  # type: ignore[misc]
+    found: dict[int, str] = {}
+    while hub.busy:
+        found |= dict(hub.advance())
+    assert found == {0: "outbid", 1: "1", 2: "2"}
+    assert decision.held == [[0, 1], [2]], "before the last pass, after the first"

@@ -110,7 +110,7 @@ def versioned(engine: str) -> tuple[pytest.MarkDecorator, ...]:
     ("engine", "sampling"),
     [pytest.param(*each, marks=versioned(each[0]), id=f"{each[0]}-{NAMES[each[1]]}") for each in BUDGETS],
 )
-@pytest.mark.representatives("graph", "eager-top-k and top-p", "static-greedy")
+@pytest.mark.representatives("static-greedy", "graph-temperature 1", "graph-top-k and top-p")
 def test_what_a_round_asks_of_the_device(cuda: Devices, engine: str, sampling: Sampling) -> None:
     with torch.inference_mode():
         target, draft = (runner_of(engine, on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))

@@ -147,7 +147,7 @@ def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("engine", ["eager", "graph"])
-@pytest.mark.representatives("graph-chain", "graph-block")
+@pytest.mark.representatives("graph-block")
 def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: list[int]) -> None:
     (target,) = models(cuda, "cuda:0", engine=engine)
     settings = EngineSettings(engine=engine, notice=unexpected)  # type: ignore[arg-type]
@@ -185,6 +185,7 @@ def test_recording_for_replay(cuda: Devices, sampling: Sampling) -> None:
     assert drafted is not None
 
 
+@pytest.mark.slow
 def test_measuring_costs(cuda: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_predictors=({},))
     times = PassMeter(pair, 16, 2).measure(1)

@@ -144,6 +144,7 @@ class Verifies(PreVerifiedDrafter):
 
 @pytest.mark.parametrize("inner", ["token", "block"])
 @pytest.mark.parametrize("outer", ["token", "block"])
+@pytest.mark.representatives("token-block", "block-token")
 def test_levels_may_verify_in_different_ways(inner: Verification, outer: Verification) -> None:
     sampling = replace(PLAIN, verification=outer)
     found = enumerate_decode(lambda: Verifies(inner), sampling, length=3, limit=4)

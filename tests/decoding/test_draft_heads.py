@@ -93,7 +93,7 @@ def play(target: Runner, drafter: Drafter, prompt: Sequence[int], limit: int) ->
 
 @pytest.mark.parametrize("engine", TARGETS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox"])
-@pytest.mark.representatives("llama", "gemma2-eager")
+@pytest.mark.representatives("llama-eager", "llama-fixed width", "gemma2-eager")
 def test_a_head_is_shown_the_states_of_the_text_and_of_nothing_else(family: str, engine: str) -> None:
     model = random_model(family)
     if family == "gemma2" and engine != "eager":
@@ -111,6 +111,7 @@ def test_a_head_is_shown_the_states_of_the_text_and_of_nothing_else(family: str,
 
 
 @pytest.mark.parametrize("engine", HEADS)
+@pytest.mark.representatives("graph")
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
     model = random_model("llama")
     target, drafter = EagerRunner(model, 64), head_drafter(engine=engine)

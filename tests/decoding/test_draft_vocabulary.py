@@ -78,6 +78,19 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize("sampling", ["T=1", "T=1 by block", FEW, f"{FEW} by block"])
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.representatives(
+    "on the host-a chain-T=1",
+    "on the host-a chain without the first id-T=0.7",
+    "on the host-a chain of one token-T=1",
+    "on the host-a policy that reads the law-T=1",
+    "on the host-a policy that learns-T=1",
+    "on the host-leaves-T=1",
+    "on the host-a tree-T=0.7",
+    "on the host-below another draft-T=1 by block",
+    "on the host-with fewer rows than the target-T=1",
+    "as on a device-a chain-T=1",
+    "as on a device-leaves-T=0.7",
+)
 def test_the_output_has_the_law_of_the_target(name: str, sampling: str) -> None:
     length = 3 if name == "below another draft" else LENGTH
     found = enumerate_decode(DRAFTERS[name], SAMPLINGS[sampling], length, length)

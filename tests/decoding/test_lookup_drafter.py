@@ -16,9 +16,9 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose, readable
+from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.lookup import LookupDrafter, MatchRates
 from specctl.decoding.loop import decode
 from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
@@ -31,6 +31,7 @@ from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
+from specctl.policies.match_rates import MatchRates
 from specctl.policies.rules.confidence import ConfidentPrefix
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.cost_optimal import CostOptimal
@@ -245,7 +246,7 @@ BELOW: list[Callable[[], Drafter]] = [
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("drafter", [*ALONE, *BELOW])
 @pytest.mark.representatives(
-    "T=1]", "<lambda>0-T=0.7 top_k=2 top_p=0.95]", f"<lambda>{len(ALONE)}-T=1 by block", "<lambda>1-T=1 by block"
+    "<lambda>0", "<lambda>1", "<lambda>2", "<lambda>3-T=1", "<lambda>4-T=1 by block", "<lambda>5-T=1"
 )
 def test_output_has_the_law_of_the_target(drafter: Callable[[], Drafter], sampling: Sampling) -> None:
     found = enumerate_decode(drafter, sampling, 4, 5)
@@ -269,7 +270,7 @@ def test_copied_tokens_verified_with_another_distribution_are_caught() -> None:
 @pytest.mark.usefixtures("drafts_at_will")
 @pytest.mark.parametrize("make", READS_NO_DISTRIBUTION)
 @pytest.mark.parametrize("below", [False, True], ids=["alone", "below a draft"])
-@pytest.mark.representatives("alone", "below a draft-<lambda>1")
+@pytest.mark.representatives("alone-<lambda>0", "below a draft-<lambda>1")
 def test_greedy_tokens_are_those_of_the_target_alone(make: Callable[[], StoppingPolicy], below: bool) -> None:
     target = EagerRunner(random_model("llama"), 64)
     drafter: Drafter = lookup(make())

@@ -204,6 +204,7 @@ def test_tokens_are_the_same_on_other_engines(engine: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+@pytest.mark.representatives("mamba2")
 def test_recurrent_states_go_back_on_both_sides(family: str) -> None:
     alone, target = (EagerRunner(recurrent_model(family), 64) for _ in range(2))
     drafting = drafter(4, EagerRunner(noisy_recurrent(family), 64))

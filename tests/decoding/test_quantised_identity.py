@@ -152,14 +152,14 @@ def test_no_way_to_draft_changes_the_text_of_torchaos_forms(form: Form, way: str
 @needs_onnx
 @pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *CHAINS])
 @pytest.mark.parametrize("form", ONNX, ids=str)
-@pytest.mark.representatives("onnx, int4-cost-optimal", "onnx, int8-hierarchy")
+@pytest.mark.slow
 def test_no_way_to_draft_changes_the_law_of_onnxruntimes_forms(form: Form, way: str) -> None:
     assert law_error(form, way, "T=1") < ROUNDED
 
 
 @needs_onnx
 @pytest.mark.parametrize("form", ONNX, ids=str)
-@pytest.mark.representatives("onnx, int8")
+@pytest.mark.slow
 def test_block_verification_keeps_the_law_of_onnxruntimes_forms(form: Form) -> None:
     assert law_error(form, "constant", BY_BLOCK) < ROUNDED
 

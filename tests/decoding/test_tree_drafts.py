@@ -198,6 +198,7 @@ def test_a_draw_in_the_row_of_another_token_is_caught() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a number for each depth", "one for all"])
+@pytest.mark.representatives("one for all")
 def test_tokens_of_a_path_are_independent(shared: bool) -> None:
     """What no enumeration sees, which draws by itself: the same number at every depth."""
 

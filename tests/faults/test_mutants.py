@@ -67,6 +67,7 @@ def test_there_are_faults_for_every_room_that_are_the_same_each_time() -> None:
     assert chosen_faults(1, 0, "policies")[0] == [fault for fault in faults if fault.module.startswith("policies")]
 
 
+@pytest.mark.slow
 def test_every_module_has_tests_near_it() -> None:
     assert all(near(module, 0.0, {}) for module in ("api/processors.py", "policies/rules/constant.py"))
 

@@ -52,6 +52,7 @@ def whole() -> tuple[Pair, tuple[int, ...]]:
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
 @pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.representatives("1-static", "300-eager")
 def test_a_draft_of_few_tokens_changes_no_text(whole: tuple[Pair, tuple[int, ...]], count: int, engine: str) -> None:
     settings = profile(f"draft.tokens={count}", f"engine={engine}")
     pair = load_pair(settings)

@@ -62,6 +62,15 @@ def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Cal
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.representatives(
+    "repetition penalty-prompt",
+    "no n-gram twice-prompt",
+    "bad words-prompt",
+    "suppressed-one token",
+    "forced start-one token",
+    "bias-one token",
+    "all of them-prompt",
+)
 def test_tokens_are_those_of_generate_under_the_same_rules(name: str, prompt: tuple[int, ...]) -> None:
     wrap = ruled(RULES[name])
     near, far = noisy_copy("llama"), noisy_copy("llama", 0.05)
@@ -171,7 +180,7 @@ def test_words_that_can_never_be_written_are_no_rules() -> None:
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_h1", "qwen3_next"])
 @pytest.mark.parametrize("name", ["repetition penalty", "no n-gram twice"])
-@pytest.mark.representatives("repetition penalty-mamba", "no n-gram twice-qwen3_next")
+@pytest.mark.representatives("repetition penalty-mamba")
 def test_rules_over_a_state_that_goes_back_too_far(family: str, name: str) -> None:
     """Its runner is shorter after a rollback than was asked, and reads accepted tokens again."""
     wrap = ruled(RULES[name])

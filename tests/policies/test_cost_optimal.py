@@ -134,7 +134,7 @@ def test_a_width_that_differs_from_the_line_is_learned_and_noise_is_not() -> Non
         for place in range(400):
             k = place % 8
             times.learn(k, (5.0 + k - (2.0 if k == 3 else 0.0)) * (1 + noise * chance.uniform(-1, 1)))
-        return times.upto(12)
+        return [times.at(k) for k in range(12)]
 
     plain, noisy = learned(0.0), learned(0.6)
     assert plain[2] - plain[3] > 0.5
@@ -248,19 +248,19 @@ def test_a_line_is_found_in_spite_of_outliers_and_after_a_change() -> None:
             k = chance.randrange(8)
             stray = 10.0 if place % 25 == 24 else 1.0
             line.learn(k, stray * (base + slope * k))
-        assert line.fit() == (pytest.approx(base, rel=0.15), pytest.approx(slope, rel=0.35))
+        assert (line.base, line.slope) == (pytest.approx(base, rel=0.15), pytest.approx(slope, rel=0.35))
 
 
 def test_an_anchored_line_goes_through_the_origin_until_k_varies() -> None:
     line, fixed, varied = (RunningLine(0.95, anchor=1.0) for _ in range(3))
     for k in (1, 4, 2):
         line.learn(k, 3.0 * k)
-    assert line.fit() == (pytest.approx(0.0), pytest.approx(3.0))
+    assert (line.base, line.slope) == (pytest.approx(0.0), pytest.approx(3.0))
     for place in range(200):
         fixed.learn(4, 6.0)
         varied.learn(1 + place % 8, 6.0)
-    assert fixed.fit() == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.5))
-    base, slope = varied.fit()
+    assert (fixed.base, fixed.slope) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.5))
+    base, slope = varied.base, varied.slope
     assert base == pytest.approx(6.0, rel=0.25)
     assert slope < 0.3
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specctl.policies.draft_account import ALLOWANCE, MOST, SHARE, DraftAccount
+from specctl.policies.draft_account import ADVANCE, ALLOWANCE, MOST, SHARE, DraftAccount
 from specctl.policies.round_times import FEW, RoundTimes
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -16,8 +16,10 @@ PASS, STEP, CATCHING_UP, PROMPT = 8.0, 1.0, 0.01, 30
 class Simulated:
     """Texts of 96 tokens with a draft that is right with some probability, and what they take."""
 
-    def __init__(self, policy: CostOptimal, right: Callable[[int], float], step: float = STEP) -> None:
-        self.policy, self._right, self._step = policy, right, step
+    def __init__(
+        self, policy: CostOptimal, right: Callable[[int], float], step: float = STEP, wider: float = 0.0
+    ) -> None:
+        self.policy, self._right, self._step, self._wider = policy, right, step, wider
         self._chance = random.Random(3)
         self.tokens = self.drafted = 0
         self.seconds = 0.0
@@ -44,10 +46,11 @@ class Simulated:
         drafting = self._step * count + (CATCHING_UP * (context - read) if count else 0.0)
         steps = tuple(DraftStep(place + 1, token=5, entropy=0.5, top_prob=0.8) for place in range(count))
         kind = ExtraToken.BONUS if accepted == count else ExtraToken.CORRECTION
-        times = drafting, PASS, drafting + PASS
+        verifying = PASS + self._wider * bool(count)
+        times = drafting, verifying, drafting + verifying
         self.policy.observe(Round(0, steps, accepted, 9, kind, StopReason.POLICY, None, *times, context=context))
         self.tokens += accepted + 1
-        self.seconds += drafting + PASS
+        self.seconds += drafting + verifying
         self._round_drafted = bool(count)
         self.drafted += bool(count)
         return accepted + 1
@@ -64,7 +67,7 @@ def test_a_draft_that_is_never_right_takes_no_more_than_the_bound(step: float) -
     passes = played.tokens
     lost = (played.seconds - passes * PASS) / PASS
     # The price of the first drafts is known only when they were made: they may cost their own time more.
-    assert lost <= SHARE * passes + ALLOWANCE + 2 * step / PASS
+    assert lost <= max(ALLOWANCE, SHARE * passes + ALLOWANCE - ADVANCE) + 2 * step / PASS
     assert played.of_none > 0.985
     assert played.drafted > 3, "it still probes"
 
@@ -72,6 +75,20 @@ def test_a_draft_that_is_never_right_takes_no_more_than_the_bound(step: float) -
 @pytest.mark.parametrize("step", [0.2, 1.0])
 def test_the_very_first_text_takes_no_more_than_the_bound(step: float) -> None:
     assert Simulated(CostOptimal(), lambda _: 0.0, step).write(1).of_none > 0.98
+
+
+def test_a_pass_that_a_draft_makes_longer_is_paid_for_from_the_first_one_on() -> None:
+    """What the first rejected draft lost is booked when the target's own time is known."""
+    played = Simulated(CostOptimal(), lambda _: 0.0, wider=0.4 * PASS).write(1)
+    assert (played.seconds - played.tokens * PASS) / PASS < ALLOWANCE + 0.7
+
+
+def test_what_the_first_rounds_add_is_there_from_the_beginning() -> None:
+    account = DraftAccount()
+    account.book(0.0, probe=False, rounds=round(ADVANCE / SHARE))
+    assert account.balance == pytest.approx(ALLOWANCE)
+    account.book(0.0, probe=False, rounds=10)
+    assert account.balance == pytest.approx(ALLOWANCE + 10 * SHARE)
 
 
 @pytest.mark.parametrize("right", [0.1, 0.15])

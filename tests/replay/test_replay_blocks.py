@@ -100,6 +100,7 @@ class FromTrace:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives("a draft model", "foreseeing", "toy")
 def test_replayed_blocks_are_those_of_a_live_run_that_draws_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The models run; only chance is taken from the trace, which knows the chances of every block of any length."""
     pair = KINDS[kind]()

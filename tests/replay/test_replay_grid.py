@@ -168,7 +168,7 @@ def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: d
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-@pytest.mark.representatives("chain", "block")
+@pytest.mark.representatives("block")
 def test_so_are_those_after_a_prompt_of_one_token(kind: str) -> None:
     """One setting of each policy: what differs is where the head's own cache begins."""
     pair, trace = greedy(kind, prompt=PROMPT[:1])
@@ -250,7 +250,7 @@ def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Tr
 
 @pytest.mark.parametrize("length", [1, 5, PIECE + 40])
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
-@pytest.mark.representatives("chain-5", "block-552", "remembering-1")
+@pytest.mark.representatives("remembering-1", "block-552")
 def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
     kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +281,7 @@ def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
 
 
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
-@pytest.mark.representatives("crossing", "block", "remembering")
+@pytest.mark.representatives("remembering", "block")
 def test_when_sampling_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their verdicts come from the same coins; what is drawn behind a rejected token is not compared."""
     pair = PAIRS[kind](NO_EOS, None)

@@ -172,7 +172,15 @@ def greedy(family: str, levels: int, eos: frozenset[int] = frozenset()) -> tuple
 
 @pytest.mark.parametrize("name", HIERARCHIES)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("llama", "gemma2-full")
+@pytest.mark.representatives(
+    "llama-full",
+    "llama-pre-verify once",
+    "llama-a middle that drops",
+    "llama-SpecDec++ over SVIP",
+    "llama-cost-optimal twice",
+    "llama-nobody below",
+    "llama-DISCO over SVIP",
+)
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str) -> None:
     pair, trace = greedy(family, 2)
     found = [shape(played) for played in play(players(HIERARCHIES[name]), trace, pair.eos)]

@@ -154,7 +154,8 @@ def test_without_colour_origins_still_differ(monkeypatch: pytest.MonkeyPatch) ->
     with console.capture() as capture:
         console.print(drawn)
     codes = {code for sequence in SGR.findall(capture.get()) for code in sequence[2:-1].split(";")}
-    assert codes <= {"0", "1", "2", "4"}
+    assert codes <= {"0", "1", "2", "3", "4"}
+    assert "\x1b[3mcopied" in capture.get()
     assert "\x1b[4mcorrection" in capture.get()
     assert "\x1b[1mbonus" in capture.get()
 

@@ -98,3 +98,13 @@ def test_a_dynamic_tree_shows_the_tokens_of_each_level() -> None:
     grown = round_of(0, 2, 5, tree=(10, 24, 7, 1, 0), path=(4, 5))
     assert [line.plain.rstrip() for line in strip([grown], 1, 40)] == ["1 ██▒▒▒ ++71· 2/5 policy"]
     assert [(span.start, span.end) for span in tree(grown).spans if span.style == "green"] == [(0, 1), (1, 2)]
+
+
+def test_copies_behind_a_models_tokens_stand_apart() -> None:
+    chained = round_of(0, 3, 5, copied=3)
+    assert bar(chained).plain == "██ █▒▒"
+    assert [str(span.style) for span in bar(chained).spans] == ["green", "blue", "dim"]
+    alone = round_of(0, 1, 2, copied=2)
+    assert bar(alone).plain == "█▒"
+    assert str(bar(alone).spans[0].style) == "blue"
+    assert "█▒▒" in strip([chained], 1, 30)[0].plain

@@ -103,5 +103,5 @@ def test_each_origin_has_its_own_style() -> None:
     tail.append(console(), [Piece(origin.value, origin) for origin in Origin])
     (line,) = tail.lines(console(), 60, 3)
     styles = {segment.text: str(segment.style) for segment in line if segment.text.strip()}
-    assert list(styles) == ["prompt", "accepted", "correction", "bonus"]
-    assert len(set(styles.values())) == 4
+    assert list(styles) == ["prompt", "accepted", "copied", "correction", "bonus"]
+    assert len(set(styles.values())) == 5

@@ -181,6 +181,7 @@ def small_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pair")
+@pytest.mark.slow
 def test_the_prompts_time_by_a_simulated_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken(found_by(prompts.prompt_time, tmp_path)) == []
     monkeypatch.setattr(session, "wait", lambda *_: None)
@@ -188,6 +189,7 @@ def test_the_prompts_time_by_a_simulated_clock(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("small_pair")
+@pytest.mark.slow
 def test_captures_on_a_second_simulated_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captures, "PLACES", captures.PLACES[:1])
     assert broken(found_by(captures.second_card, tmp_path)) == []

@@ -48,6 +48,7 @@ def answers() -> list[Answer]:
     return found
 
 
+@pytest.mark.slow
 def test_the_embedded_eagle3_head_is_accepted_more_than_the_embedded_draft() -> None:
     target = model("target")
     head = embedded_eagle3(target)

@@ -65,8 +65,12 @@ def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch"
 
 def title_of(profile: "Profile") -> str:
     """The names of the models that take part."""
+    from specctl.profile.model_table import LOOKUP
+
     draft = profile.draft.at_work() if profile.draft is not None else None
-    return " + ".join([profile.target.model, *(level.model for level in (draft.levels if draft is not None else ()))])
+    lookup = [LOOKUP] if draft is not None and draft.lookup else []
+    drafts = [level.model for level in draft.levels] if draft is not None else []
+    return " + ".join([profile.target.model, *lookup, *drafts])
 
 
 def view_of(profile: "Profile", console: Console, prompt: str) -> LiveView:
@@ -109,8 +113,13 @@ class Watcher:
             self._trace(turn, prompt, round_)
         if self._text is None or turn != self._turn:
             self._turn, self._text = turn, self._stream(prompt)
-        kept = round_.kept_tokens
-        pieces = [Piece(self._text.push(kept), Origin.ACCEPTED)] if kept else []
+        kept, drafted = round_.kept_tokens, round_.drafted - round_.copied
+        groups = (
+            ((kept[:drafted], Origin.ACCEPTED), (kept[drafted:], Origin.COPIED))
+            if round_.copied
+            else ((kept, Origin.ACCEPTED),)
+        )
+        pieces = [Piece(self._text.push(tokens), origin) for tokens, origin in groups if tokens]
         if round_.extra is not None and round_.extra_kind is not None:
             pieces.append(Piece(self._text.push([round_.extra]), ORIGINS[round_.extra_kind]))
         self.shown += "".join(piece.text for piece in pieces)

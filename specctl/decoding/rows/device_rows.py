@@ -120,10 +120,15 @@ class DeviceRows:
         vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         ids = self._here(tokens, torch.int64)
-        if draft_probs is None:
-            draft = torch.zeros_like(self.numbers[: len(ids)]).scatter_(1, ids[:, None], 1.0)  # (K, V)
-        else:
+        drawn = 0 if draft_probs is None else len(draft_probs)
+        if draft_probs is not None and drawn == len(ids):
             draft = self._here(draft_probs, torch.float32)
+        else:
+            draft = torch.zeros_like(self.numbers[: len(ids)]).scatter_(1, ids[:, None], 1.0)  # (K, V)
+            if draft_probs is not None:  # a copied token may have no column in the draft's vocabulary
+                some = self._here(draft_probs, torch.float32)
+                draft[:drawn].copy_(torch.as_tensor(some if vocabulary is None else vocabulary.widened(some, 0.0)))
+            vocabulary = None
         numbers = self.draws(len(ids) + 1, generator)
         return device_verdict.verified(ids, draft, self.numbers, numbers, verification, vocabulary)
 

@@ -14,7 +14,8 @@ class Draft:
 
     Attributes:
         tokens: K ids.
-        probs: ``(K, N)`` float32; None where each is one-hot at its token: when greedy, and of tokens that were copied.
+        probs: ``(K, N)`` float32, or fewer rows: the tokens behind them are one-hot. None where each is one-hot at its
+            token: when greedy, and of tokens that were copied.
         steps: the K tokens with their signals.
         stop: why drafting ended.
         threshold: the policy's threshold while it drafted.
@@ -25,6 +26,7 @@ class Draft:
         parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
             token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
         vocabulary: the ids of the N columns of ``probs`` and ``laws``; None where a column is an id.
+        copied: as of `Round`.
     """
 
     tokens: list[int]
@@ -37,6 +39,7 @@ class Draft:
     leaves: tuple[tuple[int, ...], ...] = ()
     parents: tuple[int, ...] | None = None
     vocabulary: DraftVocabulary | None = None
+    copied: int = 0
 
     @classmethod
     def of(

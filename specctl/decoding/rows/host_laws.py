@@ -98,6 +98,39 @@ class Softmax:
         return total / self._whole
 
 
+class Softmaxes:
+    """The `Softmax` of each of some rows ``(R, V)``, whose numbers are those of each alone.
+
+    Attributes:
+        best: of each row.
+    """
+
+    __slots__ = ("_below", "_weights", "_wholes", "best")
+
+    def __init__(self, rows: Floats) -> None:
+        best = rows.argmax(-1)
+        tops = rows[np.arange(len(rows)), best]
+        self.best: list[int] = best.tolist()
+        self._below = rows - np.where(tops == np.float32(inf), np.float32(nan), tops)[:, None]
+        self._weights = np.exp(self._below)
+        self._wholes = np.add.reduce(self._weights, axis=-1)
+
+    def probs(self, temperature: float) -> Floats:  # (R, V)
+        """`Softmax.probs` of each row."""
+        if temperature == 1:
+            found: Floats = self._weights / self._wholes[:, None]
+            return found
+        return _normalised(np.exp(self._below / np.float32(min(temperature, HOTTEST))))
+
+    def row(self, number: int) -> Softmax:
+        """That of one row."""
+        found = Softmax.__new__(Softmax)
+        found.best = self.best[number]
+        found._below, found._weights = self._below[number], self._weights[number]
+        found._whole = self._wholes.item(number)
+        return found
+
+
 def _dot(one: Floats, other: Floats) -> float:
     """The sum of products ``(V,)``, in parts short enough that numpy's BLAS does not start its threads for them."""
     if len(one) <= PART:
@@ -111,7 +144,7 @@ def picked(weights: Floats, uniform: float) -> int:
     First the sums of blocks are run over and then the numbers of one of them: numpy takes longer for each number of a
     running sum than for thirty of a sum.
     """
-    width, starts = _blocks(len(weights))
+    width, starts = blocks(len(weights))
     ends = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
     part = uniform * float(ends[-1])
     block = _passing(ends, part)
@@ -121,7 +154,7 @@ def picked(weights: Floats, uniform: float) -> int:
 
 
 @cache
-def _blocks(count: int) -> tuple[int, Counts]:
+def blocks(count: int) -> tuple[int, Counts]:
     """The width of the blocks of so many numbers, and where they start."""
     width = max(BLOCK, isqrt(count))
     return width, np.arange(0, count, width)

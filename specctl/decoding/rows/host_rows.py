@@ -125,11 +125,16 @@ class HostRows:
         vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
         ids = _ids(tokens)
-        if draft_probs is None:
-            draft = np.zeros((len(ids), self.numbers.shape[1]), dtype=np.float32)
-            draft[np.arange(len(ids)), ids] = 1
-        else:
+        drawn = 0 if draft_probs is None else len(draft_probs)
+        if draft_probs is not None and drawn == len(ids):
             draft = array(draft_probs)
+        else:
+            draft = np.zeros((len(ids), self.numbers.shape[1]), dtype=np.float32)
+            draft[np.arange(drawn, len(ids)), ids[drawn:]] = 1
+            if draft_probs is not None:  # a copied token may have no column in the draft's vocabulary
+                some = array(draft_probs)
+                draft[:drawn] = some if vocabulary is None else vocabulary.widened(some, 0.0)
+            vocabulary = None
         numbers = self.draws(len(ids) + 1, generator)
         return host_verdict.verified(ids, draft, self.numbers, numbers, verification, vocabulary)
 

@@ -15,6 +15,8 @@ from specctl.records import DraftStep
 if TYPE_CHECKING:
     import torch
 
+    from specctl.models.passes.forward import Numbers
+
 TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 """Names of the largest probabilities in a reading on the host, from the likeliest down."""
 
@@ -114,3 +116,11 @@ class Reader:
         from specctl.decoding.rows.rows_of import read_within
 
         return read_within(self, logits, uniform, hidden, previous, foresee)
+
+    def read_rows(
+        self, logits: "Numbers", uniforms: Sequence[float | None]
+    ) -> "list[tuple[list[float], Numbers | None]]":
+        """As of `TokenReader`; each row is given what it is given alone, to the last bit."""
+        from specctl.decoding.rows.several_texts import read_rows
+
+        return read_rows(self, logits, uniforms)

@@ -151,8 +151,8 @@ class Rows(Protocol):
 
         Args:
             tokens: K ids, drawn from ``draft_probs``.
-            draft_probs: ``(K, N)`` float32, the very distributions the tokens were drawn from, wherever they are; None
-                where each is one-hot at its token.
+            draft_probs: ``(K, N)`` float32, the very distributions the tokens were drawn from, wherever they are; with
+                fewer rows those of the tokens behind are one-hot, and with None all are.
             generator: for rows of this place.
             verification: which of the two rules.
             vocabulary: the ids of the N columns, the others' probability being 0; None where a column is an id.

@@ -48,12 +48,21 @@ def preparing() -> Iterator[None]:
         _spent.within = False
 
 
-@contextmanager
-def own_clock(seconds: float) -> Iterator[None]:
-    """Let `working_seconds` go on from so many seconds in this thread, and afterwards from where it would have been."""
-    kept = _spent.seconds
-    _spent.seconds = perf_counter() - seconds
-    try:
-        yield
-    finally:
-        _spent.seconds = kept
+class OwnClock:
+    """Within it `working_seconds` goes on from so many seconds in this thread, behind it from where it would have been.
+
+    Args:
+        seconds: where it stands.
+    """
+
+    __slots__ = ("_kept", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._kept = _spent.seconds
+        _spent.seconds = perf_counter() - self._seconds
+
+    def __exit__(self, *_: object) -> None:
+        _spent.seconds = self._kept

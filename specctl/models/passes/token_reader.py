@@ -1,10 +1,12 @@
 """What reads a token's numbers within the pass that makes its logits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
+
+    from specctl.models.passes.forward import Numbers
 
 Foresee = Callable[["torch.Tensor"], "torch.Tensor"]
 """For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
@@ -40,4 +42,14 @@ class TokenReader(Protocol):
             hidden: ``(D,)``.
             previous: ``(S,)``, what an earlier call found and this one reads.
             foresee: `Runner.foresee` of a draft head that predicts acceptance.
+        """
+
+    def read_rows(
+        self, logits: "Numbers", uniforms: "Sequence[float | None]"
+    ) -> "list[tuple[list[float], Numbers | None]]":
+        """What a call gives for each of several texts at once, the numbers on the host; not where it is `hidden`.
+
+        Args:
+            logits: ``(R, V)``, which the laws may be parts of.
+            uniforms: of each row.
         """

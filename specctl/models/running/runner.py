@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from specctl.models.passes.draft_vocabulary import DraftVocabulary
+    from specctl.models.passes.forward import Numbers
     from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
@@ -28,6 +29,9 @@ class RowRequest:
         tokens: T ids, at least one.
         keep: logits of the last so many are wanted.
         hidden: whether hidden states are wanted of these, too.
+        reader: what reads the last token, whose reading is the answer then; None for the pass as it is. Its reading
+            needs no hidden state.
+        uniform: for the reader, or None.
     """
 
     row: int
@@ -35,6 +39,12 @@ class RowRequest:
     tokens: Sequence[int]
     keep: int
     hidden: bool = False
+    reader: "TokenReader | None" = None
+    uniform: float | None = None
+
+    @property
+    def size(self) -> float:
+        return len(self.tokens)
 
 
 class RowPasses(Protocol):
@@ -48,9 +58,10 @@ class RowPasses(Protocol):
     def rows(self) -> int: ...
 
     def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
-        """One pass for sequences that are different from one another; what each is given is its own memory.
+        """One pass for sequences that are different from one another; nothing is read by their readers.
 
-        What a sequence is given does not depend on the others.
+        What a sequence is given does not depend on the others, and is overwritten by the next pass. A pass can be made
+        again: it writes the same places.
         """
 
 
@@ -198,7 +209,7 @@ class Runner(ABC):
         reader: "TokenReader",
         uniform: float | None,
         previous: "torch.Tensor | None" = None,
-    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
+    ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
         """Extend by tokens and read the last of them in the same pass.
 
         Args:
@@ -208,7 +219,7 @@ class Runner(ABC):
             previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
 
         Returns:
-            The reader's numbers ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
+            The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
         """
         raise NotImplementedError("its logits are read after the pass")
 

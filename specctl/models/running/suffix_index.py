@@ -59,8 +59,22 @@ class SuffixIndex:
                 self._latest[key] = place
             self._earlier.append(earlier)
 
+    def found(self, tokens: Sequence[int]) -> Match | None:
+        """The longest end of other tokens that occurs in the text, the latest occurrence; None if the last is new."""
+        found: Match | None = None
+        for size in range(1, min(self._longest, len(tokens)) + 1):
+            place = self._latest.get(tuple(tokens[-size:]))
+            if place is None:
+                break
+            found = Match(size, place)
+        return found
+
     def truncate(self, length: int) -> None:
         """Take back all but the first ``length`` tokens, as if they had never been there."""
+        if not length:
+            self._tokens.clear()
+            self._latest.clear()
+            self._earlier.clear()
         while len(self._tokens) > length:
             earlier = self._earlier.pop()
             for size, key in enumerate(self._ends(len(self._tokens))):

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
 
+from specctl.policies.acceptance_priors import ACCEPTED, ACCEPTED_BY_HEAD, FIRST, NEXT, NEXT_FORESEEN, estimator
 from specctl.policies.base import Rule, Signal, read
 from specctl.policies.draft_account import DraftAccount
 from specctl.policies.drafting import TextRead
@@ -15,26 +16,6 @@ from specctl.policies.online import DraftSums, TokenRates
 from specctl.policies.round_times import SPEED_MEMORY, RoundTimes
 from specctl.records import DraftStep, Round
 
-
-class Prior(NamedTuple):
-    """Mean and variance of each weight of a logistic estimator: the constant first, then its features in order."""
-
-    mean: tuple[float, ...]
-    variance: tuple[float, ...]
-
-
-ACCEPTED = Prior((0.9, 0.9, -0.2), (0.5, 0.1, 0.1))
-"""Acceptance of a token, from log-odds of the top probability and sqrt(entropy)."""
-ACCEPTED_BY_HEAD = Prior((0.2, 0.4, -0.1, 0.6), (0.5, 0.1, 0.1, 0.1))
-"""Acceptance of a token, from log-odds of the top probability, sqrt(entropy) and log-odds of the head's prediction."""
-NEXT = Prior((0.9, -0.2, 0.4), (0.25, 0.03, 0.05))
-"""Acceptance of the next token, from sqrt(entropy) and `TokenRates.surplus` of the current token."""
-NEXT_FORESEEN = Prior((0.0, 1.0, 0.2), (0.25, 0.1, 0.05))
-"""The same, from log-odds of the draft's own prediction for the next token in place of sqrt(entropy)."""
-FIRST = Prior((0.9, 0.5), (0.5, 0.1))
-"""Acceptance of a round's first token, from `TokenRates.surplus` of the last emitted token."""
-DRIFT = 5e-4
-"""Drift of the estimators' weights with each verified token, see `OnlineLogistic`."""
 RATE_PRIOR = 2.0
 """Observations after which the acceptance rate after a token weighs as much as the overall rate."""
 AHEAD = 8
@@ -47,7 +28,10 @@ LULL = 8
 """After so many rounds without a draft only each LULL-th is looked at, which costs next to nothing then."""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
-of the target alone stays known, and after a first draft that is rejected; the weight of one draft in what they save."""
+of the target alone stays known, and after a first draft that brings nothing; the weight of one draft in what they save.
+"""
+UNLIKELY = 0.5
+"""A first draft that is expected to bring fewer tokens brought nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,13 +53,15 @@ class CostOptimal(Rule):
     If not even the first token pays, the round drafts nothing, except for a few probes. Nor does it if drafts save less
     than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
     in one pass. Whatever is expected of them, drafts are paid from a `DraftAccount`, so that over T passes they lose at
-    most 0.01 T + 0.5 passes beyond what they saved before: probes, and with each what it takes the draft to read the
-    text that it missed. So a run is at least 0.99 as fast as the target alone, but for its first half pass.
+    most max(1.5, 0.01 T + 0.5) passes beyond what they saved before: probes, and with each what it takes the draft to
+    read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.5 passes at its
+    beginning, in which a draft shows what it is worth; and for what the first two drafts take more than was expected.
 
     Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
     token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
-    times of the rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context.
+    times of the rounds, of every second one once some dozens of drafts were timed; a round's weight fades within some
+    dozens of rounds, so the estimates follow a growing context.
     Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
     divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
     first times are known.
@@ -116,9 +102,11 @@ class CostOptimal(Rule):
     _resting: int = field(init=False, repr=False)
     _unseen: int = field(init=False, repr=False)
     _gain: float = field(init=False, repr=False)
+    _unbooked: Round | None = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
+    _first_accepted: float = field(init=False, repr=False, compare=False, default=1.0)
     _following: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
@@ -127,15 +115,15 @@ class CostOptimal(Rule):
         self._restart()
 
     def _restart(self) -> None:
-        self._accepted, self._accepted_as_predicted, self._next, self._first = (
-            OnlineLogistic(prior.mean, prior.variance, DRIFT)
-            for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
+        self._accepted, self._accepted_as_predicted, self._next, self._first = map(
+            estimator, (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
         self._times, self._account = RoundTimes(self.cost_ratio), DraftAccount()
         self._drafts = DraftSums(SPEED_MEMORY)
         self._last_token, self._warm, self._begins, self._skipped = None, False, True, 0
         self._read, self._idle, self._resting, self._unseen, self._gain = TextRead(), 0, 0, 0, 0.0
+        self._unbooked = None
         self._decide(0)
 
     @classmethod
@@ -166,32 +154,29 @@ class CostOptimal(Rule):
         return self._limit
 
     def should_stop(self, step: DraftStep) -> bool:
+        index = step.index
         if self.use_foresight:
-            self._survival, outlook = self._foreseen_survival(step), _foreseen(step)
+            # The probability that this token and all before it are accepted, by what was predicted before each.
+            survival = self._survival * self._following if index > 1 else self._first_accepted
+            outlook = _foreseen(step)
         else:
-            self._survival = self._estimated_survival(step)
-            outlook = self._last_features[1]
-        self._following = self._next.predict(outlook, self._rates.surplus(step.token))
-        return not self._goes_on(step.index, self._survival * self._following, self._following)
-
-    def _foreseen_survival(self, step: DraftStep) -> float:
-        """The probability that this token and all before it are accepted, by what was predicted before each."""
-        if step.index == 1:
-            return self._first.predict(self._rates.surplus(self._last_token))
-        return self._survival * self._following
-
-    def _estimated_survival(self, step: DraftStep) -> float:
-        """The same by the distribution at each position."""
-        if step.index == 1:
-            self._survival_before = 1.0
-        elif self.use_head:
-            # A step's accept_prob is about the token before it.
-            predicted_log_odds = log_odds(read(step.accept_prob))
-            self._survival_before *= self._accepted_as_predicted.predict(*self._last_features, predicted_log_odds)
-        else:
-            self._survival_before = self._survival
-        self._last_features = _features(step)
-        return self._survival_before * self._accepted.predict(*self._last_features)
+            # The same by the distribution at each position.
+            if index == 1:
+                before = 1.0
+            elif self.use_head:
+                # A step's accept_prob is about the token before it.
+                predicted_log_odds = log_odds(read(step.accept_prob))
+                before = self._survival_before * self._accepted_as_predicted.predict(
+                    *self._last_features, predicted_log_odds
+                )
+            else:
+                before = self._survival
+            self._survival_before = before
+            self._last_features = confidence, outlook = _features(step)
+            survival = before * self._accepted.predict(confidence, outlook)
+        self._survival = survival
+        self._following = following = self._next.predict(outlook, self._rates.surplus(step.token))
+        return not self._goes_on(index, survival * following, following)
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
         """Whether some number of further draft tokens is expected to save more time than it takes.
@@ -205,12 +190,14 @@ class CostOptimal(Rule):
         if end > self.max_draft + 2:
             end = self.max_draft + 2
         spent = self._times.upto(end)
-        gains = spent[drafted]
-        for place in range(drafted + 1, end):
-            gains += gain
-            if gains > spent[place]:
-                return True
+        gains = spent[drafted] + gain
+        if gains > spent[drafted + 1]:
+            return True
+        for time in spent[drafted + 2 : end]:
             gain *= following
+            gains += gain
+            if gains > time:
+                return True
         return False
 
     def observe(self, round_: Round) -> None:
@@ -241,24 +228,32 @@ class CostOptimal(Rule):
     def _book(self, round_: Round, unread: int) -> None:
         """Book what the round's draft saved, in expectation over its verdict where that is known."""
         if not round_.steps:
+            gain = 0.0
+            if self._unbooked is not None and (self._times.knows_target or self._resting <= 1):
+                gain, self._unbooked = self._gained(self._unbooked), None
             self._resting, self._unseen = max(0, self._resting - 1), 0
-            self._account.book(0.0, probe=False, rounds=1 + self._skipped)
+            self._account.book(gain, probe=False, rounds=1 + self._skipped)
             self._skipped = 0
             return
-        kept = round_.accepted if round_.chances is None else sum(round_.chances)
-        gain = kept + (round_.leaf is not None) - self._times.lost(round_)
+        gain = self._gained(round_)
         self._gain += GAIN_RATE * (gain - self._gain)
         self._unseen += 1
-        unknown = not round_.accepted and not self._times.knows_target
-        if unknown or (self._unseen >= UNSEEN and self._gain < SMALL):
+        if not self._times.knows_target and _kept(round_) < UNLIKELY:
+            self._resting, self._unbooked = RESTING, round_  # what it lost is known when the target's time is
+            return
+        if self._unseen >= UNSEEN and self._gain < SMALL:
             self._resting = RESTING
         reading = 0.0 if self._account.proven and not self._probing else self._times.catching_up(unread)
         self._account.book(gain - reading, probe=self._probing)
 
+    def _gained(self, round_: Round) -> float:
+        """Passes that a draft saved."""
+        return _kept(round_) + (round_.leaf is not None) - self._times.lost(round_)
+
     def _decide(self, unread: int) -> None:
         """Decide on the next round, before which the draft has to read so many tokens of the text."""
         times, account = self._times, self._account
-        first = self._first.predict(self._rates.surplus(self._last_token))
+        self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
         self._probing, self._limit = not pays, 0
         if not self._resting and (pays or account.probes):
@@ -268,25 +263,30 @@ class CostOptimal(Rule):
             self._limit = min(self.max_draft, account.longest(entry, step))
 
     def _learn_verdicts(self, round_: Round) -> None:
-        verified = round_.accepted + (not round_.fully_accepted)
-        outcomes = round_.chances or [float(position < round_.accepted) for position in range(verified)]
-        token_before, outlook_before = self._last_token, 0.0
-        for position, (step, outcome) in enumerate(zip(round_.steps, outcomes, strict=False), start=1):
+        steps, accepted = round_.steps, round_.accepted
+        outcomes = round_.chances or [1.0] * accepted + [0.0] * (not round_.fully_accepted)
+        token_before, outlook_before, rates = self._last_token, 0.0, self._rates
+        for position, (step, outcome) in enumerate(zip(steps, outcomes, strict=False), start=1):
             if self.use_foresight:
                 outlook = _foreseen(step)
             else:
                 confidence, outlook = _features(step)
                 self._accepted.learn(outcome, confidence, outlook)
-                if self.use_head and position < round_.drafted:
+                if self.use_head and position < len(steps):
                     # A step's accept_prob is about the token before it.
-                    predicted_log_odds = log_odds(read(round_.steps[position].accept_prob))
+                    predicted_log_odds = log_odds(read(steps[position].accept_prob))
                     self._accepted_as_predicted.learn(outcome, confidence, outlook, predicted_log_odds)
-            surplus = self._rates.learn(token_before, outcome)
-            if step.index == 1:
+            surplus = rates.learn(token_before, outcome)
+            if position == 1:
                 self._first.learn(outcome, surplus)
             else:
                 self._next.learn(outcome, outlook_before, surplus)
             token_before, outlook_before = step.token, outlook
+
+
+def _kept(round_: Round) -> float:
+    """How many tokens of a draft stay, in expectation over the verdict where that is known."""
+    return round_.accepted if round_.chances is None else sum(round_.chances)
 
 
 def _foreseen(step: DraftStep) -> float:
@@ -296,4 +296,5 @@ def _foreseen(step: DraftStep) -> float:
 
 def _features(step: DraftStep) -> tuple[float, float]:
     """Log-odds of the top probability, and sqrt(entropy)."""
-    return log_odds(read(step.top_prob)), sqrt(max(0.0, read(step.entropy)))
+    entropy = step.entropy
+    return log_odds(read(step.top_prob)), sqrt(entropy) if entropy is not None and entropy > 0 else 0.0 * read(entropy)

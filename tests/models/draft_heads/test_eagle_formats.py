@@ -60,6 +60,7 @@ def complaint(data: Reference) -> str:
 
 
 @pytest.mark.parametrize("name", [*EAGLE3, *EAGLE1])
+@pytest.mark.representatives("eagle3-safeailab", "eagle1-qwen2", "eagle3-speculators-biased")
 def test_every_missing_tensor_is_told_by_name(name: str) -> None:
     untold = []
     for tensor in stored(name):
@@ -72,6 +73,7 @@ def test_every_missing_tensor_is_told_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*EAGLE3, *EAGLE1])
+@pytest.mark.representatives("eagle3-deepspec", "eagle1-safeailab")
 def test_every_unknown_tensor_is_told_by_name(name: str) -> None:
     unknown, untold = set(UNKNOWN) - set(stored(name)), []
     for tensor in unknown:

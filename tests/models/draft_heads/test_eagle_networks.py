@@ -53,6 +53,7 @@ def test_tokens_outside_the_draft_vocabulary_have_no_mass(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["eagle3-speculators-normed", "eagle3-safeailab", "eagle1-safeailab"])
+@pytest.mark.representatives("eagle3-safeailab")
 def test_a_step_is_traced_whole_over_fixed_buffers(name: str) -> None:
     data = reference(name)
     head = data.build()

@@ -78,25 +78,30 @@ class PackedPasses:
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []
-        for row in range(self._rows):
+        sizes: list[int] = []
+        for row, length in enumerate(self._lengths):
             request = asked.get(row)
-            after = self._lengths[row] if request is None else request.after
-            read = (FILLER,) if request is None else request.tokens
-            end = after + len(read)
-            self._sizes[row], self._before[row, 0], self._total[row, 0] = len(read), end - 1, end
-            tokens.extend(read)
-            places.extend(range(after, end))
-            if request is not None:
-                self._lengths[row] = end
-                wanted.extend(range(len(tokens) - request.keep, len(tokens)))
-        self._reserve(int(self._total.max()))
+            if request is None:
+                tokens.append(FILLER)
+                places.append(length)
+                sizes.append(1)
+                continue
+            after, size = request.after, len(request.tokens)
+            tokens += request.tokens
+            places += range(after, after + size)
+            sizes.append(size)
+            self._lengths[row] = after + size
+            wanted += range(len(tokens) - request.keep, len(tokens))
+        ends = [length + (row not in asked) for row, length in enumerate(self._lengths)]
+        self._sizes[:], self._total[:, 0] = sizes, ends
+        np.subtract(self._total, 1, out=self._before)
+        self._reserve(max(ends))
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         kind = len(tokens), len(kept), any(request.hidden for request in requests)
         bound = self._bound.get(kind) or self._bind(*kind)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
         self._session.run_with_iobinding(bound.binding)
-        # The next pass overwrites the results.
-        logits = bound.logits[: len(wanted), : self._vocabulary].copy()  # (R, V)
+        logits = bound.logits[: len(wanted), : self._vocabulary]  # (R, V)
         found: dict[int, Forward] = {}
         start = 0
         for row in sorted(asked):

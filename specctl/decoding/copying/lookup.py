@@ -1,7 +1,6 @@
 """Prompt lookup: draft tokens are copied from where the text's end occurred before (Saxena 2023)."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
 
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator
@@ -9,32 +8,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.passes.watching import States
 from specctl.models.running.runner import Runner
 from specctl.policies import LOOKUP_SIGNALS, Signal, StoppingPolicy, draft_phase
+from specctl.policies.match_rates import MatchRates
 from specctl.records import DraftStep, Round
-
-LONGEST_RATED = 24
-"""Matches of this length and longer ones have one acceptance rate."""
-RATE_PRIOR = 4.0
-"""Observations after which a length's own rate weighs as much as the guess L / (L + 2)."""
-
-
-@dataclass(slots=True)
-class MatchRates:
-    """How often a copied token is accepted, by the length L of the match before it, drafted tokens included."""
-
-    _accepted: list[float] = field(default_factory=lambda: [0.0] * (LONGEST_RATED + 1))
-    _verified: list[int] = field(default_factory=lambda: [0] * (LONGEST_RATED + 1))
-
-    def rate(self, length: int) -> float:
-        """The expected acceptance probability of the token after a match of ``length`` tokens."""
-        length = min(length, LONGEST_RATED)
-        guess = length / (length + 2)
-        return (self._accepted[length] + RATE_PRIOR * guess) / (self._verified[length] + RATE_PRIOR)
-
-    def learn(self, length: int, outcome: float) -> None:
-        """Add an outcome: 0 or 1, or the probability of 1."""
-        length = min(length, LONGEST_RATED)
-        self._accepted[length] += outcome
-        self._verified[length] += 1
 
 
 class LookupDrafter:

@@ -1,0 +1,1 @@
+"""Drafts that are copied from where the text occurred before."""

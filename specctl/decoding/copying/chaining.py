@@ -1,0 +1,103 @@
+"""What a chain of a lookup and a model decides in a round: live drafting and replay share it."""
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from specctl.decoding.copying.text_follower import Follower
+from specctl.policies.source_choice import SourceChoice
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+
+
+class Chaining:
+    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it."""
+
+    def __init__(self) -> None:
+        self._choice = SourceChoice()
+        self._text = Follower()
+        self._before = self._after = 0  # lengths of the matches before the round and behind the model's tokens
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the text it has read."""
+        return len(self._text)
+
+    def begin(self) -> None:
+        """A new text begins."""
+        self._choice.begin()
+
+    def read_prompt(self, tokens: Sequence[int]) -> None:
+        """Add tokens that the target did not write."""
+        self._text.read(tokens)
+
+    def instead(self, written: Sequence[int], budget: int, *, model: bool) -> list[int]:
+        """What is copied in the place of the model's draft; empty where the model is to draft.
+
+        Args:
+            written: tokens that the text has grown by.
+            budget: the most tokens to draft.
+            model: whether the model would draft.
+        """
+        self._text.read(written, self._choice.learn)
+        match = self._text.match
+        self._before = self._after = 0 if match is None else match.length
+        count = self._choice.instead(self._before, budget, model=model)
+        return self._text.copied(match, (), count) if match is not None and count else []
+
+    def behind(self, drafted: Sequence[int], stop: StopReason | None, budget: int) -> list[int]:
+        """What is copied behind the model's draft.
+
+        Args:
+            drafted: the draft.
+            stop: why it ended.
+            budget: the most tokens to draft, these included.
+        """
+        if not drafted or stop not in (StopReason.POLICY, StopReason.MAX_DRAFT):
+            return []
+        match = self._text.after(drafted)
+        self._after = 0 if match is None else match.length
+        count = self._choice.behind(len(drafted), self._after, budget - len(drafted))
+        return self._text.copied(match, drafted, count) if match is not None and count else []
+
+    def observe(self, round_: Round) -> None:
+        """Learn from a round."""
+        self._choice.observe(round_, self._before, self._after)
+
+    def of_model(self, round_: Round) -> Round:
+        """A round as the model's policy sees it: without what was copied."""
+        if not round_.copied:
+            return round_
+        drafted = round_.drafted - round_.copied
+        widening = min(self._choice.widening(drafted, round_.copied), round_.verify_seconds / 2)
+        return replace(
+            round_,
+            steps=round_.steps[:drafted],
+            accepted=min(round_.accepted, drafted),
+            extra=round_.extra if round_.accepted <= drafted else round_.emitted[drafted],
+            extra_kind=round_.extra_kind if round_.accepted < drafted else ExtraToken.BONUS,
+            chances=None if round_.chances is None else round_.chances[:drafted],
+            verify_seconds=round_.verify_seconds - widening,
+            total_seconds=round_.total_seconds - widening,
+            copied=0,
+        )
+
+    def rollback(self, length: int) -> None:
+        """Take back all but the first ``length`` tokens of the text."""
+        self._text.rollback(length)
+
+
+def with_copy(
+    drafted: Sequence[DraftStep], copied: Sequence[int], budget: int, eos: Set[int]
+) -> tuple[tuple[DraftStep, ...], StopReason]:
+    """A draft with copied tokens behind it, up to an end of sequence, and why it ends.
+
+    Args:
+        drafted: the model's tokens.
+        copied: at least one id.
+        budget: the most tokens of both.
+        eos: ids that end the sequence.
+    """
+    end = next((number for number, token in enumerate(copied, start=1) if token in eos), None)
+    steps = (*drafted, *(DraftStep(index, token) for index, token in enumerate(copied[:end], len(drafted) + 1)))
+    if end is not None:
+        return steps, StopReason.EOS
+    return steps, StopReason.BUDGET if len(steps) == budget else StopReason.POLICY

@@ -1,0 +1,199 @@
+"""Which source drafts where a lookup and a model can, by expected tokens and time; both are learned during the run."""
+
+from dataclasses import dataclass, field
+
+from specctl.policies.match_rates import MatchRates
+from specctl.policies.online import RunningLine, WidthTimes
+from specctl.policies.round_times import COST_MEMORY, SPEED_MEMORY
+from specctl.records import Round
+
+LONGEST_COPY = 40
+"""The most tokens that are copied in a round."""
+PATIENT = 4
+"""Copying is weighed as far as the expectation has fallen for so many tokens."""
+PRICE, SPREAD = 0.1, 3
+"""What a token more of a pass costs in tokens, until passes were timed whose widths differ by SPREAD."""
+BOUNDS = 1, 2, 3, 5, 9
+"""The least match lengths of the classes by which the model's drafts are learned; below them there is no match."""
+CLASS_PRIOR = 6.0
+"""Rounds after which those of a class weigh as much as those of all classes."""
+CLASS_MEMORY, FORGOTTEN = 0.95, 0.98
+"""Factors on the weight of a class's rounds with each round more of the class in which the model drafts, and in which
+the lookup does: a model that was of no use there is tried again."""
+FIRST_RATE, FIRST_TOKENS = 0.7, 4.0
+"""The acceptance rate of the model's tokens before any is verified, and as how many tokens that counts."""
+
+
+@dataclass(slots=True)
+class ModelRounds:
+    """Sums over the rounds in which the model drafted, which fade: what they brought, took, and verified of it."""
+
+    rounds: float = 0.0
+    accepted: float = 0.0
+    seconds: float = 0.0
+    kept: float = 0.0
+    verified: float = 0.0
+
+    def fade(self, memory: float) -> None:
+        self.rounds *= memory
+        self.accepted *= memory
+        self.seconds *= memory
+        self.kept *= memory
+        self.verified *= memory
+
+    def add(self, accepted: int, seconds: float, kept: int, verified: int) -> None:
+        self.rounds += 1
+        self.accepted += accepted
+        self.seconds += seconds
+        self.kept += kept
+        self.verified += verified
+
+
+@dataclass(slots=True)
+class SourceChoice:
+    """Chooses between the copy of a lookup and the draft of a model in each round, and how many tokens are copied.
+
+    With rho the tokens/s of the run, a draft is worth its expected accepted tokens minus rho times the time that it
+    takes and by which it lengthens the verifying pass (renewal reward, as in `cost_optimal`). A copy takes no time of
+    its own. Its tokens are accepted as often as those after matches of their length were (`MatchRates`): that is
+    learned from every token of the text, whatever was drafted, since what the lookup would have copied there is known.
+    A model's draft is worth what its drafts were on average behind matches of about that length, shrunk towards all.
+
+    A copy may go on where a model's draft ends: it is then accepted only if all of the model's tokens are, whose rate
+    is learned by the length of the match that they end in.
+    """
+
+    _run: MatchRates = field(default_factory=MatchRates)
+    _text: MatchRates = field(init=False)
+    _passes: WidthTimes = field(default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY)))
+    _all: ModelRounds = field(default_factory=ModelRounds)
+    _classes: list[ModelRounds] = field(default_factory=lambda: [ModelRounds() for _ in range(len(BOUNDS) + 1)])
+    _emitted: float = 0.0
+    _seconds: float = 0.0
+    _rounds: int = 0
+    _widths: tuple[int, int] = (1 << 30, 0)  # the least and the largest that was timed
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A new text begins."""
+        self._text = MatchRates(self._run)
+
+    def learn(self, length: int, hit: bool) -> None:
+        """Whether the lookup, with a match of so many tokens, had the token that the text went on with."""
+        self._text.learn(length, float(hit))
+
+    def instead(self, length: int, most: int, *, model: bool) -> int:
+        """How many tokens to copy in the place of the model's draft; 0 for the model's.
+
+        Args:
+            length: of the match, 0 without one.
+            most: the longest copy that there is room for.
+            model: whether the model would draft.
+        """
+        if not length:
+            return 0
+        count, gain = self._copy(length, 1.0, 0, most)
+        return count if count and gain > (self._worth_of_model(length) if model else 0.0) else 0
+
+    def behind(self, drafted: int, length: int, most: int) -> int:
+        """How many tokens to copy behind those that a model drafted.
+
+        Args:
+            drafted: how many those are.
+            length: of the match that they end in, 0 without one.
+            most: the longest copy that there is room for.
+        """
+        if not length:
+            return 0
+        every, some = self._all, self._classes[_class(length)]
+        rate = (every.kept + FIRST_TOKENS * FIRST_RATE) / (every.verified + FIRST_TOKENS)
+        rate = (some.kept + CLASS_PRIOR * rate) / (some.verified + CLASS_PRIOR)
+        return self._copy(length, rate**drafted, drafted, most)[0]
+
+    def widening(self, drafted: int, copied: int) -> float:
+        """The seconds by which so many copied tokens behind drafted ones lengthen a pass."""
+        if not self._timed:
+            return 0.0
+        return max(0.0, self._passes.at(drafted + copied) - self._passes.at(drafted))
+
+    def observe(self, round_: Round, before: int, after: int) -> None:
+        """Learn from a round.
+
+        Args:
+            round_: verified.
+            before: length of the match before the round, 0 without one.
+            after: length of the match in which the model's tokens ended.
+        """
+        self._rounds += 1
+        if self._rounds == 1 or not round_.verify_seconds:
+            return  # the first round of a run is slower
+        drafted = round_.drafted - round_.copied
+        self._widths = min(self._widths[0], round_.drafted), max(self._widths[1], round_.drafted)
+        self._passes.learn(round_.drafted, round_.verify_seconds)
+        self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
+        self._seconds = SPEED_MEMORY * self._seconds + round_.total_seconds
+        here = self._classes[_class(before)]
+        if not drafted:
+            here.fade(FORGOTTEN)
+            return
+        seconds = round_.draft_seconds + self.widening(0, round_.drafted)
+        kept = min(drafted, round_.accepted)
+        seen = kept, kept + (kept < drafted)
+        self._all.fade(SPEED_MEMORY)
+        self._all.add(round_.accepted, seconds, *seen)
+        here.fade(CLASS_MEMORY)
+        here.rounds += 1
+        here.accepted += round_.accepted
+        here.seconds += seconds
+        there = self._classes[_class(after)]
+        there.kept += seen[0]
+        there.verified += seen[1]
+
+    @property
+    def _timed(self) -> bool:
+        """Whether it is known what wider passes take."""
+        return self._widths[1] - self._widths[0] >= SPREAD
+
+    @property
+    def _speed(self) -> float:
+        """Tokens per second of the last rounds."""
+        return self._emitted / self._seconds if self._seconds else 0.0
+
+    def _worth_of_model(self, length: int) -> float:
+        """The tokens that a draft of the model brings behind a match of this length, less those lost by its time."""
+        every, some = self._all, self._classes[_class(length)]
+        if not every.rounds:
+            return float("inf")
+        rounds = some.rounds + CLASS_PRIOR
+        accepted = (some.accepted + CLASS_PRIOR * every.accepted / every.rounds) / rounds
+        seconds = (some.seconds + CLASS_PRIOR * every.seconds / every.rounds) / rounds
+        return accepted - self._speed * seconds
+
+    def _copy(self, length: int, survival: float, drafted: int, most: int) -> tuple[int, float]:
+        """How many tokens are best copied, and what they are expected to bring, less what is lost by their time.
+
+        Args:
+            length: of the match.
+            survival: the probability that all tokens before them are accepted.
+            drafted: how many those are.
+            most: the longest copy.
+        """
+        most, rates, speed = min(most, LONGEST_COPY), self._text, self._speed
+        passes = self._passes.upto(drafted + most + 1) if self._timed else None
+        best, count, gain = 0.0, 0, 0.0
+        for place in range(1, most + 1):
+            survival *= rates.rate(length + place - 1)
+            gain += survival
+            lost = PRICE * place if passes is None else speed * (passes[drafted + place] - passes[drafted])
+            if gain - lost > best:
+                best, count = gain - lost, place
+            elif place - count >= PATIENT:
+                break
+        return count, best
+
+
+def _class(length: int) -> int:
+    """The number of a match length's class."""
+    return sum(length >= bound for bound in BOUNDS)

@@ -1,0 +1,255 @@
+"""Chains of a lookup and a model: how they draft in turn, what each learns, and that the text is the target's own."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from law_table import DRAFT, LENGTH, MID, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
+from toys import EOS, Script, TableRunner, noisy_copy, random_model
+
+from specctl.decoding import round as one_round
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.copying.chained import ChainedDrafter
+from specctl.decoding.copying.chaining import Chaining, with_copy
+from specctl.decoding.copying.text_follower import Follower
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import judge
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.draws import HostGenerator
+from specctl.decoding.rows.rows_of import rows_over
+from specctl.decoding.sampling import Sampling
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
+from specctl.models.running.runner import Forward
+from specctl.policies import Setting
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.cost_optimal import CostOptimal
+from specctl.policies.rules.svip import Svip
+from specctl.policies.source_choice import SourceChoice
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+
+EXACT, BIASED = 3e-7, 1e-2
+GREEDY = Sampling()
+MODELS: dict[str, Callable[[], ModelDrafter | PreVerifiedDrafter]] = {
+    "constant": lambda: ModelDrafter(TableRunner(DRAFT), Constant(1)),
+    "svip": lambda: ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=0.87, max_draft=2)),
+    "dropping": lambda: ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=0.87, max_draft=2, keep_trigger=False)),
+    "cost-optimal": lambda: ModelDrafter(TableRunner(DRAFT), CostOptimal(max_draft=2)),
+    "hierarchy": lambda: PreVerifiedDrafter(
+        ModelDrafter(TableRunner(DRAFT), Constant(1)), TableRunner(MID), Constant(2)
+    ),
+}
+
+
+class Noting(ChainedDrafter):
+    """Notes which sources wrote its drafts, and which of their tokens were accepted."""
+
+    def __init__(self, model: ModelDrafter | PreVerifiedDrafter, seen: set[tuple[str, bool]]) -> None:
+        super().__init__(model)
+        self.seen = seen
+
+    def observe(self, round_: Round) -> None:
+        sources = "copy" if round_.copied == round_.drafted else "both" if round_.copied else "model"
+        if round_.drafted:
+            self.seen.add((sources, bool(round_.summary.accepted_copies)))
+        super().observe(round_)
+
+
+ALL = {("copy", False), ("copy", True), ("both", False), ("both", True), ("model", False)}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.representatives("svip-T=1", "dropping-T=1 by block", "constant-T=0.7 top_k=2 top_p=0.95 by block")
+def test_output_has_the_law_of_the_target(model: str, sampling: str) -> None:
+    seen: set[tuple[str, bool]] = set()
+    found = enumerate_decode(lambda: Noting(MODELS[model](), seen), SAMPLINGS[sampling], 4, 6)
+    assert error(found, expected_law(SAMPLINGS[sampling], 4)) < EXACT
+    if model in ("svip", "cost-optimal") and sampling in ("T=1", "T=1 by block"):
+        assert seen == ALL
+
+
+def claims_less(draft: Draft, forward: Forward, *more: Any) -> tuple[Verdict, Any]:
+    """Unlawful on purpose: a copy behind a model's token is verified as if it had been drawn as that token was."""
+    if draft.probs is None or not draft.copied:
+        return judge(draft, forward, *more)
+    rows = torch.as_tensor(draft.probs)
+    probs = torch.cat([rows, rows[-1:].expand(draft.copied, -1)])
+    return judge(Draft(draft.tokens, probs, draft.steps, draft.stop), forward, *more)
+
+
+@pytest.mark.parametrize("sampling", ["T=1", "T=1 by block"])
+def test_copies_verified_with_the_models_distribution_are_caught(sampling: str) -> None:
+    with patch.object(one_round, "judge", claims_less):
+        found = enumerate_decode(lambda: ChainedDrafter(MODELS["constant"]()), SAMPLINGS[sampling], LENGTH, 6)
+    assert error(found, expected_law(SAMPLINGS[sampling], LENGTH)) > BIASED
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("ids", [None, [1, 2, 4]])
+def test_rows_that_lack_are_one_hot_on_the_host_and_on_a_device(verification: Any, ids: list[int] | None) -> None:
+    """Also of copied tokens that the draft's vocabulary has no column for."""
+    generator = np.random.default_rng(0)
+    target = generator.dirichlet(np.ones(5), 5).astype(np.float32)
+    drawn = generator.dirichlet(np.ones(5 if ids is None else 3), 2).astype(np.float32)
+    vocabulary = None if ids is None else DraftVocabulary(ids, 5)
+    whole = drawn if vocabulary is None else vocabulary.widened(drawn, 0.0)
+    tokens = [1, 4, 0, 3]
+    full = np.concatenate([np.asarray(whole), np.eye(5, dtype=np.float32)[tokens[2:]]])
+    for seed in range(20):
+        told = rows_over(target).verify(tokens, full, HostGenerator(seed), verification)
+        assert rows_over(target).verify(tokens, drawn, HostGenerator(seed), verification, vocabulary) == told
+        on_device = rows_over(torch.from_numpy(target))
+        of_torch = [
+            on_device.verify(tokens, torch.from_numpy(probs), torch.Generator().manual_seed(seed), verification, known)
+            for probs, known in ((full, None), (drawn, vocabulary))
+        ]
+        assert of_torch[0] == of_torch[1]
+
+
+def test_the_model_is_left_alone_where_the_lookup_drafts_and_catches_up_later() -> None:
+    runner = TableRunner(MID)
+    policy = Script(1)
+    chain = ChainedDrafter(ModelDrafter(runner, policy))
+    text = [1, 2, 2, 1] * 6
+    chain.prefill(text)
+    chain.begin(GREEDY, frozenset({EOS}), None)
+    first = chain.draft(text, 9)
+    assert first.copied < len(first.tokens)  # nothing is known of the model yet
+    lengths = []
+    for number in range(12):
+        draft = chain.draft(text, 9) if number else first
+        lengths.append((len(draft.tokens), draft.copied, runner.length))
+        following = [(1, 2, 2, 1)[(len(text) + place) % 4] for place in range(len(draft.tokens) + 1)]
+        kept = next(
+            (n for n, pair in enumerate(zip(draft.tokens, following, strict=False)) if pair[0] != pair[1]), None
+        )
+        count = len(draft.tokens) if kept is None else kept
+        kind = ExtraToken.BONUS if kept is None else ExtraToken.CORRECTION
+        chain.observe(
+            Round(
+                number, draft.steps, count, following[count], kind, draft.stop, None, 1.0, 3.0, 4.0,
+                context=len(text), copied=draft.copied,
+            )
+        )  # fmt: skip
+        text = [*text, *following[: count + 1]]
+    alone = [(drafted, length) for drafted, copied, length in lengths if copied == drafted > 1]
+    assert alone
+    assert len({length for _, length in alone[-2:]}) == 1  # the model reads nothing meanwhile
+    assert all(not round_.copied and round_.drafted == 1 for round_ in policy.rounds)
+    for round_ in policy.rounds:
+        assert len(round_.emitted) == round_.accepted + 1
+
+
+def test_a_policy_sees_its_own_tokens_alone() -> None:
+    steps, stop = with_copy([DraftStep(1, 5, entropy=0.5)], [6, 7], 9, frozenset({7}))
+    assert ([step.token for step in steps], [step.index for step in steps], stop) == (
+        [5, 6, 7],
+        [1, 2, 3],
+        StopReason.EOS,
+    )
+    assert with_copy([], [6, 7], 2, frozenset())[1] is StopReason.BUDGET
+    for accepted, extra, seen in ((0, 8, (0, 8)), (1, 8, (1, 8)), (2, 8, (1, 6)), (3, None, (1, 6))):
+        kind = None if extra is None else ExtraToken.CORRECTION
+        round_ = Round(0, steps, accepted, extra, kind, stop, chances=(0.5,) * min(3, accepted + 1), copied=2)
+        of_model = Chaining().of_model(round_)
+        assert (of_model.accepted, of_model.extra, of_model.drafted, of_model.copied) == (*seen, 1, 0)
+        assert of_model.chances == (0.5,)
+        assert round_.summary.accepted_copies == max(0, accepted - 1)
+    assert round_.summary.draft_forwards == 1
+
+
+def test_a_follower_goes_on_where_it_was_right_and_else_looks_anew() -> None:
+    follower, told = Follower(), []
+    follower.read([1, 2, 3, 4, 9, 1, 2])
+    assert follower.match == (2, 2)
+    follower.read([3, 4, 9], lambda *one: told.append(one))
+    assert told == [(2, True), (3, True), (4, True)]
+    assert follower.match == (5, 5)
+    assert follower.copied(follower.match, (), 8) == [1, 2, 3, 4, 9, 1, 2, 3]
+    assert follower.after([1, 2]) == (7, 7)
+    assert follower.after([7]) is None
+    assert follower.after([7, 3]) == (1, 8)  # the latest one
+    follower.read([8], lambda *one: told.append(one))
+    assert told[-1] == (5, False)
+    assert follower.match is None
+    follower.rollback(3)
+    assert len(follower) == 3
+    assert follower.match is None
+    follower.rollback(5)
+    assert len(follower) == 3
+
+
+def played(choice: SourceChoice, count: int, *, model: int, copied: int, accepted: int, length: int = 4) -> None:
+    """Rounds of one kind."""
+    steps = tuple(DraftStep(index, 1) for index in range(1, model + copied + 1))
+    for number in range(count):
+        kind = ExtraToken.BONUS if accepted == len(steps) else ExtraToken.CORRECTION
+        seconds = 1.0 * model, 10.0 + 0.5 * len(steps)
+        round_ = Round(number, steps, accepted, 1, kind, StopReason.POLICY, None, *seconds, sum(seconds), copied=copied)
+        choice.observe(round_, length, length)
+
+
+def test_the_source_is_that_of_which_more_is_expected() -> None:
+    choice = SourceChoice()
+    assert choice.instead(4, 9, model=True) == 0  # what the model brings has to be seen first
+    assert choice.instead(4, 9, model=False) > 0
+    assert choice.instead(0, 9, model=False) == 0
+    for model in (1, 5):
+        played(choice, 20, model=model, copied=0, accepted=1)
+    for _ in range(40):
+        for length in range(4, 12):
+            choice.learn(length, True)
+    assert choice.instead(4, 9, model=True) == 9
+    for _ in range(200):
+        choice.learn(1, False)
+    assert choice.instead(1, 9, model=True) == 0
+    assert choice.instead(1, 9, model=False) == 0
+    choice.begin()
+    assert choice.instead(1, 9, model=True) == 0  # another text begins with what was learned of all
+
+
+def test_a_copy_behind_a_draft_is_as_long_as_pays() -> None:
+    sure, doubtful = SourceChoice(), SourceChoice()
+    for choice, accepted in ((sure, 3), (doubtful, 0)):
+        for model in (3, 9):
+            played(choice, 40, model=model, copied=0, accepted=accepted * model // 3)
+        for length in range(1, 24):
+            for _ in range(20):
+                choice.learn(length, True)
+    assert sure.behind(3, 4, 5) == 5
+    assert sure.behind(3, 0, 5) == 0
+    assert doubtful.behind(3, 4, 5) == 0
+    assert sure.widening(3, 2) > 0
+    assert SourceChoice().widening(3, 2) == 0
+
+
+@pytest.mark.usefixtures("drafts_at_will")
+def test_greedy_tokens_are_those_of_the_target_alone() -> None:
+    target = EagerRunner(random_model("llama"), 64)
+    pair = Pair(target, (EagerRunner(noisy_copy("llama"), 64),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]
+    chain = build_drafter(pair, Setting("cost-optimal", lookup=True))
+    assert isinstance(chain, ChainedDrafter)
+    rounds: list[Round] = []
+    with torch.inference_mode():
+        for prompt in ([1, 5, 9], [3, 4, 3, 4, 5, 3]):
+            target.rollback(0)
+            alone = [token for one in decode(target, None, prompt, 60, GREEDY) for token in one.emitted]
+            target.rollback(0)
+            chain.rollback(0)
+            here = list(decode(target, chain, prompt, 60, GREEDY))
+            assert [token for one in here for token in one.emitted] == alone
+            rounds += here
+    assert any(one.copied and one.summary.accepted_copies for one in rounds)
+
+
+def test_no_model_no_chain() -> None:
+    pair = Pair(TableRunner(TARGET), (TableRunner(DRAFT),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]
+    assert build_drafter(pair, Setting("none", lookup=True)) is None
