@@ -201,8 +201,7 @@ class Decoder:
         Yields:
             In the order of the prompts, a completion, or the `RecordError` that `generate` would raise.
         """
-        for _, found in self._several(prompts, batch, sampling, ordered=True):
-            yield found
+        return (found for _, found in self._several(prompts, batch, sampling, ordered=True))
 
     def generate_as_finished(
         self, prompts: Iterable[Prompt | Request], *, batch: Batch = "auto", **sampling: Unpack[SamplingSettings]
