@@ -7,8 +7,8 @@ from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from specctl.api.python_wording import in_python
 from specctl.api.many_texts import Asked, SeveralTexts
+from specctl.api.python_wording import in_python
 from specctl.batching.row_count import Batch
 from specctl.conversation.conversation import Chat
 from specctl.decoding.answers import Answerer

@@ -57,8 +57,8 @@ class PairOptions:
         typer.Option(
             "--draft",
             metavar="MODEL",
-            help="Draft model, a folder or hub id; prompt:lookup copies from the text, prompt:lookup+MODEL does both in "
-            "turn. With --profile it replaces the profile's draft.",
+            help="Draft model, a folder or hub id; prompt:lookup copies from the text, prompt:lookup+MODEL does both "
+            "in turn. With --profile it replaces the profile's draft.",
         ),
     ] = None
 

@@ -30,6 +30,7 @@ class OldestTurns:
         self._file = file
         self._begun: deque[Record] = deque()
         self._later: dict[int, list[tuple[int, CompletionSummary]]] = {}
+        self._known: dict[int, int] = {}
 
     def begin(self, record: Record) -> None:
         """A record is answered from now on."""
@@ -37,8 +38,9 @@ class OldestTurns:
 
     def keep(self, record: Record, turn: int, completion: Completion) -> None:
         """A turn has ended; the last one is not kept, for it comes with the result."""
-        if turn == len(record.data["turns"]) - 1:
-            return
+        if turn == len(record.data["turns"]) - 1 or turn < self._known.get(record.line, 0):
+            return  # a record that made room for others begins again
+        self._known[record.line] = turn + 1
         if record is self._begun[0]:
             self._file.add(record, turn, completion.summary)
         else:
@@ -46,7 +48,9 @@ class OldestTurns:
 
     def end(self) -> None:
         """The oldest record has its result."""
-        self._later.pop(self._begun.popleft().line, None)
+        line = self._begun.popleft().line
+        for kept in (self._later, self._known):
+            kept.pop(line, None)
         self._file.clear()
         for turn, completion in self._later.pop(self._begun[0].line, []) if self._begun else []:
             self._file.add(self._begun[0], turn, completion)

@@ -181,12 +181,13 @@ class SourceChoice:
             most: the longest copy.
         """
         most, rates, speed = min(most, LONGEST_COPY), self._text, self._speed
-        passes = self._passes.upto(drafted + most + 1) if self._timed else None
+        passes = self._passes if self._timed else None
+        begun = 0.0 if passes is None else passes.at(drafted)
         best, count, gain = 0.0, 0, 0.0
         for place in range(1, most + 1):
             survival *= rates.rate(length + place - 1)
             gain += survival
-            lost = PRICE * place if passes is None else speed * (passes[drafted + place] - passes[drafted])
+            lost = PRICE * place if passes is None else speed * (passes.at(drafted + place) - begun)
             if gain - lost > best:
                 best, count = gain - lost, place
             elif place - count >= PATIENT:

@@ -43,7 +43,7 @@ class Played:
     def replicas(self, places: int = 4) -> AutoReplicas:
         hub = Hub[int]([self.passes])  # type: ignore[list-item]
 
-        ask = hub.asker(self.passes)  # type: ignore[type-var]
+        ask = hub.asker(self.passes)
 
         def in_row(row: int, question: int) -> int:
             for _ in range(question):
