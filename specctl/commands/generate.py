@@ -100,10 +100,10 @@ def generate(
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
     batch = replicas.rows
-    if batch not in (None, 1, "auto") and (not from_stream or results.live or replication is not None):
-        what = "--workers" if replication is not None else "--live" if from_stream else "a PROMPT"
+    if batch not in (None, 1, "auto") and (not from_stream or results.live or replicas.cluster is not None):
+        what = "--cluster" if replicas.cluster is not None else "--live" if from_stream else "a PROMPT"
         raise UsageError(f"--batch and {what} exclude each other", "leave one of them out")
-    if results.live or replication is not None:
+    if results.live or replicas.cluster is not None or (replication is not None and batch is None):
         batch = 1
     if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
@@ -161,7 +161,7 @@ def generate(
         loading: dict[str, Any] = {"quiet": show.quiet, "traced": traced is not None, "foreign_head": run.foreign_head}
         answering: Replicas | None = None
         if replication is not None:
-            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
+            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected, batch=batch or "auto")
             answering = stack.enter_context(starting)
         else:
             loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)

@@ -96,7 +96,11 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
 
 @pytest.mark.parametrize(
     ("flags", "other"),
-    [(("a prompt",), "a PROMPT"), (("-i", "in.jsonl", "--live"), "--live"), (("-i", "-", "--workers", 2), "--workers")],
+    [
+        (("a prompt",), "a PROMPT"),
+        (("-i", "in.jsonl", "--live"), "--live"),
+        (("-i", "-", "--cluster", "auto"), "--cluster"),
+    ],
 )
 def test_what_a_batch_cannot_be_combined_with(flags: tuple[Any, ...], other: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--batch and {other} exclude each other")):

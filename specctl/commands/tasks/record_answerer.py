@@ -91,7 +91,7 @@ class Answering:
 
         if asked == "auto" and records is None and why_alone(self.pair, *self._settings) is None:
             return AutoReplicas(self.answer(), partial(self._rows, "auto"), MOST)
-        return self._rows(asked, MOST if records is None else records)
+        return self._rows(asked, records if records is not None else MOST if asked == "auto" else asked)
 
     @property
     def _settings(self) -> "list[Setting]":
@@ -147,13 +147,21 @@ def load_answering(
 
 
 def replica(
-    *, number: int, profile: "Profile", quiet: bool, traced: bool, foreign_head: bool, expected_tokens: int
-) -> "Answer":
+    *,
+    number: int,
+    profile: "Profile",
+    quiet: bool,
+    traced: bool,
+    foreign_head: bool,
+    expected_tokens: int,
+    batch: "Batch" = 1,
+) -> "Answer | Replicas":
     """A replica of the pair: answers questions of `specctl.observing.replicated_records`.
 
     Args:
         number: from 0; the first one alone says what all have to say.
         profile, quiet, traced, foreign_head, expected_tokens: as in `load_answering`.
+        batch: how many questions it answers at once.
     """
     from rich.console import Console
 
@@ -161,6 +169,7 @@ def replica(
 
     quiet = quiet or number > 0
     silent = TerminalProgress(Console(stderr=True), False)
-    return load_answering(
+    loaded = load_answering(
         profile, silent, quiet=quiet, traced=traced, foreign_head=foreign_head, expected_tokens=expected_tokens
-    ).answer()
+    )
+    return loaded.batch(batch, None) or loaded.answer()
