@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from durations import Durations, budgets
@@ -53,6 +55,40 @@ def quick_machine() -> Iterator[None]:
     """However slow the machine, no command takes so long that it begins to write how far it is."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("specctl.terminal.work_progress.PATIENCE", 1e6)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def command_line_built_once() -> Iterator[None]:
+    """typer makes all commands anew for each call, which takes longer than most of them."""
+    main, testing = sys.modules.get("typer.main"), sys.modules.get("typer.testing")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if main is not None:
+            usual, made = main.get_command, WeakKeyDictionary()
+
+            def get_command(app: Any) -> Any:
+                known, command = made.get(app, (None, None))
+                parts = len(app.registered_commands), len(app.registered_groups)
+                if known != parts:
+                    made[app] = parts, (command := usual(app))
+                return command
+
+            monkeypatch.setattr(main, "get_command", get_command)
+            if testing is not None:
+                monkeypatch.setattr(testing, "_get_command", get_command)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Figures of reports are named, and not drawn."""
+    from specctl.reporting import document
+
+    def render(picture: document.Picture) -> document._Drawn:
+        return document._Drawn(picture.name, picture.title, picture.caption, b"png", b"svg")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(document, "render", render)
         yield
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
+import pytest
 import torch
 from onnx_models import graphs
 from toy_heads import random_block, random_eagle3, random_glide
@@ -67,6 +68,8 @@ HEADS: dict[str, Callable[[], ChainHead | BlockHead]] = {
     "rnn": lambda: random_block(layers=LAYERS, vocabulary=VOCABULARY, markov="rnn", shape=SHAPE, spread=0.3),
 }
 """By kind; DSpark's three sequential heads by theirs."""
+KINDS = [pytest.param(kind, marks=pytest.mark.exhaustive) if kind in ("gated", "rnn") else kind for kind in HEADS]
+"""Kinds as cases of tests: one of DSpark's heads stands for the other two."""
 
 
 def torch_runner(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY) -> DraftHeadRunner:

@@ -218,7 +218,15 @@ def put(value: object, at: tuple, new: object) -> object:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("new", [None, 5, "str", {}, [None]], ids=repr)
-@pytest.mark.representatives("None", "5-results", "'str'-rounds", "{}-trace-sampled")
+@pytest.mark.representatives(
+    "None-rounds",
+    "None-trace-hierarchy",
+    "None-results-hierarchy",
+    "[None]-trace-sampled",
+    "5-results",
+    "'str'-rounds",
+    "{}-trace-sampled",
+)
 def test_a_value_of_another_type_is_read_or_told(name: str, new: object, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in recorded(name).read_bytes().splitlines()]
     kinds = {line.get("kind"): number for number, line in reversed(list(enumerate(lines)))}

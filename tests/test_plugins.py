@@ -197,6 +197,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_commands_take_it_like_one_that_ships(prompts: Path, tmp_path: Path) -> None:
     common = ("-i", prompts, "-n", 10)
     out = tmp_path / "bench.jsonl"

@@ -13,8 +13,7 @@ from specctl.api.draft_tables import Draft, Drafting, Policy
 from specctl.api.request import Request
 from specctl.decoding.composition import Stage, compose_for, predictor_of
 from specctl.decoding.drafters import Drafter
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
+from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
@@ -164,11 +163,8 @@ class Speculative:
         if self.streamer is not None:
             self.streamer.put(torch.tensor([prompt]))
         began, away = working_seconds(), 0.0
-        prefilled = began
         try:
             for round_ in target.rounds(request, generator):
-                if not rounds:
-                    prefilled = target.prefilled
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
                 arrivals.append(working_seconds() - began - away)
@@ -196,7 +192,7 @@ class Speculative:
                 text="",
                 finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
                 rounds=self.rounds,
-                prefill_seconds=prefilled - began,
+                prefill_seconds=arrivals[0] - rounds[0].total_seconds if arrivals else 0.0,
                 total_seconds=arrivals[-1] if arrivals else 0.0,
                 first_token_seconds=arrivals[0] if arrivals else 0.0,
                 arrivals=tuple(arrivals),
@@ -218,7 +214,6 @@ class _Target:
         made = assembled(in_memory(model, "target"), drafting.table, drafting.given)
         assert isinstance(made.bare, EagerRunner), "its cache is transformers' own"
         self.bare, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_predictors
-        self.prefilled = 0.0
         """When the last prompt had been read."""
         self._turn = 0
         self._setting = drafting.table.setting
@@ -238,9 +233,8 @@ class _Target:
         text, left = list(request.prompt), request.limit
         while left:
             limit = left if drafter is None else min(left, room)
-            prefill(target, drafter, text)
+            read_prompt(target, drafter, text)
             wait(self.runner.device, *(runner.device for runner in self._drafts))
-            self.prefilled = working_seconds()
             with closing(decode(target, drafter, text, limit, request.sampling, request.eos, generator)) as playing:
                 written = list[int]()
                 for round_ in playing:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
-from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses, Runner
 from specctl.policies import Setting
@@ -27,18 +28,14 @@ def why_alone(pair: Pair, *settings: Setting) -> str | None:
     if (why := pair.target.no_rows) is not None:
         return f"the target runs on {pair.target.engine}, and {why}"
     for draft in pair.drafts:
-        if isinstance(draft, LookupRunner):
-            continue
-        if draft.reads_states:
-            return "a draft head reads the states of one text at a time"
-        if draft.no_rows is not None:
+        if not draft.bare.multiplies and draft.no_rows is not None:
             return f"a draft runs on {draft.engine}, and {draft.no_rows}"
     return None
 
 
 def read_models(pair: Pair) -> list[Runner]:
     """The runners whose passes texts of a batch share; who waits for no one comes first, the target last."""
-    return [runner for runner in (*reversed(pair.drafts), pair.target) if not isinstance(runner, LookupRunner)]
+    return [runner for runner in (*reversed(pair.drafts), pair.target) if not runner.bare.multiplies]
 
 
 def passes_of(pair: Pair, rows: int) -> list[RowPasses]:
@@ -54,14 +51,22 @@ def split(pair: Pair, passes: Sequence[RowPasses]) -> tuple[Hub[Any], list[Pair]
         passes: of `passes_of`.
     """
     shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
-    hub: Hub[Any] = Hub([*shared.values()])
+    *drafts, target = shared.values()
+    decisions = Decisions()
+    hub: Hub[Any] = Hub([*drafts, decisions, target])
+    ask = hub.asker(decisions)
 
     def of_row(runner: Runner, row: int) -> Runner:
-        if isinstance(runner, LookupRunner):
-            return runner.fresh()
+        if runner.bare.multiplies:
+            return runner.same_around(runner.bare.fresh())
         return runner.same_around(RowRunner(runner.bare, row, hub.asker(shared[id(runner)])))
 
     return hub, [
-        replace(pair, target=of_row(pair.target, row), drafts=tuple(of_row(draft, row) for draft in pair.drafts))
+        replace(
+            pair,
+            target=of_row(pair.target, row),
+            drafts=tuple(of_row(draft, row) for draft in pair.drafts),
+            policy=partial(decisions.policy, row=row, ask=ask),
+        )
         for row in range(passes[-1].rows)
     ]

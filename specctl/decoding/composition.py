@@ -64,10 +64,11 @@ def build_drafter(
     for draft, level in zip(drafts, setting.levels, strict=False):
         if pair.drafts[draft].index is not None:
             require_offered(level)
+    build = pair.policy if setting.below is None else Setting.build
     stages = [
         Stage(
             pair.drafts[draft],
-            level.build(),
+            build(level),
             level.once,
             predictor_of(pair.named_predictors[draft] if pair.named_predictors else {}, level),
         )

@@ -4,11 +4,25 @@ from collections.abc import Generator, Sequence, Set
 
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.parallel import ParallelDrafter, ParallelRounds
-from specctl.decoding.round import verified_round
+from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
 from specctl.records import Round
+
+
+def read_prompt(target: Runner, drafter: Drafter | None, prompt: Sequence[int]) -> None:
+    """Let drafts cache all but the last token of the prompt before `decode`.
+
+    The target reads it in the pass that verifies the first draft, but for a draft head, which drafts from what the
+    target has read.
+    """
+    if drafter is None:
+        return
+    if drafter.witnessed is None:
+        drafter.prefill(prompt)
+    else:
+        prefill(target, drafter, prompt)
 
 
 def decode(
@@ -23,7 +37,8 @@ def decode(
     """Yield rounds until an end-of-sequence token or ``max_new_tokens``, exactly in the target's distribution.
 
     The caches may hold any prefix of the prompt. A `ParallelDrafter` has a thread, which ends with the generator: who
-    does not take all rounds should close it.
+    does not take all rounds should close it. The time of the passes in which the target reads the rest of the prompt is
+    shared out by tokens: the first round's is that of its own tokens.
 
     Args:
         target: the verifier.
@@ -40,16 +55,17 @@ def decode(
     if drafter is not None:
         drafter.rollback(len(sequence) - 1)
         drafter.begin(sampling, eos, generator)
+    unread = len(sequence) - 1 - target.length
     if isinstance(drafter, ParallelDrafter):
-        yield from ParallelRounds(target, drafter, prompt, end, sampling, eos, generator)
+        yield from ParallelRounds(target, drafter, prompt, end, sampling, eos, generator, unread)
         return
     index = 0
     while len(sequence) < end:
         # One position is left for the verifier's own token.
         budget = end - len(sequence) - 1
-        round_ = verified_round(target, drafter, sequence, budget, sampling, eos, generator, index=index)
+        round_ = verified_round(target, drafter, sequence, budget, sampling, eos, generator, index=index, unread=unread)
         sequence += round_.emitted
-        index += 1
+        index, unread = index + 1, 0
         yield round_
         if sequence[-1] in eos:
             return

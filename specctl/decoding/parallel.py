@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.round import NOTHING, judge
+from specctl.decoding.round import NOTHING, judge, share_of_round
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, offspring
 from specctl.decoding.sampling import Sampling
@@ -57,6 +57,7 @@ class ParallelRounds:
         sampling: how tokens are drawn.
         eos: ids that end the sequence.
         generator: for the target's draws, on its device.
+        unread: tokens of the prompt that the target reads in its first pass, see `share_of_round`.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class ParallelRounds:
         sampling: Sampling,
         eos: Set[int],
         generator: DrawGenerator | None,
+        unread: int = 0,
     ) -> None:
         self._target, self._drafter = target, drafter
+        self._unread = unread
         self._sampling, self._eos, self._generator = sampling, eos, generator
         self._text, self._settled, self._end = list(prompt), len(prompt), end
         self._waiting = NOTHING  # the draft tokens of the text that are not settled
@@ -101,7 +104,9 @@ class ParallelRounds:
         drafted = working_seconds()
         draft = _joined(self._waiting, block)
         verdict, _ = judge(_part(draft, slice(verified)), forward, self._sampling, self._generator)
-        judged = working_seconds()
+        judging = working_seconds() - drafted
+        passing = (passed - began) * share_of_round(self._unread, verified)
+        self._unread = 0
         steps = draft.steps[:verified] if verdict.extra is None else draft.steps
         round_ = Round(
             index=index,
@@ -112,8 +117,8 @@ class ParallelRounds:
             stop=idle or block.stop,
             threshold=block.threshold,
             draft_seconds=drafted - passed,
-            verify_seconds=passed - began + judged - drafted,
-            total_seconds=judged - began,
+            verify_seconds=passing + judging,
+            total_seconds=passing + drafted - passed + judging,
             chances=verdict.chances,
             overlap_seconds=max(0.0, busy - (drafted - passed)),
         )

@@ -59,6 +59,7 @@ def verified_round(
     read: ReadPass | None = None,
     hidden: bool = False,
     chances: bool = True,
+    unread: int = 0,
 ) -> Round:
     """Draft a block after ``sequence``, verify it in one pass, and leave all caches at the accepted prefix.
 
@@ -74,6 +75,7 @@ def verified_round(
         read: reads the verifier's pass; the time it takes belongs to the verification. Not for trees.
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
+        unread: tokens of the prompt that the verifier reads with the draft, see `share_of_round`.
     """
     began = working_seconds()
     draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
@@ -89,7 +91,9 @@ def verified_round(
     ended = bool(found.kept) and found.kept[-1] in eos
     if read is not None:
         read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
-    verified = working_seconds()
+    drafting, verifying = drafted - began, working_seconds() - drafted
+    if unread:
+        verifying *= share_of_round(unread, 1 + len(draft.tokens) + sum(map(len, draft.leaves)))
     round_ = Round(
         index=index,
         steps=draft.steps,
@@ -98,9 +102,9 @@ def verified_round(
         extra_kind=None if ended else verdict.kind,
         stop=draft.stop,
         threshold=draft.threshold,
-        draft_seconds=drafted - began,
-        verify_seconds=verified - drafted,
-        total_seconds=verified - began,
+        draft_seconds=drafting,
+        verify_seconds=verifying,
+        total_seconds=drafting + verifying,
         inner=draft.inner,
         chances=verdict.chances if chances else None,
         leaves=draft.leaves,
@@ -119,6 +123,18 @@ def verified_round(
             drafter.witness(found.start, states)
         drafter.observe(round_)
     return round_
+
+
+def share_of_round(unread: int, read: int) -> float:
+    """The part of a verification's time that counts as the round's.
+
+    Where the verifier reads the prompt with its first draft, the time is shared out by tokens.
+
+    Args:
+        unread: tokens of the prompt but its last.
+        read: tokens that later rounds read too.
+    """
+    return read / (unread + read)
 
 
 class Verified(NamedTuple):

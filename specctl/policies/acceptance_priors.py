@@ -1,8 +1,11 @@
-"""What is taken to be known of acceptance before anything of a pair was seen: priors of logistic estimators."""
+"""Logistic estimators of acceptance: what they read, and what they take to be known before anything was seen."""
 
+from math import sqrt
 from typing import NamedTuple
 
-from specctl.policies.logistic import OnlineLogistic
+from specctl.policies.base import read
+from specctl.policies.logistic import OnlineLogistic, log_odds
+from specctl.records import DraftStep, Round
 
 
 class Prior(NamedTuple):
@@ -26,5 +29,24 @@ DRIFT = 5e-4
 """Drift of the estimators' weights with each verified token, see `OnlineLogistic`."""
 
 
-def estimator(prior: Prior) -> OnlineLogistic:
-    return OnlineLogistic(prior.mean, prior.variance, DRIFT)
+def estimators(foresight: bool) -> list[OnlineLogistic]:
+    """Of a token, of one by a head, of the next token, foreseen or not, and of a round's first."""
+    priors = ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if foresight else NEXT, FIRST
+    return [OnlineLogistic(prior.mean, prior.variance, DRIFT) for prior in priors]
+
+
+def kept(round_: Round) -> float:
+    """How many tokens of a draft stay, in expectation over the verdict where that is known."""
+    accepted = round_.accepted if round_.chances is None else sum(round_.chances)
+    return accepted + (round_.leaf is not None)
+
+
+def foreseen(step: DraftStep) -> float:
+    """Log-odds of the draft's own prediction for the next token."""
+    return log_odds(read(step.next_accept_prob))
+
+
+def features(step: DraftStep) -> tuple[float, float]:
+    """Log-odds of the top probability, and sqrt(entropy)."""
+    entropy = step.entropy
+    return log_odds(read(step.top_prob)), sqrt(entropy) if entropy is not None and entropy > 0 else 0.0 * read(entropy)

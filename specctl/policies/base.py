@@ -2,9 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
+
+if TYPE_CHECKING:
+    from specctl.policies.joint import Joint
 
 Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob"]
 """A field of `DraftStep` that a policy may read."""
@@ -103,6 +106,10 @@ class Rule(ABC):
 
     def observe(self, round_: Round) -> None:  # noqa: B027 - most policies learn nothing
         pass
+
+    def joint(self) -> "Joint | None":
+        """What decides for all texts of a batch together; None for a policy that has a copy for each of them."""
+        return None
 
 
 def never_stops(policy: StoppingPolicy) -> bool:

@@ -107,7 +107,6 @@ class CostLeaves:
     _tokens: float = 0.0
     _seconds: float = 0.0
     _widest: int = 0
-    _warm: bool = False
     _places: Sequence[Place] = ()
 
     def widths(self, places: Sequence[Place], room: int) -> list[int]:
@@ -139,7 +138,7 @@ class CostLeaves:
         """How many of the leaves pay best, given their falling gains."""
         if not self._times.line.known:
             return len(gains)
-        seconds = [self._times.at(width) for width in range(drafted, drafted + len(gains) + 1)]
+        seconds = self._times.upto(drafted + len(gains) + 1)[drafted:]
         best, paying, total = 0.0, 0, 0.0
         for count, gain in enumerate(gains, start=1):
             total += gain
@@ -154,12 +153,11 @@ class CostLeaves:
 
     def observe(self, round_: Round) -> None:
         self._learn_verdicts(round_)
-        if self._warm and round_.verify_seconds:
+        if round_.index and round_.verify_seconds:  # a text's first round reads the prompt too
             self._times.learn(round_.nodes, round_.verify_seconds)
             self._tokens = MEMORY * self._tokens + len(round_.emitted)
             self._seconds = MEMORY * self._seconds + round_.draft_seconds + round_.verify_seconds
             self._widest = max(self._widest, round_.nodes)
-        self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
 
     def _learn_verdicts(self, round_: Round) -> None:
         places, self._places = self._places[: round_.accepted + 1], ()

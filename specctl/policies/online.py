@@ -63,12 +63,12 @@ class RunningLine:
         """The typical error of an observation in seconds."""
         return self._scale
 
-    def at(self, k: int) -> float:
+    def at(self, k: float) -> float:
         """Seconds at ``k``."""
         return self.base + self.slope * k
 
-    def learn(self, k: int, seconds: float) -> None:
-        """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
+    def learn(self, k: float, seconds: float) -> None:
+        """Add an observation; ``k`` must be above 0 for a line with an anchor."""
         count = self._count
         if count:
             expected = self.base + self.slope * k
@@ -116,11 +116,12 @@ class WidthTimes:
     surplus: dict[int, float] = field(default_factory=dict)
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def learn(self, k: int, seconds: float) -> None:
-        """Add an observation."""
+    def learn(self, k: float, seconds: float) -> None:
+        """Add an observation; between two widths it tells of the nearest, too."""
         line = self.line
         line.learn(k, seconds)
         expected = line.base + line.slope * k
+        k = round(k)
         surplus, most = seconds - expected, LARGEST_SURPLUS * expected
         if surplus > most:
             surplus = most
@@ -135,6 +136,20 @@ class WidthTimes:
     def at(self, k: int) -> float:
         """Seconds for ``k``; an observation must have been added."""
         return self.line.base + self.line.slope * k + self.surplus.get(k, 0.0)
+
+    def upto(self, count: int) -> list[float]:
+        """Seconds for each k from 0 on, ``count`` of them."""
+        times = [self.line.base + self.line.slope * k for k in range(count)]
+        for k, surplus in self.surplus.items():
+            if k < count:
+                times[k] += surplus
+        return times
+
+    def between(self, k: float) -> float:
+        """Seconds for ``k`` that lies between two widths."""
+        low = int(k)
+        below, above = self.surplus.get(low, 0.0), self.surplus.get(low + 1, 0.0)
+        return self.line.base + self.line.slope * k + below + (k - low) * (above - below)
 
 
 @dataclass(slots=True)

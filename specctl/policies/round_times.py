@@ -75,7 +75,7 @@ class RoundTimes:
     _emitted: float = field(init=False, default=0.0)
     _seconds: float = field(init=False, default=0.0)
     _prior: float = field(init=False, default=PRIOR_ROUNDS)
-    _longest: int = field(init=False, default=0)
+    _longest: float = field(init=False, default=0)
     _timed: int = field(init=False, default=0)
     _least: dict[int, float] = field(init=False, default_factory=dict)  # seconds of a pass, by its width
     _turn: int = field(init=False, default=0)
@@ -107,27 +107,37 @@ class RoundTimes:
         seconds = self._catching_up.at(unread) if self._catching_up.known else self._step
         return seconds / self._one_pass
 
-    def lost(self, round_: Round) -> float:
-        """By how many passes of the target alone a round with a draft was longer than one, but for catching up."""
-        alone, drafted = self._one_pass, len(round_.steps)
+    def further(self, drafted: float, more: float, steps: float) -> float:
+        """Tokens that are lost by the time of so many steps, and of verifying ``more`` tokens besides ``drafted``."""
+        verify = self._verify
+        return self._speed * (self._step * steps + verify.between(drafted + more) - verify.between(drafted))
+
+    def lost(self, drafted: float, width: float) -> float:
+        """By how many passes of the target alone a round with a draft was longer than one, but for catching up.
+
+        Args:
+            drafted: its tokens.
+            width: of the round, see `width_of`.
+        """
+        alone = self._one_pass
         if not self._draft.known:
             return self._step * drafted / alone
         seconds = self._draft.at(drafted)
         if self._timed < CONFIRMED:
             seconds = min(seconds, self._most_a_step * drafted)
-        return (seconds + self._wider(_width(round_), alone)) / alone
+        return (seconds + self._wider(width, alone)) / alone
 
     @property
     def _most_a_step(self) -> float:
         """Seconds that a draft step is taken to last at most, while that may have been measured in a bad moment."""
         return PLAUSIBLE_STEP * self.cost_ratio * self._one_pass
 
-    def _wider(self, width: int, alone: float) -> float:
+    def _wider(self, width: float, alone: float) -> float:
         """By how many seconds a pass over a draft is longer than one of the target alone."""
-        surplus = self._verify.surplus.get
-        longer = self._verify.line.slope * width + surplus(width, 0.0) - surplus(0, 0.0)
+        surplus, nearest = self._verify.surplus.get, round(width)
+        longer = self._verify.line.slope * width + surplus(nearest, 0.0) - surplus(0, 0.0)
         if self._alone.known:  # a line through few passes is flat
-            observed = self._least.get(width, 0.0) - alone
+            observed = self._least.get(nearest, 0.0) - alone
             if observed > longer:
                 longer = observed
         most = MOST_WIDER * width * alone
@@ -146,8 +156,21 @@ class RoundTimes:
             emitted: how many tokens it added to the text.
             unread: tokens of the text that its draft had to catch up with.
         """
-        drafted, behind = len(round_.steps), unread > FEW
-        drafting, verifying, width = round_.draft_seconds, round_.verify_seconds, _width(round_)
+        drafted, width = len(round_.steps), width_of(round_)
+        self.learn_phases(drafted, width, round_.draft_seconds, round_.verify_seconds, emitted, unread)
+
+    def learn_phases(
+        self, drafted: float, width: float, drafting: float, verifying: float, emitted: float, unread: int
+    ) -> None:
+        """`learn` from numbers, of several texts in the mean over them but for times.
+
+        Args:
+            drafted: tokens of the draft.
+            width: of the round, see `width_of`.
+            drafting, verifying: seconds.
+            emitted, unread: as in `learn`.
+        """
+        behind = unread > FEW
         draft, verify = self._draft, self._verify
         slowdown = self._slowdown
         if drafted and drafting and not behind and draft.known:
@@ -161,8 +184,9 @@ class RoundTimes:
                     return
         drafting, verifying = drafting / slowdown.value, verifying / slowdown.value
         verify.learn(width, verifying)
-        least = RISING * self._least.get(width, verifying)
-        self._least[width] = verifying if verifying < least else least
+        nearest = round(width)
+        least = RISING * self._least.get(nearest, verifying)
+        self._least[nearest] = verifying if verifying < least else least
         if behind:
             steps = draft.at(drafted) if draft.known else self.cost_ratio * verify.at(0) * drafted
             # Reading tokens at once takes a part of what as many draft steps take.
@@ -202,7 +226,7 @@ class RoundTimes:
         self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(slope, MOST_WIDER * alone)) / alone
 
 
-def _width(round_: Round) -> int:
+def width_of(round_: Round) -> int:
     """By what the time of a verification is learned: how many tokens were verified, or of a tree its depth.
 
     A tree has as many tokens as its depth and its size allow, so that one more level takes what deeper trees took.

@@ -70,7 +70,6 @@ class SourceChoice:
     _classes: list[ModelRounds] = field(default_factory=lambda: [ModelRounds() for _ in range(len(BOUNDS) + 1)])
     _emitted: float = 0.0
     _seconds: float = 0.0
-    _rounds: int = 0
     _widths: tuple[int, int] = (1 << 30, 0)  # the least and the largest that was timed
 
     def __post_init__(self) -> None:
@@ -126,9 +125,8 @@ class SourceChoice:
             before: length of the match before the round, 0 without one.
             after: length of the match in which the model's tokens ended.
         """
-        self._rounds += 1
-        if self._rounds == 1 or not round_.verify_seconds:
-            return  # the first round of a run is slower
+        if not round_.index or not round_.verify_seconds:
+            return  # a text's first round reads the prompt too
         drafted = round_.drafted - round_.copied
         self._widths = min(self._widths[0], round_.drafted), max(self._widths[1], round_.drafted)
         self._passes.learn(round_.drafted, round_.verify_seconds)

@@ -27,10 +27,10 @@ class CompletionSummary:
         tokens: generated ids, an end-of-sequence token included.
         text: the decoded tokens without special tokens and without a stop string.
         finish_reason: why it ended.
-        prefill_ms: time spent on the prompt by all models, before the first round.
+        prefill_ms: time spent on the prompt by all models; of a pass that verifies too, the share of the prompt.
         first_token_ms: from the start to the end of the first round.
         total_ms: from the start to the last token; of a text that shares passes with others, its shares of them.
-        target_forwards: verifying forward passes; the pass over the prompt is not counted.
+        target_forwards: verifying forward passes, of which the first reads the prompt too.
         draft_forwards: forward passes of the draft that the target verifies.
         rounds: in order; empty for a peer, whose rounds are not visible.
         arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
@@ -84,7 +84,7 @@ class Completion:
         text: the decoded tokens without special tokens and without a stop string.
         finish_reason: why it ended.
         rounds: every round in order.
-        prefill_seconds: wall time spent on the prompt before the first round, by all models.
+        prefill_seconds: wall time spent on the prompt by all models; of a pass that verifies too, the prompt's share.
         total_seconds: wall time from the prompt's ids to the last token; of a text that shares passes with others, its
             shares of them, so that the times of all add up to that of the run.
         first_token_seconds: wall time from the prompt's ids to the end of the first round, waiting for others included.

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.policies import Setting, Signal, StoppingPolicy
 from specctl.replay.costs import CostTable, signal_key
@@ -132,7 +133,7 @@ class _Row:
 
 
 def replay_together(
-    setting: Setting, traces: Iterable[Trace], rows: int, costs: CostTable, eos: Set[int]
+    setting: Setting, traces: Iterable[Trace], rows: int, costs: CostTable, eos: Set[int], *, jointly: bool = True
 ) -> BatchReplay:
     """Replay a setting on texts of which so many are written at once, as `RowReplicas` would: who ends makes room.
 
@@ -145,11 +146,14 @@ def replay_together(
         rows: how many at once, at least 1.
         costs: with `CostTable.batches` for numbers of rows from 2 on.
         eos: ids that end a text.
+        jointly: whether a policy that can decide for all rows together does.
     """
     prices = BatchPrices(costs)
     drafting, verifying = (VirtualPasses(prices, setting.signals, verifies) for verifies in (False, True))
-    hub: Hub[Replay] = Hub([drafting, verifying])
-    policies: list[StoppingPolicy] = [setting.build() for _ in range(rows)]
+    decisions = Decisions()
+    hub: Hub[Replay] = Hub([drafting, decisions, verifying])
+    ask = hub.asker(decisions)
+    policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
     row = _Row(hub, drafting, verifying)
     waiting, batch = iter(traces), BatchReplay()
 

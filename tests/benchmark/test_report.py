@@ -117,6 +117,7 @@ def test_no_runs_no_report(tmp_path: Path) -> None:
         write_report(run_set(CANDIDATES, []), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write .*folder"):

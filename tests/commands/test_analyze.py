@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from specctl.commands.analyze import analyze
 from specctl.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 app = typer.Typer()
 app.command()(analyze)
 

@@ -30,13 +30,15 @@ PROMPTS = [
 ]
 
 
-THOROUGH = {name: getattr(costs, name) for name in ("LENGTHS", "IN_A_ROW", "PASSES")}
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+THOROUGH = {name: getattr(costs, name) for name in ("LENGTHS", "IN_A_ROW", "ALONE", "WARMING", "PASSES")}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def rough_costs() -> Iterator[None]:
     """Measure costs in a twentieth of the passes; no test reads their values."""
-    with patch.multiple(costs, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=costs.WARM_UPS + 1):
+    with patch.multiple(costs, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, ALONE=2, WARMING=1, PASSES=costs.WARM_UPS + 1):
         yield
 
 
@@ -171,6 +173,7 @@ def test_plain_output_ends_with_a_table_for_a_profile(folder):
     assert tomllib.loads(policy)["name"] in ("constant", "none")
 
 
+@pytest.mark.slow
 def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(tmp_path):
     path = tmp_path / "prompts.jsonl"
     long = {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700}

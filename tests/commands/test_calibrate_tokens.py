@@ -26,7 +26,7 @@ calibrate = partial(invoke, "calibrate")
 @pytest.fixture(scope="module", autouse=True)
 def rough_costs() -> Iterator[None]:
     """Measure costs in a twentieth of the passes; no test reads their values."""
-    with patch.multiple(costs, LENGTHS=(0, 1, 4), IN_A_ROW=2, PASSES=costs.WARM_UPS + 1):
+    with patch.multiple(costs, LENGTHS=(0, 1), IN_A_ROW=2, ALONE=2, WARMING=1, PASSES=costs.WARM_UPS + 1):
         yield
 
 
@@ -55,6 +55,7 @@ def test_each_number_is_calibrated_and_the_tokens_are_counted(prompts: Path, tmp
     assert found.draft.token_counts == (str(tmp_path / "fast.counts.json") if table.get("tokens") else None)
 
 
+@pytest.mark.slow
 def test_a_profile_of_few_tokens_learns_which(prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "fast.toml"
     calibrate("-i", prompts, *SMALL, "--set", "draft.tokens=40", "-o", output, "-q")

@@ -204,6 +204,7 @@ def test_quiet_commands_do_not_say_what_they_wrote():
     assert (done.exit_code, done.stderr) == (0, "")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_is_replaced_with_force_and_leaves_other_files():
     Path("report/notes.txt").write_text("mine")
     done = CliRunner().invoke(app, ["bench", "--from", "results", "--report", "report", "--force", "-q"])

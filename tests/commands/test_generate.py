@@ -690,7 +690,7 @@ def interrupted_at(monkeypatch, turn):
     "sampling", [[], ["-t", "1", "--seed", "3", "--rounds", "--token-ids"]], ids=["greedy", "drawn"]
 )
 @pytest.mark.parametrize("first", [[], [RECORDS[0]]], ids=["first record", "second record"])
-@pytest.mark.representatives("first record-greedy", "second record-drawn")
+@pytest.mark.representatives("second record-drawn")
 def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])

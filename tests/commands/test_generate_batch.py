@@ -82,14 +82,14 @@ def test_a_batch_is_resumed_where_it_ended(pair: tuple[str, ...], source: Path, 
     ]
 
 
-def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
+def test_what_reads_one_text_says_so_where_a_number_was_asked_for(
     pair: tuple[str, ...], source: Path, tmp_path: Path
 ) -> None:
-    settings = ("--engine", "eager", "--policy", "constant", "-n", 4, "--raw", "-q")
+    settings = ("--engine", "eager", "--policy", "constant", "--set", "draft.leaves=2", "-n", 4, "--raw", "-q")
     for rows, said in ((2, True), ("auto", False)):
         output = tmp_path / f"{rows}.jsonl"
         ran = invoke("generate", *pair, *settings, "-i", source, "-o", output, "--batch", rows, code=1)
-        told = "texts are written one at a time, for the target runs on eager" in " ".join(ran.stderr.split())
+        told = "texts are written one at a time, for several texts are read in chains" in " ".join(ran.stderr.split())
         assert told == said
         assert len(output.read_text().splitlines()) == len(RECORDS)
 

@@ -76,7 +76,7 @@ def test_list_on_a_terminal_is_a_table(tmp_path, environment):
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-@pytest.mark.representatives("60", "140")
+@pytest.mark.representatives("60")
 def test_a_list_has_a_line_for_each_profile_with_its_whole_name(tmp_path, environment, specctl, width):
     output = pexpect.run(
         f"{SPECCTL} profiles list",

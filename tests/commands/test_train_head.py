@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pair.toml").write_text(
         f'[target]\nmodel = "{folder / "target"}"\ndevice = "cpu"\n'
         f'[draft]\nmodel = "{folder / "draft"}"\ndevice = "cpu"\nhead = "{folder / "whole"}"\n'
-        '[draft.policy]\nname = "specdec++"\nthreshold = 0.5\n[sampling]\nmax_new_tokens = 12\n'
+        '[draft.policy]\nname = "specdec++"\nthreshold = 0.5\n[sampling]\nmax_new_tokens = 6\n'
     )
     prompts = [{"id": n, "prompt": f"the {n} moons"} for n in range(PROMPTS)]
     prompts[3] = {"id": 3, "prompt": "too long " * 4000}

@@ -62,7 +62,7 @@ def test_a_turn_does_not_read_the_conversation_again(chat: Chat, monkeypatch: py
     extend = chat.pair.target.extend
 
     def counted(tokens, keep, **more):  # type: ignore[no-untyped-def]
-        read.extend([len(tokens)] if not keep else [])
+        read.extend([len(tokens) - keep] if len(tokens) > keep else [])  # of a prompt
         return extend(tokens, keep, **more)
 
     monkeypatch.setattr(chat.pair.target, "extend", counted)

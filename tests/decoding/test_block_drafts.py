@@ -115,7 +115,11 @@ SHORT = [(PLAIN_CASES[0], None), (DFLASH_CASES[2], None), (DSPARK_CASES[0], "van
 @pytest.mark.parametrize(
     ("case", "kind", "lengths"), [*((*pair, (3, 4)) for pair in PAIRS), *((*pair, (2, 3)) for pair in SHORT)], ids=str
 )
-@pytest.mark.representatives("(2, 3)", "confidence: threshold=0.5; T=0.7 top_k=2 top_p=0.95-gated")
+@pytest.mark.representatives(
+    "constant: draft_length=2; T=1-vanilla-(2, 3)",
+    "T=1-rnn-(2, 3)",
+    "confidence: threshold=0.5; T=0.7 top_k=2 top_p=0.95-gated",
+)
 def test_output_has_the_law_of_the_target(case: Case, kind: MarkovKind | None, lengths: tuple[int, int]) -> None:
     sampling, (length, limit) = SAMPLINGS[case.sampling], lengths
     found = enumerate_decode(lambda: toy_drafter(case, kind), sampling, length, limit, layers=(0,))
@@ -137,6 +141,7 @@ class CutsInHindsight(ModelDrafter):
 
 
 @pytest.mark.parametrize("kind", [None, "gated"])
+@pytest.mark.representatives("gated")
 def test_a_block_cut_after_its_later_tokens_were_drawn_is_caught(kind: MarkovKind | None) -> None:
     """Its confidence head may be asked before a token is drawn, and not after."""
 

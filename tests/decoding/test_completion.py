@@ -120,13 +120,33 @@ def test_the_parts_of_the_time_are_not_more_than_the_whole():
     assert done.prefill_seconds + parts <= done.total_seconds
 
 
+def test_the_prompt_is_read_with_the_first_draft(monkeypatch):
+    """By a clock that each look moves on by a second: each phase takes one, the first pass shares with the prompt."""
+    clock = count()
+    monkeypatch.setattr("specctl.decoding.round.working_seconds", lambda: float(next(clock)))
+    passes = []
+
+    class Noting(Reciter):
+        def extend(self, tokens, keep, *, hidden=False):
+            passes.append((len(tokens), keep))
+            return super().extend(tokens, keep, hidden=hidden)
+
+    pair = Pair(Noting("upon a time"), (), TOKENIZER, frozenset({EOS}), 1 << 31, (), ())
+    done = Session(pair, ModelDrafter(Reciter("upon a time"), Script(3))).generate(PROMPT, SamplingTable())
+    assert passes[0] == (len(PROMPT) + 3, 4)
+    assert [keep for _, keep in passes] == [round_.drafted + 1 for round_ in done.rounds]
+    assert [round_.verify_seconds for round_ in done.rounds] == [4 / (len(PROMPT) + 3)] + [1.0] * (len(passes) - 1)
+    assert all(round_.total_seconds == 1.0 + round_.verify_seconds for round_ in done.rounds)
+    assert done.prefill_seconds == done.first_token_seconds - done.rounds[0].total_seconds
+
+
 def test_tokens_arrive_at_the_end_of_each_round(monkeypatch):
     """By a clock that each look moves on by a second, and that whoever watches a round stops for an hour."""
     clock = count()
     monkeypatch.setattr("specctl.decoding.session.working_seconds", lambda: float(next(clock)))
     watched = recite("upon a time", on_round=lambda _: [next(clock) for _ in range(3600)])
     # The clock is looked at when a round ends and when the watcher ends, between which nothing is counted.
-    assert watched.arrivals == tuple(2.0 + index for index in range(len(watched.rounds)))
+    assert watched.arrivals == tuple(1.0 + index for index in range(len(watched.rounds)))
     assert watched.first_token_seconds == watched.arrivals[0]
     assert watched.total_seconds == watched.arrivals[-1] + 1.0
     assert watched.summary.arrivals_ms == tuple(1e3 * seconds for seconds in watched.arrivals)

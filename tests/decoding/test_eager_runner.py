@@ -31,6 +31,7 @@ def runner_of(family: str) -> EagerRunner:
     seed=st.integers(0, 100),
 )
 @settings(deadline=None, derandomize=True, max_examples=12)
+@pytest.mark.representatives("llama", "gemma2", "mistral")
 def test_rounds_leave_no_trace(family: str, prompt: int, rounds: list[tuple[int, int]], seed: int) -> None:
     """A round extends by some tokens and takes back some of them, as speculative decoding does."""
     draws = seeded(seed)

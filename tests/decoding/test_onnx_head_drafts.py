@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from law_table import FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
-from onnx_heads import HEADS, VOCABULARY, sure_head, torch_runner, verifier
+from onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from onnx_models import needs_onnx, sure_runner
 from toy_heads import random_block, random_eagle3
 from toys import random_model
@@ -80,7 +80,7 @@ def text_of(rounds: Sequence[Round]) -> list[int]:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.representatives("eagle3", "dspark")
 def test_greedy_text_is_the_targets_own_and_drafts_are_those_of_the_network(kind: str, prompt: list[int]) -> None:
     with torch.inference_mode(False):

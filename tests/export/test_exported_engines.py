@@ -210,6 +210,7 @@ def searched() -> Exports:
     return Exports([exported(name, made, costs) for name in names], found.winner, None, 6, held_out=True)
 
 
+@pytest.mark.slow
 def test_a_threshold_wins_where_the_draft_knows_when_it_is_wrong(searched: Exports) -> None:
     transformers, vllm, _ = searched.found
     assert transformers.best.setting.policy == "max-confidence"

@@ -148,7 +148,7 @@ def single_rows() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as unmended:
         unmended.setattr("specctl.models.onnx.kept_runner.NARROWEST", 1)
-        unmended.setattr("specctl.models.onnx.onnx_engine.widths_apart", lambda *_: 0.0)
+        unmended.setattr("specctl.models.running.rounding.widths_apart", lambda *_: 0.0)
         _forget()
         try:
             yield

@@ -95,7 +95,7 @@ def test_greedy_text_is_that_of_generate(pair: Pair, said: list[int], policy: st
 
 # What cost-optimal drafts, and so which draws are made, hangs on what it learned before and on the clock.
 @pytest.mark.parametrize("policy", [name for name in WITHOUT_FORESIGHT if name != "cost-optimal"])
-@pytest.mark.representatives("svip", "specdec++", "bandit")
+@pytest.mark.representatives("bandit")
 def test_a_record_is_the_same_after_others_as_alone(pair: Pair, policy: str) -> None:
     sampling = SamplingTable(max_new_tokens=LENGTH, temperature=1.0, seed=3)
     anew = {"carry_over": False} if policy == "bandit" else {}

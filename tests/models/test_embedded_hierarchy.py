@@ -80,7 +80,7 @@ def test_greedy_text_is_that_of_generate(profiles: dict[str, Profile], said: lis
 
 
 @pytest.mark.parametrize("name", ["full", "four-levels"])
-@pytest.mark.representatives("full")
+@pytest.mark.slow
 def test_a_record_is_the_same_after_others_as_alone(profiles: dict[str, Profile], name: str) -> None:
     sampling = SamplingTable(max_new_tokens=24, temperature=1.0, seed=3)
     stream, _ = answerer(profiles[name], sampling)

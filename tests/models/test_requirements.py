@@ -44,6 +44,16 @@ def saved(folder: Path, family: str, **settings: object) -> Path:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.representatives(
+    "moshi-draft",
+    "rwkv-target",
+    "recurrent_gemma-target",
+    "xlstm-draft",
+    "openai-gpt-target",
+    "minimax-draft",
+    "cpmant-draft",
+    "deepseek_v4-target",
+)
 def test_models_that_cannot_forget_are_refused_by_name(tmp_path: Path, family: str, role: str) -> None:
     refused, fine = saved(tmp_path / "state", family, **REFUSED[family]), save_model(tmp_path / "fine")
     tables = {"target": {"model": str(fine)}, "draft": {"model": str(fine)}} | {role: {"model": str(refused)}}

@@ -48,7 +48,7 @@ def from_scratch(family: str, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", PLAIN)
-@pytest.mark.representatives("llama", "qwen3-graph", "gpt-neox-static")
+@pytest.mark.representatives("llama-static", "llama-graph", "llama-fixed width over static", "qwen3-graph")
 @given(
     prompt=st.integers(1, 100),
     rounds=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=6),

@@ -122,6 +122,7 @@ def test_an_end_before_the_minimum_length_is_ruled_out() -> None:
     ],
     ids=lambda setting: next(iter(setting)),
 )
+@pytest.mark.representatives("num_beams", "guidance_scale", "min_new_tokens")
 def test_what_cannot_be_verified_is_refused_by_both_doctor_and_generate(
     tmp_path: Path, setting: dict[str, object]
 ) -> None:

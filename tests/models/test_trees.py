@@ -115,7 +115,12 @@ def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
 @pytest.mark.parametrize("family", READ)
 @given(prompt=st.integers(2, 40), pieces=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(deadline=None, derandomize=True, max_examples=3)
-@pytest.mark.representatives("llama", "gpt2-static", "phi3-eager")
+@pytest.mark.representatives(
+    "llama-graph-root in the tree",
+    "llama-static-root in the chain",
+    "gpt2-static-root in the tree",
+    "phi3-eager-root in the chain",
+)
 def test_a_tree_that_grows_pass_by_pass_is_the_tree_of_one_pass(
     engine: str, family: str, rooted: bool, prompt: int, pieces: list[tuple[list[int], list[int]]], seed: int
 ) -> None:

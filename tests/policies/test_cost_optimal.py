@@ -7,10 +7,11 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
+from specctl.policies.acceptance_priors import ACCEPTED, NEXT, features
 from specctl.policies.draft_account import MOST, SHARE
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
-from specctl.policies.rules.cost_optimal import ACCEPTED, AHEAD, NEXT, CostOptimal, _features
+from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 
@@ -46,7 +47,7 @@ def after(policy: CostOptimal, rounds: int, **settings: float) -> CostOptimal:
 
 def trusted(policy: CostOptimal) -> CostOptimal:
     """The policy as if its drafts had saved time before."""
-    policy._account.balance = MOST
+    policy._allowance.account.balance = MOST
     policy.reset()
     return policy
 
@@ -182,7 +183,7 @@ def test_where_there_is_chance_the_chance_is_the_lesson() -> None:
     lucky.observe(played(1, 1, 0.0, 0.0, chances=(0.7,)))
     unlucky.observe(played(0, 1, 0.0, 0.0, chances=(0.7,)))
     assert learned(lucky) == learned(unlucky)
-    assert lucky._account == unlucky._account
+    assert lucky._allowance.account == unlucky._allowance.account
     certain = CostOptimal()
     certain.observe(played(1, 1, 0.0, 0.0))
     assert learned(certain) != learned(lucky)
@@ -323,11 +324,11 @@ def test_what_a_heads_prediction_means_is_learned_from_the_verdict_on_its_token(
         DraftStep(place, place, entropy=0.5, top_prob=0.8, accept_prob=predicted)
         for place, predicted in enumerate((1.0, 0.05, 0.95), start=1)
     )
-    before = policy._accepted_as_predicted.predict(*_features(steps[1]), log_odds(0.95))
+    before = policy._accepted_as_predicted.predict(*features(steps[1]), log_odds(0.95))
     for _ in range(60):
         policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
-    assert policy._accepted_as_predicted.predict(*_features(steps[1]), log_odds(0.95)) < 0.3 < before
-    assert policy._accepted_as_predicted.predict(*_features(steps[0]), log_odds(0.05)) > 0.6
+    assert policy._accepted_as_predicted.predict(*features(steps[1]), log_odds(0.95)) < 0.3 < before
+    assert policy._accepted_as_predicted.predict(*features(steps[0]), log_odds(0.05)) > 0.6
 
 
 def test_foresight_reads_no_distribution_and_stops_before_a_token_that_is_predicted_to_fail() -> None:

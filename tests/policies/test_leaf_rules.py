@@ -49,7 +49,7 @@ def play(
         per_token: what each token adds to a pass, as a share of its time.
     """
     found = []
-    for _ in range(rounds):
+    for number in range(rounds):
         widths = rule.widths(places, ROOM)
         found.append(widths)
         leaves = tuple(
@@ -60,7 +60,7 @@ def play(
         nodes = len(places) + sum(widths)
         rule.observe(
             Round(
-                0,
+                number,
                 steps,
                 accepted,
                 extra=7 if meets else own,

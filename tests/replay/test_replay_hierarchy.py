@@ -187,6 +187,7 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str) -> None:
     assert found == [shape(played) for played in live(pair, HIERARCHIES[name], PROMPT, LENGTH, Sampling())]
 
 
+@pytest.mark.slow
 def test_so_are_those_of_four_models() -> None:
     pair, trace = greedy("llama", 3)
     found = [shape(played) for played in play(players(FOUR), trace, pair.eos)]
@@ -215,6 +216,7 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2")
 def test_the_traces_hold_refusals_below_the_path_and_below_branches(family: str) -> None:
     """Or the identity above would not have looked at what comes after them."""
     _, trace = greedy(family, 2)

@@ -91,6 +91,7 @@ def test_rounds_are_those_of_the_program(block: int) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.95])
+@pytest.mark.representatives("0.3-2", "0.3-5", "0.8-1", "0.8-4", "0.95-3", "0.95-6")
 def test_rounds_of_random_texts_are_those_of_the_program(block: int, share: float) -> None:
     chance = random.Random(block)
     for _ in range(5):

@@ -27,6 +27,13 @@ from tests.replicas.in_process import InProcess
 PROMPTS = 5
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_widths_are_timed():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("specctl.observing.pass_times.WIDTHS", (1, 4))
+        yield
+
+
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
     """The profile, candidates, suite and plan of a benchmark."""

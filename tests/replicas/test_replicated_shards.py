@@ -46,6 +46,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("kind", ["specdec++", "disco"])
+@pytest.mark.representatives("specdec++")
 def test_examples_of_heads(profile, suite, kind, tmp_path):
     found = {}
     for name in ("one", "two"):

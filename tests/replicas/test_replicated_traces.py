@@ -40,7 +40,13 @@ def suite(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def rough_costs(monkeypatch):
-    for name, value in {"LENGTHS": (0, 1, 4), "IN_A_ROW": 2, "PASSES": metering.WARM_UPS + 1}.items():
+    for name, value in {
+        "LENGTHS": (0, 1, 4),
+        "IN_A_ROW": 2,
+        "ALONE": 2,
+        "WARMING": 1,
+        "PASSES": metering.WARM_UPS + 1,
+    }.items():
         monkeypatch.setattr(metering, name, value)
     monkeypatch.setattr(collecting, "PASSES", metering.WARM_UPS + 1)
 

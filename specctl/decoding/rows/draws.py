@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Union, overload
 
 if TYPE_CHECKING:
@@ -20,19 +22,23 @@ class HostGenerator:
         seed: of which the lowest 32 bits count, as in torch.
     """
 
-    __slots__ = ("_twister",)
-
     def __init__(self, seed: int) -> None:
-        words = [seed & 0xFFFFFFFF]
+        self._seed = seed
+
+    @cached_property
+    def _twister(self) -> random.Random:  # seeded when it first draws: greedy decoding draws nothing
+        words = [self._seed & 0xFFFFFFFF]
         for place in range(1, WORDS):
             last = words[-1]
             words.append((1812433253 * (last ^ (last >> 30)) + place) & 0xFFFFFFFF)
-        self._twister = random.Random()
-        self._twister.setstate((3, (*words, WORDS), None))
+        twister = random.Random()
+        twister.setstate((3, (*words, WORDS), None))
+        return twister
 
     def random(self, count: int) -> list[float]:
         """Numbers in [0, 1), multiples of 2^-53: those of `torch.rand` in float64."""
-        return [(self._bits() & ((1 << 53) - 1)) * 2.0**-53 for _ in range(count)]
+        bits = self._twister.getrandbits
+        return [((drawn & 0x1FFFFF) << 32 | drawn >> 32) * 2.0**-53 for drawn in map(bits, repeat(64, count))]
 
     def below(self, end: int) -> int:
         """A number from 0 to below ``end``, which is more than 2^32: that of `torch.randint`."""

@@ -126,7 +126,9 @@ class HostRows:
     ) -> Verdict:
         ids = _ids(tokens)
         drawn = 0 if draft_probs is None else len(draft_probs)
-        if draft_probs is not None and drawn == len(ids):
+        if not ids:
+            draft = self.numbers  # nobody reads it
+        elif draft_probs is not None and drawn == len(ids):
             draft = array(draft_probs)
         else:
             draft = np.zeros((len(ids), self.numbers.shape[1]), dtype=np.float32)

@@ -7,10 +7,13 @@ import numpy as np
 
 from specctl.decoding.rows.host_laws import Floats, Softmaxes, blocks, picked, processed
 from specctl.decoding.rows.rows import array
-from specctl.decoding.rows.rows_of import on_host, rows_over
+from specctl.decoding.rows.rows_of import on_host
 from specctl.models.passes.forward import Numbers
+from specctl.models.passes.synchronisation import sent
 
 if TYPE_CHECKING:
+    import torch
+
     from specctl.decoding.rows.reading import Reader
 
 Reading = tuple[list[float], Numbers | None]
@@ -19,10 +22,10 @@ Reading = tuple[list[float], Numbers | None]
 
 def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None]) -> list[Reading]:
     """A token of each row ``(R, N)``, see `Rows.read`; nothing is predicted of it."""
-    if not isinstance(logits, np.ndarray) and not on_host(logits):
-        return [_on_device(reader, logits[row : row + 1], uniform) for row, uniform in enumerate(uniforms)]
-    rows = array(logits)
     draws = [uniform for uniform in uniforms if uniform is not None]
+    if not isinstance(logits, np.ndarray) and not on_host(logits):
+        return _on_device(reader, logits, draws)
+    rows = array(logits)
     unfiltered = bool(draws) and not reader.sampling.filters
     softmaxes = Softmaxes(rows) if unfiltered or reader.wanted or reader.tops else None
     laws: Floats | None
@@ -73,6 +76,23 @@ def picked_each(laws: Floats, uniforms: Sequence[float]) -> list[int]:
     ]
 
 
-def _on_device(reader: "Reader", logits: Numbers, uniform: float | None) -> Reading:
-    packed, law = rows_over(logits).read(reader, uniform)
-    return packed if isinstance(packed, list) else packed.tolist(), law
+def _on_device(reader: "Reader", logits: "torch.Tensor", draws: Sequence[float]) -> list[Reading]:
+    """`read_rows` where the rows are: as many calls and a single transfer, whatever their number."""
+    import torch
+
+    from specctl.decoding.rows.device_laws import pick, processed, read_signals, read_top_probs
+
+    laws = processed(logits, reader.sampling) if draws else None
+    tokens = logits.argmax(-1) if laws is None else pick(laws, sent(draws, logits.device, torch.float64))
+    known = laws if reader.sampling.plain else None
+    signals = read_signals(logits, tokens, reader.wanted, known).values()
+    if reader.vocabulary is not None:
+        tokens = reader.vocabulary.ids_on(logits.device).index_select(0, tokens)
+    # float64 holds ids and probabilities alike
+    columns = [tokens.double()[:, None], *(signal.double()[:, None] for signal in signals)]
+    if reader.tops:
+        columns.append(read_top_probs(logits).double())
+    numbers = torch.cat(columns, dim=1).tolist()
+    if laws is None and reader.laws:
+        laws = logits.float()
+    return [(row, None if laws is None else laws[place]) for place, row in enumerate(numbers)]

@@ -25,6 +25,8 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
+    multiplies = True
+
     def __init__(
         self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
     ) -> None:
@@ -38,11 +40,14 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         self._hidden = weight.new_empty(0)  # (B, H)
         self._memory = head.blank()
 
+    def fresh(self) -> "BlockRunner":
+        return BlockRunner(self.head, self.vocabulary, compiler=self._compiler)
+
     def _remember(self) -> None:
         start, count = self._remembered, self._waiting.count
         if (states := self._waiting.take()) is None:
             return
-        fresh = {layer: states[layer].to(self.head.fc.weight) for layer in self.layers}
+        fresh = {layer: torch.as_tensor(states[layer]).to(self.head.fc.weight) for layer in self.layers}
         fed, self.length = self.length, start  # passes begin at `length`
         self._reserve(self.length + count)
         with torch.inference_mode():
@@ -191,3 +196,5 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
 
 class GraphBlockRunner(Capturing, BlockRunner):
     """A `BlockRunner` with its passes captured."""
+
+    multiplies = False

@@ -32,6 +32,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     """
 
     head: ChainHead
+    multiplies = True
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -45,6 +46,9 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         self._rows = WitnessedRows(self._blank, self._fused)
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
 
+    def fresh(self) -> "HeadRunner":
+        return HeadRunner(self.head, self.vocabulary, compiler=self._compiler)
+
     @property
     def witnessed(self) -> int:
         return self._rows.witnessed
@@ -54,7 +58,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
 
     def _fused(self, states: States) -> torch.Tensor:  # (T, R)
         with torch.inference_mode():
-            return self.head.fuse({layer: states[layer].to(self._blank) for layer in self.layers})
+            return self.head.fuse({layer: torch.as_tensor(states[layer]).to(self._blank) for layer in self.layers})
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
@@ -138,3 +142,5 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
 
 class GraphHeadRunner(Capturing, HeadRunner):
     """A `HeadRunner` with its passes captured."""
+
+    multiplies = False

@@ -82,7 +82,7 @@ class OnnxRunner(Runner):
         layers = self._layers if hidden else self._watched
         found = self.passes.run(tokens, self.length, keep, layers)
         self.length += count
-        return self._forward(found, keep, layers, hidden)
+        return self._forward(found, keep, hidden)
 
     def _in_pieces(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         parts = []
@@ -107,23 +107,23 @@ class OnnxRunner(Runner):
         found = self.passes.run(tokens, self.length, len(tokens), layers, seen=seen)
         self._tree = self.length - before
         self.length += len(tokens)
-        return self._forward(found, len(tokens), layers, hidden)
+        return self._forward(found, len(tokens), hidden)
 
     def keep_path(self, path: Sequence[int]) -> None:
         self.passes.keep_path(self._tree, path)
         self.length = self._tree + len(path)
 
-    def _forward(self, found: Results, keep: int, layers: tuple[int, ...], hidden: bool) -> Forward:
-        """What a pass gave: all but numpy's logits in memory that the next pass leaves alone."""
-        logits = found.logits[:keep, : self.vocabulary]
+    def _forward(self, found: Results, keep: int, hidden: bool) -> Forward:
+        """What a pass gave: all but numpy's logits and states in memory that the next pass leaves alone."""
+        logits, states = found.logits[:keep, : self.vocabulary], found.states
         if not isinstance(logits, np.ndarray):
             logits = self._kept(logits, found)
-        if not layers:
-            return Forward(logits, vocabulary=self.draft_vocabulary)
-        import torch  # whoever reads states is a network
+            states = {layer: self._kept(rows, found) for layer, rows in states.items()}
+        if not hidden:
+            return Forward(logits, None, states or None, self.draft_vocabulary)
+        import torch  # whoever reads the last states is a network
 
-        states = {layer: torch.as_tensor(self._kept(rows, found)) for layer, rows in found.states.items()}
-        last = states[LAST][len(states[LAST]) - keep :] if hidden else None
+        last = torch.as_tensor(self._kept(states[LAST][len(states[LAST]) - keep :], found))
         seen = {layer: states[layer] for layer in self._watched} if self._watched else None
         return Forward(logits, last, seen, self.draft_vocabulary)
 
@@ -147,7 +147,8 @@ class OnnxRunner(Runner):
         from specctl.models.onnx.packed.packed_graph import packed_graph
 
         session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
-        return PackedPasses(session, count, self.vocabulary, min(CAPACITY, self.context), self.draft_vocabulary)
+        capacity = min(CAPACITY, self.context)
+        return PackedPasses(session, count, self.vocabulary, capacity, self.draft_vocabulary, self._watched)
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""

@@ -1,10 +1,14 @@
 """The graphs of a draft head in a folder. No torch here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from onnxruntime import InferenceSession
+
+from specctl.models.onnx.onnx_passes import open_session
 from specctl.models.onnx.store import GRAPH
 from specctl.models.onnx_heads.sized_graph import SizedGraph
+from specctl.models.passes.host_device import HOST
 
 PASS, FUSE, REMEMBER, ROW, CONFIDENCE = GRAPH, "fuse.onnx", "remember.onnx", "row.onnx", "confidence.onnx"
 """Their files; every head has the first, and the others as it needs them."""
@@ -23,11 +27,15 @@ class HeadGraphs:
     folder: Path
     threads: int
     seconds: float | None = None
+    _sessions: dict[str, InferenceSession] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether the head needs this one."""
         return (self.folder / name).exists()
 
     def opened(self, name: str, capacity: int = 0) -> SizedGraph:
-        """One of them, ready to run, with room for so many tokens in its cache at first."""
-        return SizedGraph(self.folder / name, self.threads, capacity)
+        """One of them, ready to run, with room for so many tokens in its cache at first; weights are in memory once."""
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = open_session(self.folder / name, HOST, self.threads)
+        return SizedGraph(session, capacity)

@@ -32,10 +32,12 @@ class OnnxBlockRunner(BlockHeadRunner):
     """
 
     engine = "onnx"
+    multiplies = True
     threads: int
 
     def __init__(self, head: BlockHead, graphs: HeadGraphs, vocabulary: int) -> None:
         self._run_head(head, vocabulary)
+        self._graphs = graphs
         self.context, self.device = head.context, HOST
         self.threads, self._seconds = graphs.threads, graphs.seconds
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context + head.block_size))
@@ -43,6 +45,9 @@ class OnnxBlockRunner(BlockHeadRunner):
         self._remembering = graphs.opened(REMEMBER)
         self._row_step = graphs.opened(ROW).sized() if graphs.has(ROW) else None
         self._confidence = graphs.opened(CONFIDENCE).sized() if graphs.has(CONFIDENCE) else None
+
+    def fresh(self) -> "OnnxBlockRunner":
+        return OnnxBlockRunner(self.head, self._graphs, self.vocabulary)
 
     @property
     def preparing_seconds(self) -> float | None:

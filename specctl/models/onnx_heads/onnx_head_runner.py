@@ -39,10 +39,12 @@ class OnnxHeadRunner(DraftHeadRunner):
     engine = "onnx"
     no_trees = HEAD_CHAINS
     length = 0
+    multiplies = True
     threads: int
 
     def __init__(self, head: ChainHead, graphs: HeadGraphs, vocabulary: int) -> None:
         self._run_head(head, vocabulary)
+        self._graphs = graphs
         self.context, self.device = head.context, HOST
         self.threads, self._seconds = graphs.threads, graphs.seconds
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context))
@@ -53,6 +55,9 @@ class OnnxHeadRunner(DraftHeadRunner):
         self._placed = self._pass.reads("positions")
         self._shows = self._pass.reads("places")  # whether other slots hold what rows bring in
         self._written = "row" if self._pass.makes("row") else "hidden"
+
+    def fresh(self) -> "OnnxHeadRunner":
+        return OnnxHeadRunner(self.head, self._graphs, self.vocabulary)
 
     @property
     def preparing_seconds(self) -> float | None:

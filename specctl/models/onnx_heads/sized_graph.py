@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory
-from specctl.models.onnx.onnx_passes import ELEMENTS, KEPT, open_session
-from specctl.models.passes.host_device import HOST
+from specctl.models.onnx.onnx_passes import ELEMENTS, KEPT
 
 Array = npt.NDArray[Any]
 PAST, PRESENT = "past.", "present."
@@ -41,8 +39,7 @@ class SizedGraph:
     """A graph on the CPU, over a cache of its own if it has one: inputs ``past.*`` ``(1, heads, capacity, size)``.
 
     Args:
-        path: of the graph.
-        threads: of its passes.
+        session: of `open_session`, which several may share.
         capacity: tokens to make room for at first.
 
     Attributes:
@@ -50,8 +47,8 @@ class SizedGraph:
         capacity: tokens that there is room for.
     """
 
-    def __init__(self, path: Path, threads: int, capacity: int = 0) -> None:
-        self._session = open_session(path, HOST, threads)
+    def __init__(self, session: onnxruntime.InferenceSession, capacity: int = 0) -> None:
+        self._session = session
         self._inputs = {one.name: one for one in self._session.get_inputs()}
         self._outputs = {one.name: one for one in self._session.get_outputs()}
         self.capacity = capacity

@@ -24,7 +24,8 @@ class Forward:
             those, for which nobody needs torch, and then the runner's next pass may overwrite them; else a tensor of
             the model's dtype.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
-        states: of all tokens of the pass, for the layers that are watched; None if none is.
+        states: of all tokens of the pass, for the layers that are watched; None if none is. Numpy's are overwritten by
+            the runner's next pass too.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
     """
 

@@ -4,13 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel
 
-States = Mapping[int, "torch.Tensor"]
-"""``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm."""
+States = Mapping[int, Any]
+"""``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm.
+
+They are arrays of numpy where logits are too, which the runner's next pass may overwrite; else tensors."""
 LAST = -1
 
 
@@ -28,7 +32,7 @@ class LayerWatch:
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = model
-        self._caught: dict[int, torch.Tensor] = {}  # (1, T, D) each
+        self._caught: dict[int, torch.Tensor] = {}  # (B, T, D) each
         self._layers: set[int] = set()
 
     def watch(self, layers: Iterable[int]) -> None:
@@ -46,16 +50,25 @@ class LayerWatch:
                 )
             self._layers.add(layer)
 
+    @property
+    def layers(self) -> frozenset[int]:
+        """Those that are caught."""
+        return frozenset(self._layers)
+
     def take(self) -> "dict[int, torch.Tensor] | None":
         """The states ``(T, D)`` of all tokens of the last pass, by layer; None if no layer is watched."""
         return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None
+
+    def take_all(self) -> "dict[int, torch.Tensor] | None":
+        """As `take`, of each of the B sequences of the pass ``(B, T, D)``."""
+        return {**self._caught} if self._layers else None
 
     def _keep(self, layer: int, _: "nn.Module", given: tuple[Any, ...], named: dict[str, Any]) -> None:
         states = given[0] if given else named["hidden_states"]
         self._caught[layer] = states.detach()
 
     def _keep_last(self, _: "nn.Module", __: Any, output: Any) -> None:
-        self._caught[LAST] = output[0].detach()
+        self._caught[LAST] = output[0].detach()  # of the tuple or record that the decoder gives
 
 
 def decoder(model: "PreTrainedModel") -> "nn.Module":
@@ -79,14 +92,23 @@ def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
     raise IndexError(f"{type(model).__name__} has no list of its {depth} decoder layers")
 
 
-def joined_states(parts: Sequence[States | None]) -> "dict[int, torch.Tensor] | None":
+def joined_states(parts: Sequence[States | None]) -> dict[int, Any] | None:
     """The states of consecutive passes as those of one; None where a pass has none."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
+    if all(isinstance(rows, np.ndarray) for part in known for rows in part.values()):
+        return {layer: np.concatenate([part[layer] for part in known]) for layer in known[0]}
     import torch
 
-    return {layer: torch.cat([part[layer] for part in known]) for layer in known[0]}
+    return {layer: torch.cat([torch.as_tensor(part[layer]) for part in known]) for layer in known[0]}
+
+
+def kept_states(states: States | None) -> States | None:
+    """The same in memory that the next pass leaves alone."""
+    if states is None:
+        return None
+    return {layer: rows.copy() if isinstance(rows, np.ndarray) else rows for layer, rows in states.items()}
 
 
 def cut_states(states: States | None, rows: slice | list[int]) -> States | None:

@@ -17,7 +17,7 @@ from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import RowPasses, Runner
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
@@ -53,9 +53,21 @@ class EagerRunner(Runner):
         self._sight = TreeSight()
         self.holds_everything = attends_to_everything(model)
         self.no_trees = mask_obstacle(model)
+        self.no_rows = self._no_rows(model)
         self.context = context_length(model) or ENDLESS
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
         self.device = device_of(model)
+
+    @staticmethod
+    def _no_rows(model: PreTrainedModel) -> str | None:
+        from specctl.models.running.static import obstacle
+
+        return obstacle(model)
+
+    def rows(self, count: int) -> RowPasses:
+        from specctl.models.running.row_passes.fixed_rows import FixedRows
+
+        return FixedRows(self._model, count, self._vocabulary, watched=self._watch.layers)
 
     @property
     def model(self) -> PreTrainedModel:

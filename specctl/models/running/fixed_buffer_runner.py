@@ -91,7 +91,7 @@ class FixedBufferRunner(FixedBuffers, Runner):
         rows = self._next_rows(len(tokens))
         kind = PassKind(width_of(tokens) if len(tokens) <= WIDEST else 0, hidden, rows=int(rows is not None))
         if len(tokens) <= WIDEST:
-            run = self._run if keep else self._run_once
+            run = self._run if keep and self.length else self._run_once  # widths of prompts are too many to capture
             logits, last, further = run(kind, tokens, *([] if rows is None else [rows]))
             self._advance(len(tokens), further)
             return logits, last, [further]

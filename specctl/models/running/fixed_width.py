@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specctl.models.passes.watching import cut_states
+from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner, joined
 
@@ -46,8 +46,9 @@ class FixedWidthRunner(Around):
         self._tokens.extend(tokens)
         begin, end = len(self._tokens) - len(tokens), len(self._tokens)
         if not keep:
-            read = self.runner.length
-            found = self.runner.extend(self._tokens[read:], keep=0, hidden=hidden)
+            read, first = self.runner.length, end // self.width * self.width
+            spans = (span for span in ((read, first), (max(read, first), end)) if span[0] < span[1])
+            found = joined([self.runner.extend(self._tokens[slice(*span)], keep=0, hidden=hidden) for span in spans])
             return Forward(found.logits, found.hidden, cut_states(found.states, slice(begin - read, None)))
         first = (end - keep) // self.width * self.width
         self.runner.rollback(first)
@@ -65,7 +66,7 @@ class FixedWidthRunner(Around):
     def _block(self, start: int, end: int, hidden: bool) -> Forward:
         block = self._tokens[start : min(end, start + self.width)]
         found = self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
-        return Forward(found.logits, found.hidden, found.states)  # rows that the next block leaves alone
+        return Forward(found.logits, found.hidden, kept_states(found.states))  # rows that the next block leaves alone
 
     def rollback(self, length: int) -> None:
         del self._tokens[length:]

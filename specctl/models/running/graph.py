@@ -16,6 +16,7 @@ from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
 from specctl.models.passes.token_reader import Token
 from specctl.models.passes.tree_sight import WIDEST
+from specctl.models.running.runner import RowPasses
 from specctl.models.running.static import StaticRunner
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
@@ -201,3 +202,18 @@ def _copied(result: Any, kept: slice) -> Any:
 
 class GraphRunner(Capturing, StaticRunner):
     """A `StaticRunner` with its passes captured; its model has no `obstacle`."""
+
+    def rows(self, count: int) -> RowPasses:
+        if self._capture is None:
+            return super().rows(count)
+        from specctl.models.running.row_passes.captured_rows import CapturedRows
+
+        return CapturedRows(
+            self._model,
+            count,
+            self.vocabulary,
+            self._capture,
+            self._notice,
+            self._name,
+            watched=self._watch.layers,
+        )

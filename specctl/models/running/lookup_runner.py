@@ -26,6 +26,7 @@ class LookupRunner(Runner):
     engine = "lookup"
     runs_model = False
     verifies = False
+    multiplies = True
     index: SuffixIndex
 
     def __init__(self, vocabulary: int) -> None:
@@ -39,7 +40,6 @@ class LookupRunner(Runner):
         return len(self.index)
 
     def fresh(self) -> "LookupRunner":
-        """Another one, for another text."""
         return LookupRunner(self._vocabulary)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none

@@ -1,6 +1,6 @@
 """A target with its drafts, ready to run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import Threads, torch_threads
+from specctl.policies import Setting, StoppingPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +33,7 @@ class Pair:
             draft reads those of the model before it.
         threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
         vocabulary: V, ids below it are known to all models; of a pair that was put together by hand, no bound is known.
+        policy: makes a policy of a setting of one draft; in a batch, one that may decide together with those of others.
     """
 
     target: Runner
@@ -44,6 +46,7 @@ class Pair:
     above: tuple[int | None, ...] = ()
     threads: Threads | None = None
     vocabulary: int = 1 << 31
+    policy: Callable[[Setting], StoppingPolicy] = Setting.build
 
     @property
     def thread_count(self) -> int:

@@ -78,6 +78,7 @@ class Runner(ABC):
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
         no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
+        multiplies: whether `fresh` can be called: of drafts that are no models, whose passes each text makes by itself.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
         layers: of a draft head, the layers of its verifier whose states it reads; empty for every other runner.
         state_size: of a draft head D, the width of these states.
@@ -97,6 +98,7 @@ class Runner(ABC):
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
     no_rows: str | None = "it reads one text at a time"
+    multiplies: bool = False
     holds_everything: bool = False
     layers: tuple[int, ...] = ()
     state_size: int = 0
@@ -254,6 +256,10 @@ class Runner(ABC):
             path: numbers of tokens, from the root on, each the parent of the next.
         """
         raise NotImplementedError(self.no_trees)
+
+    def fresh(self) -> "Runner":
+        """Another one that has read nothing; they have nothing in common but what never changes."""
+        raise NotImplementedError("there is one of it")
 
     def rows(self, count: int) -> RowPasses:
         """The same model over several sequences at once, with caches of their own.

@@ -16,7 +16,7 @@ from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.engines import Where
 from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, RowPasses
 
 
 def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
@@ -56,6 +56,7 @@ class StaticRunner(FixedBufferRunner):
             compiler=compiler,
         )
         self._model = model
+        self.no_rows = None
         self.draft_vocabulary = vocabulary_of(model)
         self._watch = LayerWatch(model)
         self._remembers = False
@@ -72,6 +73,11 @@ class StaticRunner(FixedBufferRunner):
         kept = slice(-keep, None) if keep else slice(0)
         seen = states[0] if len(states) == 1 else joined_states(states)
         return Forward(logits[kept], None if last is None else last[kept], seen, self.draft_vocabulary)
+
+    def rows(self, count: int) -> RowPasses:
+        from specctl.models.running.row_passes.fixed_rows import FixedRows
+
+        return FixedRows(self._model, count, self.vocabulary, watched=self._watch.layers)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)

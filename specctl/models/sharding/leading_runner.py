@@ -51,6 +51,7 @@ class LeadingRunner(Around):
     def __init__(self, runner: Runner, together: Together, number: int, sharding: Sharding) -> None:
         super().__init__(runner)
         self.sharding = sharding
+        self.no_rows = "its shards read one text at a time"
         if sharding.kind == "pipeline":
             self.no_trees = "it is a pipeline"
         self._together, self._number = together, number

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
 
-from specctl.policies.acceptance_priors import ACCEPTED, ACCEPTED_BY_HEAD, FIRST, NEXT, NEXT_FORESEEN, estimator
+from specctl.policies.acceptance_priors import estimators, features, foreseen, kept
 from specctl.policies.base import Rule, Signal, read
 from specctl.policies.draft_account import DraftAccount
+from specctl.policies.draft_allowance import DraftAllowance
 from specctl.policies.drafting import TextRead
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import DraftSums, TokenRates
-from specctl.policies.round_times import SPEED_MEMORY, RoundTimes
+from specctl.policies.round_times import SPEED_MEMORY, RoundTimes, width_of
+from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 from specctl.records import DraftStep, Round
 
 RATE_PRIOR = 2.0
@@ -22,16 +23,6 @@ AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
-DOUBTED = 100
-"""Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
-LULL = 8
-"""After so many rounds without a draft only each LULL-th is looked at, which costs next to nothing then."""
-UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
-"""After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
-of the target alone stays known, and after a first draft that brings nothing; the weight of one draft in what they save.
-"""
-UNLIKELY = 0.5
-"""A first draft that is expected to bring fewer tokens brought nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,20 +80,12 @@ class CostOptimal(Rule):
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
     _times: RoundTimes = field(init=False, repr=False)
-    _account: DraftAccount = field(init=False, repr=False)
+    _allowance: DraftAllowance = field(init=False, repr=False)
     _drafts: DraftSums = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
-    _warm: bool = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
-    _probing: bool = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
     _begins: bool = field(init=False, repr=False)
-    _idle: int = field(init=False, repr=False)
-    _skipped: int = field(init=False, repr=False)
-    _resting: int = field(init=False, repr=False)
-    _unseen: int = field(init=False, repr=False)
-    _gain: float = field(init=False, repr=False)
-    _unbooked: Round | None = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
@@ -115,15 +98,13 @@ class CostOptimal(Rule):
         self._restart()
 
     def _restart(self) -> None:
-        self._accepted, self._accepted_as_predicted, self._next, self._first = map(
-            estimator, (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
-        )
+        known = estimators(self.use_foresight)
+        self._accepted, self._accepted_as_predicted, self._next, self._first = known
         self._rates = TokenRates(RATE_PRIOR)
-        self._times, self._account = RoundTimes(self.cost_ratio), DraftAccount()
+        self._times = RoundTimes(self.cost_ratio)
+        self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._warm, self._begins, self._skipped = None, False, True, 0
-        self._read, self._idle, self._resting, self._unseen, self._gain = TextRead(), 0, 0, 0, 0.0
-        self._unbooked = None
+        self._last_token, self._begins, self._read = None, True, TextRead()
         self._decide(0)
 
     @classmethod
@@ -154,11 +135,16 @@ class CostOptimal(Rule):
         return self._limit
 
     def should_stop(self, step: DraftStep) -> bool:
+        self.look(step)
+        return not self._goes_on(step.index, self._survival * self._following, self._following)
+
+    def look(self, step: DraftStep) -> None:
+        """Estimate how likely the tokens so far are accepted, and the next one if they are."""
         index = step.index
         if self.use_foresight:
             # The probability that this token and all before it are accepted, by what was predicted before each.
             survival = self._survival * self._following if index > 1 else self._first_accepted
-            outlook = _foreseen(step)
+            outlook = foreseen(step)
         else:
             # The same by the distribution at each position.
             if index == 1:
@@ -172,11 +158,10 @@ class CostOptimal(Rule):
             else:
                 before = self._survival
             self._survival_before = before
-            self._last_features = confidence, outlook = _features(step)
+            self._last_features = confidence, outlook = features(step)
             survival = before * self._accepted.predict(confidence, outlook)
         self._survival = survival
-        self._following = following = self._next.predict(outlook, self._rates.surplus(step.token))
-        return not self._goes_on(index, survival * following, following)
+        self._following = self._next.predict(outlook, self._rates.surplus(step.token))
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
         """Whether some number of further draft tokens is expected to save more time than it takes.
@@ -200,67 +185,53 @@ class CostOptimal(Rule):
                 return True
         return False
 
+    def joint(self) -> JointCostOptimal | None:
+        return JointCostOptimal(self) if self.carry_over else None
+
     def observe(self, round_: Round) -> None:
-        if self._idle > LULL and self._idle % LULL and not (self._limit or self._begins or round_.steps):
-            self._idle += 1
-            self._skipped += 1
+        allowance = self._allowance
+        if allowance.dozes and not (self._limit or self._begins or round_.steps):
+            allowance.doze()
             return
-        self._begins = False
-        emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
-        unread = self._read.round(round_.context, bool(round_.steps), emitted)
-        if round_.steps:
-            if self._idle:
-                self._first.age(AGING * self._idle)
-                self._idle = 0
-            self._learn_verdicts(round_)
-        else:
-            self._idle += 1
-        if emitted:
-            self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
-        if self._warm and round_.verify_seconds:
+        first, self._begins = self._begins, False
+        if not round_.steps:
+            allowance.idle += 1
+        elif allowance.idle:
+            self.wake()
+        emitted, unread = self.learn_text(round_)
+        if round_.verify_seconds and not first:  # a text's first round reads the prompt too
             self._times.learn(round_, emitted, unread)
             if round_.steps:
                 self._drafts.learn(round_)
-        self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
-        self._book(round_, unread)
+        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
         self._decide(self._read.missing(round_.context + emitted))
 
-    def _book(self, round_: Round, unread: int) -> None:
-        """Book what the round's draft saved, in expectation over its verdict where that is known."""
-        if not round_.steps:
-            gain = 0.0
-            if self._unbooked is not None and (self._times.knows_target or self._resting <= 1):
-                gain, self._unbooked = self._gained(self._unbooked), None
-            self._resting, self._unseen = max(0, self._resting - 1), 0
-            self._account.book(gain, probe=False, rounds=1 + self._skipped)
-            self._skipped = 0
-            return
-        gain = self._gained(round_)
-        self._gain += GAIN_RATE * (gain - self._gain)
-        self._unseen += 1
-        if not self._times.knows_target and _kept(round_) < UNLIKELY:
-            self._resting, self._unbooked = RESTING, round_  # what it lost is known when the target's time is
-            return
-        if self._unseen >= UNSEEN and self._gain < SMALL:
-            self._resting = RESTING
-        reading = 0.0 if self._account.proven and not self._probing else self._times.catching_up(unread)
-        self._account.book(gain - reading, probe=self._probing)
+    def wake(self) -> None:
+        """A draft was made, the first one for long."""
+        self._first.age(AGING * self._allowance.idle)
+        self._allowance.idle = 0
 
-    def _gained(self, round_: Round) -> float:
-        """Passes that a draft saved."""
-        return _kept(round_) + (round_.leaf is not None) - self._times.lost(round_)
+    def learn_text(self, round_: Round) -> tuple[int, int]:
+        """Learn what was accepted; how many tokens were added to the text, and how many of it the draft had to read."""
+        emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
+        unread = self._read.round(round_.context, bool(round_.steps), emitted)
+        if round_.steps:
+            self._learn_verdicts(round_)
+        if emitted:
+            self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
+        return emitted, unread
 
     def _decide(self, unread: int) -> None:
         """Decide on the next round, before which the draft has to read so many tokens of the text."""
-        times, account = self._times, self._account
-        self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
+        times = self._times
+        first = self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
-        self._probing, self._limit = not pays, 0
-        if not self._resting and (pays or account.probes):
-            reading = 0.0 if account.proven and pays else times.catching_up(unread)
-            doubt = 0.5 ** (self._idle / DOUBTED)
-            entry, step = doubt * (times.lost_entry + reading), doubt * times.lost_step
-            self._limit = min(self.max_draft, account.longest(entry, step))
+        self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
+
+    def first_gain(self) -> float:
+        """The probability that the first token of the next draft is accepted."""
+        self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
+        return first
 
     def _learn_verdicts(self, round_: Round) -> None:
         steps, accepted = round_.steps, round_.accepted
@@ -268,9 +239,9 @@ class CostOptimal(Rule):
         token_before, outlook_before, rates = self._last_token, 0.0, self._rates
         for position, (step, outcome) in enumerate(zip(steps, outcomes, strict=False), start=1):
             if self.use_foresight:
-                outlook = _foreseen(step)
+                outlook = foreseen(step)
             else:
-                confidence, outlook = _features(step)
+                confidence, outlook = features(step)
                 self._accepted.learn(outcome, confidence, outlook)
                 if self.use_head and position < len(steps):
                     # A step's accept_prob is about the token before it.
@@ -282,19 +253,3 @@ class CostOptimal(Rule):
             else:
                 self._next.learn(outcome, outlook_before, surplus)
             token_before, outlook_before = step.token, outlook
-
-
-def _kept(round_: Round) -> float:
-    """How many tokens of a draft stay, in expectation over the verdict where that is known."""
-    return round_.accepted if round_.chances is None else sum(round_.chances)
-
-
-def _foreseen(step: DraftStep) -> float:
-    """Log-odds of the draft's own prediction for the next token."""
-    return log_odds(read(step.next_accept_prob))
-
-
-def _features(step: DraftStep) -> tuple[float, float]:
-    """Log-odds of the top probability, and sqrt(entropy)."""
-    entropy = step.entropy
-    return log_odds(read(step.top_prob)), sqrt(entropy) if entropy is not None and entropy > 0 else 0.0 * read(entropy)

@@ -12,7 +12,7 @@ from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.chains_side_by_side import SideBySide
 from specctl.models.draft_heads.head import DraftHeadRunner
-from specctl.models.passes.watching import States
+from specctl.models.passes.watching import States, kept_states
 from specctl.models.running.runner import Forward, Runner
 from specctl.replay.recording.detours import Detours
 
@@ -188,8 +188,9 @@ class ReadText:
             yield
 
     def _note(self, forward: Forward, count: int) -> None:
-        assert forward.states is not None
-        self._pending.append((self._known, forward.states))
+        states = kept_states(forward.states)
+        assert states is not None
+        self._pending.append((self._known, states))
         self._known += count
 
 

@@ -327,6 +327,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.representatives("dspark")
 def test_a_profile_names_a_block_head(kind: str, tmp_path: Path) -> None:
     shape = LayerShape(hidden_size=192, intermediate_size=48, heads=2, kv_heads=1, head_dim=16, qk_norm=True)
     head = random_block(layers=(2, 6, 9), vocabulary=4096, shape=shape, spread=0.2)

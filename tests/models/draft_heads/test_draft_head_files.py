@@ -194,6 +194,12 @@ def test_no_weights_are_asked_for_about_an_ordinary_model_on_the_hub(hub: Hub, t
 
 @pytest.mark.parametrize("name", EAGLE3)
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.representatives(
+    "False-eagle3-speculators-normed",
+    "True-eagle3-deepspec",
+    "False-eagle3-speculators-biased",
+    "True-eagle3-safeailab",
+)
 def test_what_is_written_computes_the_same(name: str, shared: bool, tmp_path: Path) -> None:
     data = reference(name)
     if shared:

@@ -51,6 +51,7 @@ def written(pair: Pair, settings: Profile, setting: Setting | None) -> tuple[int
 
 
 @pytest.mark.parametrize("more", [{}, {"deterministic": True}, {"check": True}, {"engine": "static"}], ids=str)
+@pytest.mark.representatives("'static'", "'check'")
 def test_a_head_drafts_for_the_target_that_it_reads(folders: dict[str, Path], more: dict[str, Any]) -> None:
     settings = profile({"model": str(folders["target"]), "policy": constant()}, **more)
     pair = load_pair(settings)

@@ -137,6 +137,7 @@ def test_own_embeddings_and_output_layer() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives("deepseek_v3", "glm4_moe")
 def test_greedy_text_is_the_targets_own(kind: str) -> None:
     """Hybrids too, whose recurrent state cannot go back token by token."""
     model, prompt = target_of(kind), [5, 9, 2, 30, 33, 7, 12]

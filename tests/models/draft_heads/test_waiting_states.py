@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from toy_heads import random_block, random_eagle3
@@ -30,6 +31,33 @@ def test_parts_are_joined_cut_and_taken_once() -> None:
     assert taken is not None
     assert taken[0][:, 0].tolist() == taken[2][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert (waiting.count, waiting.take()) == (0, None)
+
+
+def test_numpys_rows_may_be_overwritten_once_they_wait() -> None:
+    waiting, shared = WaitingStates(), np.zeros((1, 1), np.float32)
+    for place in range(150):
+        shared[:] = place
+        waiting.add({0: shared, 2: shared}, 0)
+    waiting.cut(140)
+    shared[:] = 140
+    waiting.add({0: shared, 2: shared}, 0)
+    taken = waiting.take()
+    assert taken is not None
+    assert taken[0][:, 0].tolist() == taken[2][:, 0].tolist() == list(range(141))
+    assert (waiting.count, waiting.take()) == (0, None)
+
+
+@pytest.mark.parametrize("numpys_first", [False, True])
+def test_rows_of_numpy_and_tensors_wait_in_their_order(numpys_first: bool) -> None:
+    waiting = WaitingStates()
+    for place in range(6):
+        tensors = states(place, place + 1)
+        of_numpy = (place < 3) == numpys_first
+        waiting.add({layer: rows.numpy() for layer, rows in tensors.items()} if of_numpy else tensors, 0)
+    waiting.cut(5)
+    taken = waiting.take()
+    assert taken is not None
+    assert taken[0][:, 0].tolist() == taken[2][:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_there_is_an_end_to_waiting() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_heads import EVERY_OTHER, HEADS, LAYERS, SHAPE, VOCABULARY, onnx_head, sure_head, torch_runner
+from onnx_heads import EVERY_OTHER, HEADS, KINDS, LAYERS, SHAPE, VOCABULARY, onnx_head, sure_head, torch_runner
 from onnx_models import graphs, needs_onnx
 from toy_heads import random_block, random_eagle3
 from toys import seeded
@@ -54,7 +54,7 @@ def off(runners: tuple[DraftHeadRunner, ...], tokens: list[int]) -> float:
     return max(apart(mine.logits, theirs.logits), apart(mine.hidden, theirs.hidden))
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.representatives("eagle3", "dspark")
 def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> None:
     """Over prompts of several passes, of one token, and where places were not witnessed."""

@@ -229,10 +229,10 @@ def test_single_tokens_up_to_the_last_place_of_the_context() -> None:
     found = []
     for token in 2 * TOKENS:
         read = one_by_one.extend([token], keep=1, hidden=True)
-        found.append((read.logits, read.hidden, read.states[0]))
+        found.append((read.logits, read.hidden, torch.as_tensor(read.states[0].copy())))
     expected = whole.extend(2 * TOKENS, keep=80, hidden=True)
     for rows, wanted in zip(
-        zip(*found, strict=True), (expected.logits, expected.hidden, expected.states[0]), strict=True
+        zip(*found, strict=True), (expected.logits, expected.hidden, torch.as_tensor(expected.states[0])), strict=True
     ):
         torch.testing.assert_close(torch.cat(rows), wanted, atol=1e-5, rtol=1e-5)
 

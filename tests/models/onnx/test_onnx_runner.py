@@ -44,7 +44,7 @@ def same(found: Forward, expected: Forward) -> None:
     if found.states is not None and expected.states is not None:
         assert found.states.keys() == expected.states.keys()
         for layer, states in found.states.items():
-            torch.testing.assert_close(states, expected.states[layer], **CLOSE)
+            torch.testing.assert_close(torch.as_tensor(states), expected.states[layer], **CLOSE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,7 +13,8 @@ def packed_graph(path: Path, rows: int) -> bytes:
 
     Inputs: as there, and ``sizes`` ``(rows,)`` int64, how many tokens each sequence has in the pass, at least one;
     ``before``, ``total``, ``past.I.key`` and ``past.I.value`` are there for every sequence r, with ``.r`` at the end.
-    Outputs: ``logits``, ``state.last`` ``(1, N, D)``, and ``present.I.key.r`` and ``present.I.value.r``.
+    Outputs: ``logits``, ``state.I`` and ``state.last`` ``(1, N, D)``, and ``present.I.key.r`` and
+    ``present.I.value.r``.
 
     Args:
         path: of the graph; its weights stay in their file, from whose folder they have to be read.
@@ -26,7 +27,7 @@ def packed_graph(path: Path, rows: int) -> bytes:
     counts = {name: [_like(given[name], f"{name}.{row}") for row in range(rows)] for name in ("before", "total")}
     inputs = [value for name, value in given.items() if name in ("ids", "positions", "rows")]
     inputs += [sizes, *counts["before"], *counts["total"]]
-    outputs = [value for value in graph.outputs if value.name in ("logits", "state.last")]
+    outputs = [value for value in graph.outputs if value.name and value.name.startswith(("logits", "state."))]
     for node in [node for node in graph if node.op_type == "GroupQueryAttention"]:
         projected, caches, more = node.inputs[:3], node.inputs[3:5], node.inputs[7:]
         made: list[ir.Node] = []

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory
+from specctl.models.onnx.onnx_passes import state_name
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
+from specctl.models.passes.watching import LAST
 from specctl.models.running.runner import RowRequest
-
-if TYPE_CHECKING:
-    import torch
 
 Array = npt.NDArray[Any]
 FILLER = 0
@@ -32,7 +31,7 @@ class _Bound:
     positions: Array  # (N,) int64
     rows: Array  # (R,) int64
     logits: Array  # (R, V)
-    states: Array | None  # (N, D); None where they are not wanted
+    states: dict[int, Array]  # (N, D) by layer
 
 
 class PackedPasses:
@@ -44,6 +43,7 @@ class PackedPasses:
         vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
         capacity: tokens of a sequence to make room for at first; buffers double when one is full.
         ids: of the columns of the graph's logits; None where a column is an id.
+        watched: layers whose states every pass gives, numbered as `Runner.watch` numbers them.
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class PackedPasses:
         vocabulary: int,
         capacity: int,
         ids: DraftVocabulary | None = None,
+        watched: Sequence[int] = (),
     ) -> None:
         self._session, self._rows, self._vocabulary, self._ids = session, rows, vocabulary, ids
+        self._watched = tuple(watched)
         self._memory = HostMemory()
         inputs = {given.name: given for given in session.get_inputs()}
         made = {each.name: each.shape for each in session.get_outputs()}
@@ -66,7 +68,7 @@ class PackedPasses:
         self._buffers: dict[str, Array] = {}
         self._sizes = np.ones(rows, dtype=np.int64)
         self._before, self._total = np.zeros((2, rows, 1), dtype=np.int32)
-        self._bound: dict[tuple[int, int, bool], _Bound] = {}
+        self._bound: dict[tuple[int, int, tuple[int, ...]], _Bound] = {}
         self._reserve(capacity)
 
     @property
@@ -97,25 +99,33 @@ class PackedPasses:
         np.subtract(self._total, 1, out=self._before)
         self._reserve(max(ends))
         kept = wanted or [0]  # onnxruntime takes no empty tensors
-        kind = len(tokens), len(kept), any(request.hidden for request in requests)
+        hidden = any(request.hidden for request in requests)
+        layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
+        kind = len(tokens), len(kept), layers
         bound = self._bound.get(kind) or self._bind(*kind)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
         self._session.run_with_iobinding(bound.binding)
         logits = bound.logits[: len(wanted), : self._vocabulary]  # (R, V)
         found: dict[int, Forward] = {}
-        start = 0
-        for row in sorted(asked):
-            own = slice(start, start + asked[row].keep)
-            states = self._states(bound, wanted[own]) if asked[row].hidden else None
-            found[row] = Forward(logits[own], states, None, self._ids)
+        start = end = 0
+        for row, size in enumerate(sizes):
+            end += size
+            if (request := asked.get(row)) is None:
+                continue
+            own = slice(start, start + request.keep)
+            found[row] = Forward(logits[own], None, None, self._ids)
+            if layers:
+                self._give_states(found[row], bound, slice(end - size, end), request)
             start = own.stop
         return [found[request.row] for request in requests]
 
-    def _states(self, bound: _Bound, places: Sequence[int]) -> "torch.Tensor":
+    def _give_states(self, found: Forward, bound: _Bound, tokens: slice, request: RowRequest) -> None:
         import torch  # whoever reads states is a network
 
-        assert bound.states is not None, "one of those who share the pass wants them"
-        return torch.from_numpy(bound.states[places])  # (keep, D)
+        if request.hidden:
+            found.hidden = torch.from_numpy(bound.states[LAST][tokens.stop - request.keep : tokens.stop].copy())
+        if self._watched:
+            found.states = {layer: torch.from_numpy(bound.states[layer][tokens].copy()) for layer in self._watched}
 
     def _reserve(self, tokens: int) -> None:
         """Make room for so many tokens of each sequence, and one that nobody asked for."""
@@ -132,9 +142,9 @@ class PackedPasses:
         self._capacity = capacity
         self._bound.clear()
 
-    def _bind(self, width: int, rows: int, hidden: bool) -> _Bound:
+    def _bind(self, width: int, rows: int, layers: tuple[int, ...]) -> _Bound:
         logits = np.zeros((rows, self._widths["logits"]), dtype=np.float32)
-        states = np.zeros((width, self._widths["state.last"]), dtype=np.float32) if hidden else None
+        states = {layer: np.zeros((width, self._widths["state.last"]), dtype=np.float32) for layer in layers}
         ids, positions, places = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
         bound = _Bound(self._session.io_binding(), ids, positions, places, logits, states)
         given = {"ids": ids[None], "rows": places, "sizes": self._sizes}
@@ -147,9 +157,8 @@ class PackedPasses:
         for name, array in self._buffers.items():
             present = name.replace("past", "present")
             bound.binding.bind_output(present, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name, made in (("logits", logits), ("state.last", states)):
-            if made is not None:
-                bound.binding.bind_output(name, "cpu", 0, np.float32, (1, *made.shape), made.ctypes.data)
+        for name, made in {"logits": logits, **{state_name(layer): made for layer, made in states.items()}}.items():
+            bound.binding.bind_output(name, "cpu", 0, np.float32, (1, *made.shape), made.ctypes.data)
         if width <= KEPT * self._rows:
-            self._bound[width, rows, hidden] = bound
+            self._bound[width, rows, layers] = bound
         return bound

@@ -1,0 +1,1 @@
+"""Passes of torch over several sequences."""

@@ -1,0 +1,139 @@
+"""Passes of torch over several sequences, each with its row of the key-value buffers."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from specctl.models.passes.forward import Forward
+from specctl.models.passes.masks import additive, aligned
+from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.trimmed_output import vocabulary_of
+from specctl.models.passes.watching import LAST, LayerWatch
+from specctl.models.passes.weights import device_of
+from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.row_passes.row_cache import RowCursor, RowLayer
+from specctl.models.running.runner import RowRequest
+
+WIDE = 16
+"""Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
+than it saves."""
+SPARE = 256
+
+
+Found = tuple[torch.Tensor, dict[int, torch.Tensor] | None, torch.Tensor | None]
+"""Of a pass: logits ``(n, keep, V)``; by layer the states ``(n, W, D)`` that are watched; the last ones, if wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What passes must have in common to be one: sequences, tokens of each, slots, logits of each."""
+
+    count: int
+    width: int
+    span: int
+    keep: int
+
+
+class FixedRows:
+    """`RowPasses` of a model of transformers without a `static.obstacle`, over buffers with a row for each sequence.
+
+    Sequences of a pass are padded on the left to the widest, so that their last tokens stand in one column; padding is
+    written to a slot that nothing attends to. Sequences that do not take part are not in the pass.
+
+    Args:
+        model: in eval mode, on one device.
+        rows: how many sequences.
+        vocabulary: as for `EagerRunner`.
+        watched: layers whose states every pass gives, as `Runner.watch` numbers them.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int, *, watched: Set[int] = frozenset()) -> None:
+        self._model, self._rows, self._vocabulary = model, rows, vocabulary
+        self._ids = vocabulary_of(model)
+        self._device = device_of(model)
+        self._context = context_length(model) or ENDLESS
+        self._capacity = aligned(min(SPARE, self._context))
+        self._cursor = RowCursor()
+        layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
+        self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
+        self._cache = Cache(layers=list(self._layers))
+        self._watch, self._last = LayerWatch(model), LayerWatch(model)
+        self._watch.watch(watched)
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        found: dict[int, Forward] = {}
+        together = [request for request in requests if len(request.tokens) <= WIDE]
+        apart = [[request] for request in requests if len(request.tokens) > WIDE]
+        for part in (*apart, together) if together else apart:
+            found |= self._pass(part)
+        return [found[request.row] for request in requests]
+
+    def _pass(self, requests: Sequence[RowRequest]) -> dict[int, Forward]:
+        """One pass; what each row is given."""
+        hidden = any(request.hidden for request in requests)
+        ends = [request.after + len(request.tokens) for request in requests]
+        shape = self._shape(requests, max(ends))
+        self._reserve(shape.span)
+        if hidden:
+            self._last.watch([LAST])
+        logits, states, last = self._results(shape, self._packed(requests, shape), hidden)
+        found = {}
+        for place, request in enumerate(requests):
+            kept = slice(shape.keep - request.keep, shape.keep)
+            own = slice(shape.width - len(request.tokens), shape.width)
+            seen = None if states is None else {layer: rows[place, own] for layer, rows in states.items()}
+            state = last[place, shape.width - request.keep :] if request.hidden and last is not None else None
+            found[request.row] = Forward(logits[place, kept], state, seen, self._ids)
+        return found
+
+    def _shape(self, requests: Sequence[RowRequest], longest: int) -> Shape:
+        """The shape of a pass over sequences of which the longest then has so many tokens."""
+        width = max(len(request.tokens) for request in requests)
+        keep = max(1, *(request.keep for request in requests))
+        return Shape(len(requests), width, aligned(longest), keep)
+
+    def _packed(self, requests: Sequence[RowRequest], shape: Shape) -> list[int]:
+        """``(n, 2 W + 1)`` in a row: of each sequence its ids, their slots, and its row."""
+        found: list[int] = []
+        for request in requests:
+            padding = shape.width - len(request.tokens)
+            found += [*[0] * padding, *request.tokens, *[self._capacity] * padding]
+            found += [*range(request.after, request.after + len(request.tokens)), request.row]
+        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, self._rows]
+        return found + nobody * (shape.count - len(requests))
+
+    def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:
+        return self._network(shape, sent(packed, self._device), hidden)
+
+    def _network(self, shape: Shape, packed: torch.Tensor, hidden: bool) -> Found:
+        width = shape.width
+        numbers = packed.view(shape.count, 2 * width + 1)
+        slots = numbers[:, width : 2 * width]  # (n, W)
+        self._cursor.rows, self._cursor.slots, self._cursor.span = numbers[:, -1], slots, shape.span
+        positions = slots.masked_fill(slots == self._capacity, 0)
+        seen = torch.arange(shape.span, device=self._device) <= positions[:, :, None]  # (n, W, S)
+        output = self._model(
+            input_ids=numbers[:, :width],
+            position_ids=positions,
+            attention_mask=additive(seen, self._model.dtype)[:, None],  # (n, 1, W, S)
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=shape.keep,
+        )
+        last = self._last.take_all() if hidden else None
+        return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
+
+    def _reserve(self, slots: int) -> None:
+        """Make room for so many tokens of each sequence."""
+        if slots <= self._capacity:
+            return
+        self._capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
+        for layer in self._layers:
+            layer.grow(self._capacity + 1)

@@ -1,0 +1,75 @@
+"""Layers of a KV cache with a row for each of several sequences, at fixed addresses."""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+
+class RowCursor:
+    """Where the current pass writes in a cache of `RowLayer`, and how far it attends; one for all layers.
+
+    Attributes:
+        rows: ``(n,)`` int64, the rows of the cache that the pass's sequences have.
+        slots: ``(n, W)`` int64, where in its row each of their tokens is written.
+        span: how many slots its tokens may attend to.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    span: int
+
+
+class RowLayer(CacheLayerMixin):
+    """A full-attention layer that writes in place, where a cursor points: ``(rows, heads, capacity, head_dim)``."""
+
+    is_compileable = True
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, cursor: RowCursor, rows: int, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cursor, self._rows, self._capacity = cursor, rows, capacity
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
+        self.keys, self.values = (
+            states.new_zeros(self._rows, states.shape[1], self._capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write ``(n, heads, W, head_dim)`` states where the cursor points; returns the slots to attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows, slots, span = self._cursor.rows, self._cursor.slots, self._cursor.span
+        places = rows[:, None], slots
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
+        return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
+
+    def grow(self, capacity: int) -> None:
+        """Move all rows to larger buffers; the last slot of a row is where padding goes, and stays behind."""
+        old_capacity, self._capacity = self._capacity, capacity
+        if self.is_initialized:
+            old = self.keys, self.values
+            self.lazy_initialization(*old)
+            for new, had in zip((self.keys, self.values), old, strict=True):
+                new[:, :, : old_capacity - 1] = had[:, :, :-1]
+
+    def get_seq_length(self) -> int:
+        return 0  # who makes the passes counts; positions and masks come from it
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
+        return self._cursor.span, 0
+
+    def get_max_length(self) -> int:
+        return self._capacity

@@ -1,0 +1,97 @@
+"""How long the next draft may be, by what drafts saved so far and what one takes."""
+
+from dataclasses import dataclass, field
+
+from specctl.policies.draft_account import DraftAccount
+from specctl.policies.round_times import RoundTimes
+
+DOUBTED = 100
+"""Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
+LULL = 8
+"""After so many rounds without a draft only each LULL-th is looked at, which costs next to nothing then."""
+UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
+"""After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
+of the target alone stays known, and after a first draft that brings nothing; the weight of one draft in what they save.
+"""
+UNLIKELY = 0.5
+"""A first draft that is expected to bring fewer tokens brought nothing."""
+
+
+@dataclass(slots=True)
+class DraftAllowance:
+    """Books what drafts save in a `DraftAccount`, by the prices of `RoundTimes`, and limits the next one.
+
+    Attributes:
+        times: what rounds take.
+        account: pays for drafts.
+        probing: whether the next draft is not expected to pay.
+        idle: rounds without a draft so far, since the last one.
+    """
+
+    times: RoundTimes
+    account: DraftAccount
+    probing: bool = True
+    idle: int = 0
+    _skipped: int = 0
+    _resting: int = 0
+    _unseen: int = 0
+    _gain: float = 0.0
+    _unbooked: tuple[float, float, float] | None = field(default=None)
+
+    @property
+    def dozes(self) -> bool:
+        """Whether a round without a draft need not be looked at, if none is wanted next."""
+        return self.idle > LULL and self.idle % LULL > 0
+
+    def doze(self) -> None:
+        """A round went by that was not looked at."""
+        self.idle += 1
+        self._skipped += 1
+
+    def book(self, drafted: float, width: float, kept: float, unread: int) -> None:
+        """Book what a round's draft saved.
+
+        Args:
+            drafted: its tokens, 0 for none.
+            width: of `RoundTimes`.
+            kept: how many of them stay, in expectation over the verdict where that is known.
+            unread: tokens of the text that the draft had to read first.
+        """
+        if not drafted:
+            gain = 0.0
+            if self._unbooked is not None and (self.times.knows_target or self._resting <= 1):
+                gain, self._unbooked = self._gained(*self._unbooked), None
+            self._resting, self._unseen = max(0, self._resting - 1), 0
+            self.account.book(gain, probe=False, rounds=1 + self._skipped)
+            self._skipped = 0
+            return
+        gain = self._gained(drafted, width, kept)
+        self._gain += GAIN_RATE * (gain - self._gain)
+        self._unseen += 1
+        if not self.times.knows_target and kept < UNLIKELY:
+            self._resting = RESTING
+            self._unbooked = drafted, width, kept  # what it lost is known when the target's time is
+            return
+        if self._unseen >= UNSEEN and self._gain < SMALL:
+            self._resting = RESTING
+        reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
+        self.account.book(gain - reading, probe=self.probing)
+
+    def _gained(self, drafted: float, width: float, kept: float) -> float:
+        """Passes that a draft saved."""
+        return kept - self.times.lost(drafted, width)
+
+    def longest(self, pays: bool, unread: int) -> int:
+        """The longest next draft that the account covers, in tokens; 0 for none.
+
+        Args:
+            pays: whether it is expected to.
+            unread: tokens of the text that it has to read first.
+        """
+        times, account = self.times, self.account
+        self.probing = not pays
+        if self._resting or not (pays or account.probes):
+            return 0
+        reading = 0.0 if account.proven and pays else times.catching_up(unread)
+        doubt = 0.5 ** (self.idle / DOUBTED)
+        return account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)

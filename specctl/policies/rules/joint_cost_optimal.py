@@ -1,0 +1,197 @@
+"""`CostOptimal` for several texts whose drafts wait for each other: one learner, and one decision for all of them."""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple
+
+from specctl.policies.acceptance_priors import kept
+from specctl.policies.base import Signal
+from specctl.policies.drafting import TextRead
+from specctl.policies.online import RunningLine
+from specctl.policies.round_times import COST_MEMORY, FEW
+from specctl.records import DraftStep, Round
+
+if TYPE_CHECKING:
+    from specctl.policies.rules.cost_optimal import CostOptimal
+
+
+class JointCostOptimal:
+    """Decides with which set S of rows drafting goes on.
+
+    It is the one that maximises
+
+        sum of g_i over S - rho (d(|S|) + v(N + |S|) - v(N)),
+
+    and drafting ends where no set is above 0. Here g_i is the probability that the next token of row i and all before
+    it are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n rows and v(N) that of a verification
+    of N tokens. What a set costs depends on its size alone, so the best one of each size has the rows with the largest
+    gains, and one scan over these finds S. With one row it is the rule of `CostOptimal`.
+
+    Acceptance is learned from all rows. What a round takes is learned as in `CostOptimal`, of all rows together: a
+    step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
+    grows with n is learned from how times change with the number of rows that still draft.
+
+    Args:
+        policy: a new one; it holds what is learned.
+    """
+
+    def __init__(self, policy: "CostOptimal") -> None:
+        self.shared = policy
+        self.ended: list[Ended] = []
+        self._rows = 1
+        self._drafted = 0
+        self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
+
+    def row(self, ask: "Callable[[CostOptimalRow], int]") -> "CostOptimalRow":
+        """As in `Joint`."""
+        return CostOptimalRow(self, ask)
+
+    def run(self, rows: "Sequence[CostOptimalRow]", /) -> list[int]:
+        """As in `Joint`."""
+        starts = [row for row in rows if not row.drafted]
+        chosen = self._begin(starts) if starts else self._worth(rows)
+        self._drafted += len(chosen)
+        limit = self.shared._limit
+        return [limit if row in chosen else 0 for row in rows]
+
+    def _begin(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
+        """The rows that draft in a round that begins."""
+        shared, ended, self.ended = self.shared, self.ended, []
+        self._rows, self._drafted = len(rows), 0
+        if ended:
+            if (
+                shared._allowance.dozes
+                and not shared._limit
+                and not any(each.begins or each.round.steps for each in ended)
+            ):
+                shared._allowance.doze()
+                return set()
+            self._learn(ended)
+        if len(rows) == 1:
+            shared._last_token = rows[0].own._last_token
+            shared._decide(rows[0].unread)
+            return set(rows)
+        chosen, times = self._worth(rows), shared._times
+        first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
+        pays = bool(chosen) and shared._drafts.pays(first, times.price, times.entry)
+        unread = sum(row.unread for row in rows) // len(rows)
+        shared._limit = min(shared.max_draft, shared._allowance.longest(pays, unread))
+        return chosen if pays else set(rows)
+
+    def _worth(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
+        """The rows with which drafting goes on."""
+        shared, count = self.shared, self._rows
+        if count == 1:
+            (row,) = rows
+            return {row} if shared._goes_on(row.drafted, row.gain, row.own._following) else set()
+        ordered = sorted(rows, key=lambda row: -row.gain)
+        further, drafted, gains, best, size = shared._times.further, self._drafted / count, 0.0, 0.0, 0
+        for number, row in enumerate(ordered, start=1):
+            gains += row.gain
+            value = gains - count * further(drafted, number / count, self._share(number, count))
+            if value > best:
+                best, size = value, number
+        return set(ordered[:size])
+
+    def _share(self, rows: int, count: int) -> float:
+        """What a draft pass over some rows takes, as a share of one over all."""
+        if rows == count or not self._pass.known:
+            return 1.0
+        return self._pass.at(rows) / (self._pass.at(count) or 1.0)
+
+    def _learn(self, ended: "Sequence[Ended]") -> None:
+        """Learn from a round of the batch: in the mean over its rows, but for times, which are those of all."""
+        shared, rows, rounds = self.shared, len(ended), [each.round for each in ended]
+        lengths = sorted((len(round_.steps) for round_ in rounds), reverse=True)
+        drafting, verifying = sum(each.draft_seconds for each in rounds), sum(each.verify_seconds for each in rounds)
+        total, passes = sum(lengths), lengths[0]
+        unread = sum(each.unread for each in ended) // rows
+        steps: float = passes
+        if passes and rows > 1:
+            if unread <= FEW:
+                self._pass.learn(total / passes, drafting / passes)
+            taking_part = (sum(length >= place for length in lengths) for place in range(1, passes + 1))
+            steps = sum(self._share(each, rows) for each in taking_part)
+        shared._allowance.idle += not total
+        width = total / rows
+        # A text's first round reads the prompt too, and with it all others wait.
+        if verifying and not any(each.begins for each in ended):
+            emitted = sum(each.emitted for each in ended) / rows
+            shared._times.learn_phases(steps, width, drafting, verifying, emitted, unread)
+            for round_ in rounds:
+                if round_.steps:
+                    shared._drafts.learn(round_)
+        shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread)
+
+
+class Ended(NamedTuple):
+    """A round of one row.
+
+    Attributes:
+        round: that ended.
+        emitted: tokens that it added.
+        unread: tokens of the text that its draft had to read first.
+        begins: whether it was its text's first.
+    """
+
+    round: Round
+    emitted: int
+    unread: int
+    begins: bool
+
+
+class CostOptimalRow:
+    """The `StoppingPolicy` of one text of a batch.
+
+    Attributes:
+        joint: decides for all rows.
+        own: a policy with the text's own state, which shares all that is learned.
+        drafted: tokens of the draft so far.
+        gain: the probability that the next token and all before it are accepted.
+        unread: tokens of the text that the next draft has to read first.
+    """
+
+    keep_trigger = True
+    drafts = True
+    size = 1.0
+
+    def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalRow], int]") -> None:
+        self.own = copy(joint.shared)
+        self.joint, self._ask = joint, ask
+        self.drafted, self.gain, self.unread = 0, 0.0, 0
+        self._limit: int | None = None
+        self.reset()
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return self.own.signals
+
+    @property
+    def current_threshold(self) -> float | None:
+        return self.own.current_threshold
+
+    def reset(self) -> None:
+        # A limit that was asked for with the prompt holds for the first round.
+        self.own._last_token, self.own._read, self._begins = None, TextRead(), True
+
+    def draft_limit(self) -> int:
+        if self._limit is None:
+            self.drafted, self.gain = 0, self.own.first_gain()
+            self._limit = self._ask(self)
+        return self._limit
+
+    def should_stop(self, step: DraftStep) -> bool:
+        own = self.own
+        own.look(step)
+        if step.index >= self.draft_limit():
+            return False
+        self.drafted, self.gain = step.index, own._survival * own._following
+        return not self._ask(self)
+
+    def observe(self, round_: Round) -> None:
+        own, joint = self.own, self.joint
+        if round_.steps and joint.shared._allowance.idle:
+            joint.shared.wake()
+        emitted, unread = own.learn_text(round_)
+        joint.ended.append(Ended(round_, emitted, unread, self._begins))
+        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False

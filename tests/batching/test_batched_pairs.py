@@ -1,0 +1,156 @@
+"""Whole pairs of real architectures: what a batch writes is what each text is alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from onnx_heads import HEADS, VOCABULARY, sure_head, torch_runner, verifier
+from onnx_models import needs_onnx, one_layer, sure_runner
+from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded
+
+from specctl.batching.pair_rows import passes_of, split, why_alone
+from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.rows.draws import HostGenerator
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.pair import Pair
+from specctl.models.running.runner import Runner
+from specctl.models.running.static import StaticRunner
+from specctl.policies import POLICIES
+
+pytestmark = pytest.mark.usefixtures("inference_mode")
+PROMPTS: list[list[int]] = [torch.randint(1, 64, (width,), generator=seeded(width)).tolist() for width in (3, 21, 9, 1)]
+LENGTH = 24
+HEAD = random_predictor(hidden_size=32)
+GREEDY, SAMPLINGS = Sampling(), {"T=1": Sampling(1.0), "filtered": Sampling(0.8, top_k=9, top_p=0.9)}
+
+
+@cache
+def torch_pair(engine: type[EagerRunner] | type[StaticRunner]) -> Pair:
+    return of(engine(random_model("llama"), 64), engine(noisy_copy("llama"), 64))
+
+
+@cache
+def onnx_pair() -> Pair:
+    return of(sure_runner(one_layer(), 64), sure_runner(one_layer(32), 64))
+
+
+def of(target: Runner, *drafts: Runner) -> Pair:
+    return Pair(target, drafts, None, frozenset(), 64, (), ({},))  # type: ignore[arg-type]
+
+
+def drafter_of(pair: Pair, name: str) -> Drafter | None:
+    if name == "none":
+        return None
+    policy = POLICIES[name](**STOPPING.get(name, {}))
+    if isinstance(pair.drafts[0], LookupRunner):
+        return LookupDrafter(pair.drafts[0], policy)
+    drafter = ModelDrafter(pair.drafts[0], policy, predictor=head_for(policy, HEAD))
+    if len(pair.drafts) == 1:
+        return drafter
+    return PreVerifiedDrafter(
+        ModelDrafter(pair.drafts[1], policy), pair.drafts[0], POLICIES["constant"](draft_length=4)
+    )
+
+
+def written(pair: Pair, name: str, number: int, sampling: Sampling) -> list[int]:
+    prompt, drafter = PROMPTS[number], drafter_of(pair, name)
+    pair.target.rollback(0)
+    if drafter is not None:
+        drafter.rollback(0)
+    prefill(pair.target, drafter, prompt)
+    rounds = decode(pair.target, drafter, prompt, LENGTH, sampling, frozenset(), HostGenerator(number))
+    return [token for played in rounds for token in played.emitted]
+
+
+def batched(pair: Pair, name: str, sampling: Sampling, order: Sequence[int] = range(len(PROMPTS))) -> list[list[int]]:
+    """All texts in a batch of three, the last in the place of the first that ends."""
+    assert why_alone(pair) is None
+    hub, pairs = split(pair, passes_of(pair, 3))
+    found: dict[int, list[int]] = {}
+    todo = [*order]
+
+    def begin(row: int) -> None:
+        number = todo.pop(0)
+        hub.begin(row, lambda: (number, written(pairs[row], name, number, sampling)))
+
+    for row in range(3):
+        begin(row)
+    while hub.busy:
+        for row, (number, tokens) in hub.advance():
+            found[number] = tokens
+            if todo:
+                begin(row)
+    found |= {number: tokens for _, (number, tokens) in hub.advance()}
+    return [found[number] for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("name", ["none", *WITHOUT_FORESIGHT])
+@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+@pytest.mark.representatives("EagerRunner-svip", "StaticRunner-specdec++")
+def test_greedy_texts_of_torch_are_those_of_each_alone(engine: Any, name: str) -> None:
+    pair = torch_pair(engine)
+    assert batched(pair, name, GREEDY) == [written(pair, name, number, GREEDY) for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("kind", ["lookup", "hierarchy"])
+def test_greedy_texts_with_other_drafts(kind: str) -> None:
+    model, draft = random_model("llama"), noisy_copy("llama")
+    target = EagerRunner(model, 64)
+    drafts = (
+        [LookupRunner(2)]
+        if kind == "lookup"
+        else [EagerRunner(draft, 64), EagerRunner(random_model("llama", 1, 1), 64)]
+    )
+    pair = replace(of(target), drafts=tuple(drafts), named_predictors=({},) * len(drafts))
+    assert batched(pair, "constant", GREEDY) == [written(pair, "none", number, GREEDY) for number in range(4)]
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", ["none", *WITHOUT_FORESIGHT])
+@pytest.mark.parametrize("sampling", [GREEDY, *SAMPLINGS.values()], ids=["greedy", *SAMPLINGS])
+@pytest.mark.representatives("T=1-svip", "filtered-constant")
+def test_texts_of_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling, name: str) -> None:
+    if name == "cost-optimal" and not sampling.greedy:
+        pytest.skip("it reads clocks, so that its drafts differ from run to run")
+    pair = onnx_pair()
+    alone = [written(pair, name, number, sampling) for number in range(len(PROMPTS))]
+    assert batched(pair, name, sampling) == alone
+    assert batched(pair, name, sampling, [3, 1, 0, 2]) == alone, "whatever the neighbours"
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.representatives("eagle3", "dflash")
+def test_greedy_texts_with_draft_heads_on_torch_are_those_of_each_alone(kind: str) -> None:
+    target, head = EagerRunner(verifier(), VOCABULARY), torch_runner(HEADS[kind]())
+    target.watch(head.layers)
+    pair, name = of(target, head), "constant" if head.foresee is None else "confidence"
+    assert batched(pair, name, GREEDY) == [written(pair, name, number, GREEDY) for number in range(4)]
+
+
+def test_a_draft_head_of_a_middle_model_reads_its_states() -> None:
+    target, middle = (EagerRunner(verifier(), VOCABULARY) for _ in range(2))
+    head = torch_runner(HEADS["eagle3"]())
+    middle.watch(head.layers)
+    pair = replace(of(target), drafts=(middle, head), named_predictors=({}, {}), above=(None, 0))
+    assert batched(pair, "constant", GREEDY) == [written(pair, "none", number, GREEDY) for number in range(4)]
+
+
+@needs_onnx
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["T=1"]], ids=["greedy", "T=1"])
+@pytest.mark.representatives("greedy-eagle3")
+def test_texts_with_draft_heads_on_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling, kind: str) -> None:
+    target, head = sure_runner(verifier(), VOCABULARY), sure_head(HEADS[kind]())
+    target.watch(head.layers)
+    pair, name = of(target, head), "constant" if head.foresee is None else "confidence"
+    alone = [written(pair, name, number, sampling) for number in range(4)]
+    assert batched(pair, name, sampling) == alone

@@ -1,0 +1,71 @@
+"""Texts for which one policy decides together: each has the target's law, and greedily its own text."""
+
+from functools import partial
+from itertools import product
+from math import prod
+
+import pytest
+from enumeration import largest_difference, law_of, walk
+from test_hub import DRAFT, ENDS, GREEDY, PLAIN, PROMPTS, TARGET, TableRows, greedy_alone
+from toys import TableRunner, law
+
+from specctl.batching.decisions import Decisions
+from specctl.batching.hub import Hub
+from specctl.batching.read_passes import ReadPasses
+from specctl.batching.row_runner import RowRunner
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.policies import Setting
+
+pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode")
+
+COST_OPTIMAL = Setting.of({"name": "cost-optimal", "max_draft": 3})
+
+
+class Counted(Decisions):
+    """Decisions that remember what was decided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[list[int]] = []
+
+    def run(self, rows):  # type: ignore[no-untyped-def]
+        self.limits.append(super().run(rows))
+        return self.limits[-1]
+
+
+def written(limit: int, sampling: Sampling) -> tuple[tuple[tuple[int, ...], ...], list[list[int]]]:
+    """What three texts write, and what was decided about them."""
+    draft, target = (ReadPasses(TableRows(table, 3)) for table in (DRAFT, TARGET))
+    decisions = Counted()
+    hub: Hub[tuple[int, ...]] = Hub([draft, decisions, target])
+
+    def write(row: int) -> tuple[int, ...]:
+        policy = decisions.policy(COST_OPTIMAL, row, hub.asker(decisions))
+        verifier = RowRunner(TableRunner(TARGET), row, hub.asker(target))
+        drafter = ModelDrafter(RowRunner(TableRunner(DRAFT), row, hub.asker(draft)), policy)
+        prefill(verifier, drafter, PROMPTS[row])
+        rounds = decode(verifier, drafter, PROMPTS[row], limit, sampling, ENDS, None)
+        return tuple(token for played in rounds for token in played.emitted)
+
+    for row in range(3):
+        hub.begin(row, partial(write, row))
+    found: dict[int, tuple[int, ...]] = {}
+    while hub.busy:
+        found |= dict(hub.advance())
+    found |= dict(hub.advance())
+    return tuple(found[row] for row in range(3)), decisions.limits
+
+
+def test_three_texts_of_which_one_rule_decides_have_the_law_of_the_target_each() -> None:
+    each = [law(TARGET, prompt, 2, PLAIN, ENDS) for prompt in PROMPTS]
+    expected = {texts: prod(one[text] for one, text in zip(each, texts, strict=True)) for texts in product(*each)}
+    assert largest_difference(law_of(walk(lambda: written(2, PLAIN)[0])), expected) < 3e-7
+
+
+def test_greedy_texts_are_those_of_each_alone_and_all_are_asked_before_any_is_told() -> None:
+    texts, limits = written(40, GREEDY)
+    assert texts == tuple(greedy_alone(row, 40) for row in range(3))
+    assert any(len(asked) == 3 for asked in limits)

@@ -1,0 +1,93 @@
+"""What a pass over several texts asks of a device does not depend on how many they are."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pretend_cuda import Devices, Tally
+from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of
+from toys import random_model
+
+from specctl.batching.read_passes import ReadPasses
+from specctl.decoding.rows.reading import Reader
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import RowRequest
+
+ROWS = 4
+READERS = {
+    "greedy": Reader(Sampling(), frozenset({"entropy"})),
+    "T=1": Reader(Sampling(1.0), frozenset({"entropy"})),
+    "filtered": Reader(Sampling(0.8, top_k=20, top_p=0.9)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[Devices]:
+    with Devices() as devices:
+        yield devices
+
+
+def begun(cuda: Devices, engine: str) -> ReadPasses:
+    """Passes over four texts of different lengths."""
+    passes = ReadPasses(runner_of(engine, on(cuda, random_model("llama", 2), "cuda:0")).rows(ROWS))
+    for row in range(ROWS):
+        passes.run([RowRequest(row, 0, TEXT[: 20 + row], 0)])
+    return passes
+
+
+def asked(rows: int, width: int, reader: Reader | None = None) -> list[RowRequest]:
+    uniform = None if reader is None or reader.sampling.greedy else 0.4
+    return [
+        RowRequest(row, 20 + row, TEXT[20 + row :][:width], 1 if reader else width, reader=reader, uniform=uniform)
+        for row in range(rows)
+    ]
+
+
+def tally(cuda: Devices, passes: ReadPasses, requests: list[RowRequest]) -> Tally:
+    """Of the second pass of a kind."""
+    passes.run(requests)
+    cuda.ledger.clear()
+    passes.run(requests)
+    return cuda.ledger.tally()
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.representatives("graph-T=1")
+def test_draft_tokens_of_all_texts_cost_the_calls_of_two(cuda: Devices, engine: str, name: str) -> None:
+    passes = begun(cuda, engine)
+    two, four = (tally(cuda, passes, asked(rows, 1, READERS[name])) for rows in (2, 4))
+    assert two == four
+    assert (four.copies, four.waits) == ((2, 1) if name == "greedy" else (3, 1))
+    if engine == "graph":
+        assert four.launches < 30, "a replay and the reading"
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.representatives("graph")
+def test_a_verification_is_a_pass_whatever_its_texts(cuda: Devices, engine: str) -> None:
+    passes = begun(cuda, engine)
+    one, four = (tally(cuda, passes, asked(rows, 5)) for rows in (1, 4))
+    assert one == four
+    assert (four.copies, four.waits) == (1, 0)
+    if engine == "graph":
+        assert four.launches == 2, "the replay, and one kernel that keeps its logits"
+
+
+def test_replayed_passes_give_what_eager_ones_give(cuda: Devices) -> None:
+    passes, alone = begun(cuda, "graph"), EagerRunner(on(cuda, random_model("llama", 2), "cuda:0"), VOCABULARY)
+    for rows, width in ((3, 1), (4, 3), (2, 12), (4, 1), (1, 40), (3, 2)):
+        for request, found in zip(asked(rows, width), passes.run(asked(rows, width)), strict=True):
+            alone.rollback(0)
+            alone.extend(TEXT[: request.after], keep=0)
+            wanted = alone.extend(request.tokens, keep=width).logits
+            torch.testing.assert_close(found.logits.cpu(), wanted.cpu(), rtol=0, atol=2e-4)  # type: ignore[union-attr]

@@ -1,0 +1,66 @@
+"""What torch gives a text of a batch is what it gives that text alone, but for rounding."""
+
+import random
+
+import pytest
+import torch
+from few_tokens import trimmed
+from toys import FAMILIES, random_model
+
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import RowRequest
+from specctl.models.running.static import StaticRunner
+
+pytestmark = pytest.mark.usefixtures("inference_mode")
+VOCABULARY, ROWS = 60, 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+@pytest.mark.representatives("EagerRunner-llama", "StaticRunner-gpt-neox")
+def test_rows_are_those_of_each_text_alone(engine: type[EagerRunner] | type[StaticRunner], family: str) -> None:
+    model = random_model(family)
+    if (why := EagerRunner(model, VOCABULARY).no_rows) is not None:
+        assert why == EagerRunner(model, VOCABULARY).no_trees
+        return
+    one = engine(model, VOCABULARY)
+    assert one.no_rows is None
+    passes, alone = one.rows(ROWS), [EagerRunner(model, VOCABULARY) for _ in range(ROWS)]
+    draws = random.Random(5)
+    for step in range(12):
+        requests, expected = [], {}
+        for row in draws.sample(range(ROWS), draws.randint(1, ROWS)):
+            after = max(0, alone[row].length - draws.randint(0, 3))
+            tokens = [draws.randrange(VOCABULARY) for _ in range(270 if step == 6 and row else draws.randint(1, 6))]
+            request = RowRequest(row, after, tokens, draws.randint(0, len(tokens)), hidden=draws.random() < 0.3)
+            alone[row].rollback(after)
+            requests.append(request)
+            expected[row] = alone[row].extend(tokens, request.keep, hidden=request.hidden)
+        for request, found in zip(requests, passes.run(requests), strict=True):
+            wanted = expected[request.row]
+            torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=2e-4)
+            assert (found.hidden is None) == (not request.hidden)
+            if found.hidden is not None:
+                torch.testing.assert_close(found.hidden, wanted.hidden, rtol=0, atol=2e-4)
+
+
+def test_states_that_are_watched_are_cut_by_rows() -> None:
+    model = random_model("llama")
+    one = EagerRunner(model, VOCABULARY)
+    one.watch([0, -1])
+    passes = one.rows(2)
+    requests = [RowRequest(0, 0, [1, 2, 3], 0), RowRequest(1, 0, [4, 5], 1)]
+    for request, found in zip(requests, passes.run(requests), strict=True):
+        one.rollback(0)
+        wanted = one.extend(request.tokens, request.keep).states
+        assert found.states is not None
+        assert wanted is not None
+        for layer in (0, -1):
+            torch.testing.assert_close(found.states[layer], wanted[layer], rtol=0, atol=1e-4)
+
+
+def test_a_draft_of_few_tokens_is_read_with_others() -> None:
+    one = EagerRunner(trimmed("llama", range(0, VOCABULARY, 2)), VOCABULARY)
+    (found,) = one.rows(2).run([RowRequest(1, 0, [1, 5, 9], 2)])
+    assert found.vocabulary is not None
+    torch.testing.assert_close(found.logits, one.extend([1, 5, 9], 2).logits, rtol=0, atol=1e-4)

@@ -1,0 +1,109 @@
+"""One decision for all texts of a batch, and one learner."""
+
+import random
+from itertools import combinations
+
+import pytest
+from made_traces import flat_costs, traces
+
+from specctl.batching.decisions import Decisions
+from specctl.policies import NONE, Setting
+from specctl.policies.rules.cost_optimal import CostOptimal
+from specctl.policies.rules.joint_cost_optimal import CostOptimalRow, JointCostOptimal
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.replay.batch_replay import replay_together
+from specctl.replay.costs import CostTable
+
+EOS = frozenset({0})
+
+
+def batch_of(rows: int, rounds: int = 40) -> tuple[JointCostOptimal, list[CostOptimalRow]]:
+    """A rule that has seen rounds of so many rows, in which passes cost 1 ms and 0.2 ms for each row."""
+    joint, chance = JointCostOptimal(CostOptimal()), random.Random(3)
+    views = [joint.row(lambda _: 0) for _ in range(rows)]
+    for _ in range(rounds):
+        lengths = [chance.randrange(1, 5) for _ in views]
+        passes = [sum(length >= place for length in lengths) for place in range(1, max(lengths) + 1)]
+        drafting, verifying = sum(1 + 0.2 * each for each in passes), 5 + 0.3 * sum(lengths)
+        for view, length in zip(views, lengths, strict=True):
+            steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
+            shares = drafting / rows / 1e3, verifying / rows / 1e3
+            accepted = chance.randrange(length + 1)
+            kind = ExtraToken.BONUS if accepted == length else ExtraToken.CORRECTION
+            view.observe(Round(0, steps, accepted, 9, kind, StopReason.POLICY, None, *shares, sum(shares), context=30))
+        joint.run(views)
+        for view in views:
+            view.drafted = 0
+    return joint, views
+
+
+def test_drafting_goes_on_with_the_best_set_of_all() -> None:
+    joint, views = batch_of(6)
+    times, chance, sizes = joint.shared._times, random.Random(1), set()
+    for _ in range(60):
+        joint._rows, joint._drafted = 6, chance.randrange(12)
+        for view in views:
+            view.gain, view.drafted = chance.random() ** 2, 1
+
+        def value(rows: tuple[CostOptimalRow, ...]) -> float:
+            share = joint._share(len(rows), 6)
+            price = 6 * times.further(joint._drafted / 6, len(rows) / 6, share) if rows else 0.0
+            return sum(row.gain for row in rows) - price
+
+        best = max((value(rows), rows) for size in range(7) for rows in combinations(views, size))[0]
+        chosen = tuple(joint._worth(views))
+        assert value(chosen) == pytest.approx(best)
+        sizes.add(len(chosen))
+    assert len(sizes) > 3
+
+
+def test_what_a_pass_over_fewer_rows_takes_is_learned() -> None:
+    joint, _ = batch_of(8, rounds=80)
+    assert joint._share(8, 8) == 1
+    assert joint._share(2, 8) == pytest.approx(1.4 / 2.6, abs=0.05)
+
+
+def test_what_one_text_teaches_all_know_and_each_has_its_own_text() -> None:
+    joint, (one, other) = batch_of(2, rounds=3)
+    assert one.own._accepted is other.own._accepted is joint.shared._accepted
+    one.own._last_token, other.own._last_token = 4, 5
+    one.reset()
+    assert one.own._last_token is None
+    assert other.own._last_token == 5
+
+
+def test_rows_of_a_setting_share_a_decision_until_one_begins_anew() -> None:
+    decisions, setting = Decisions(), Setting("cost-optimal")
+    first, second, again = (decisions.policy(setting, row, lambda _: 0) for row in (0, 1, 0))
+    assert isinstance(first, CostOptimalRow)
+    assert isinstance(second, CostOptimalRow)
+    assert isinstance(again, CostOptimalRow)
+    assert first.joint is second.joint is not again.joint
+    forgetting = Setting.of({"name": "cost-optimal", "carry_over": False})
+    assert isinstance(decisions.policy(forgetting, 0, lambda _: 0), CostOptimal)
+
+
+def batched(draft: float, target: float, per_row: float) -> CostTable:
+    """Prices of four texts, of which each adds its share to both kinds of passes."""
+    table = flat_costs(draft, target, per_token=0.2)
+    more = flat_costs(draft * (1 + 3 * per_row), target * (1 + 3 * per_row), per_token=0.8)
+    return CostTable(**{**vars(table), "batches": {4: more}})
+
+
+@pytest.mark.parametrize("per_row", [0.02, 0.3])
+def test_no_constant_length_is_faster_by_more_than_a_hundredth(per_row: float) -> None:
+    """Alone, each text takes what it waits for as its own price, and the batch loses a tenth and more."""
+    texts, costs = traces(5, prompts=48).traces, batched(1.0, 8.0, per_row)
+    rate = replay_together(Setting("cost-optimal"), texts, 4, costs, EOS).tokens_per_second
+    lengths = (Setting.of({"name": "constant", "draft_length": length}) for length in range(1, 8))
+    best = max(replay_together(each, texts, 4, costs, EOS).tokens_per_second for each in lengths)
+    assert rate > 0.99 * best
+    assert replay_together(Setting("cost-optimal"), texts, 4, costs, EOS, jointly=False).tokens_per_second < 0.9 * rate
+
+
+def test_where_drafts_never_pay_a_batch_is_as_fast_as_the_target_alone() -> None:
+    texts, costs = traces(1, prompts=48).traces, batched(1.0, 4.0, 0.3)
+    none = replay_together(NONE, texts, 4, costs, EOS)
+    played = replay_together(Setting("cost-optimal"), texts, 4, costs, EOS)
+    assert played.tokens_per_second > 0.985 * none.tokens_per_second
+    assert played.draft_passes < played.verifications / 20
