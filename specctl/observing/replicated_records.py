@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from specctl.errors import RecordError
@@ -17,6 +17,9 @@ from specctl.replicas.replica import Replicas
 from specctl.replicas.window import GivenUp, Task, in_order
 from specctl.resuming.finished import Finished
 from specctl.resuming.turns_file import TurnsFile
+
+if TYPE_CHECKING:
+    from specctl.observing.record_stream import Watch
 
 
 class OldestTurns:
@@ -67,7 +70,7 @@ class ReplicatedRecords:
     Attributes:
         replicas: each a `specctl.commands.tasks.record_answerer.replica`.
         sink, traced, finished, rounds, token_ids: as in `RecordStream`.
-        turns: as there, where replicas are this process's own.
+        turns, watch: as there, where replicas are this process's own.
         tally: as in `RecordStream`.
         run_id: differs from run to run; policies of replicas that served another run start from nothing again.
     """
@@ -79,6 +82,7 @@ class ReplicatedRecords:
     rounds: bool = False
     token_ids: bool = False
     turns: TurnsFile | None = None
+    watch: "Watch | None" = None
     tally: Tally = field(default_factory=Tally)
     run_id: str = field(default_factory=lambda: uuid4().hex)
 
@@ -122,6 +126,8 @@ class ReplicatedRecords:
     def _question(self, record: Record, kept: OldestTurns | None) -> dict[str, Any]:
         shown = {"rounds": self.rounds, "token_ids": self.token_ids}
         asked = {"run": self.run_id, "line": record.line, "id": record.id, "data": record.data, **shown}
+        if self.watch is not None:
+            asked["watch"] = self.watch
         if self.turns is None or kept is None or "turns" not in record.data:
             return asked
         return {**asked, "done": self.turns.of(record), "on_turn": partial(kept.keep, record)}

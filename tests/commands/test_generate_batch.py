@@ -98,7 +98,6 @@ def test_what_reads_one_text_says_so_where_a_number_was_asked_for(
     ("flags", "other"),
     [
         (("a prompt",), "a PROMPT"),
-        (("-i", "in.jsonl", "--live"), "--live"),
         (("-i", "-", "--cluster", "auto"), "--cluster"),
     ],
 )

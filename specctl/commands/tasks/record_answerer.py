@@ -55,7 +55,7 @@ class Answering:
     def answer(self, pair: "Pair | None" = None) -> "Answer":
         """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
         from specctl.jsonl import Record
-        from specctl.observing.record_stream import reply_to
+        from specctl.observing.record_stream import reply_to, trace_alone
         from specctl.round_trace import trace_line
 
         served, answerer = "", self.answerer(pair)
@@ -68,12 +68,13 @@ class Answering:
             trace: list[dict[str, Any]] = []
             on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
             done, on_turn = question.get("done", ()), question.get("on_turn", lambda *_: None)
-            reply = reply_to(
-                record,
-                lambda each: [*done, *answerer.answer(each, on_round, done=done, on_turn=on_turn)],
-                rounds=question["rounds"],
-                token_ids=question["token_ids"],
-            )
+            with question.get("watch", trace_alone)(record, on_round) as heard:
+                reply = reply_to(
+                    record,
+                    lambda each: [*done, *answerer.answer(each, heard, done=done, on_turn=on_turn)],
+                    rounds=question["rounds"],
+                    token_ids=question["token_ids"],
+                )
             return {"trace": trace, "line": reply.line, "tokens": reply.tokens, "fine": reply.fine}
 
         return answer
