@@ -59,6 +59,7 @@ def trace_of(
         tokens=list(tokens),
         draft=draft,
         prefill_ms=0.0,
+        prompt_ids=list(prompt),
     )
     return trace.of_disco([next(iter(disco_predictors(named).values()), None) for named in pair.named_predictors])
 

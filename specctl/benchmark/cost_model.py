@@ -13,7 +13,7 @@ from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
 from specctl.replay.costs import CostTable
 from specctl.replay.parallel_replay import Simulated, TwoDevices
-from specctl.replay.play import columns
+from specctl.replay.replayed import columns
 
 
 @dataclass(frozen=True, slots=True)

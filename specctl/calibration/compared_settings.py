@@ -1,7 +1,8 @@
 """The settings that a calibration compares: the profile's own, the candidates, and others for comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -81,12 +82,6 @@ def compared_settings(
         raise UsageError("drafts with leaves cannot be replayed", "calibrate without them: --set draft.leaves=0")
     if draft.tree is not None:
         raise UsageError("drafts that are trees cannot be replayed", "calibrate the chain: --set draft.tree=0")
-    if draft.lookup:
-        raise UsageError(
-            "drafts in a chain with a lookup cannot be replayed: a trace holds what the model drafts, not what is "
-            "accepted of a copy behind it",
-            "calibrate the model: --set draft.lookup=false, and compare chains live with `specctl bench`",
-        )
     if draft.parallel:
         raise UsageError(
             "no policy stops a draft in parallel, so there is none to choose",
@@ -100,16 +95,26 @@ def compared_settings(
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
     old = next(iter(with_predictors([draft.setting], choices)), draft.setting)
     _require_known([[one] for one in old.levels], known)
-    also_ranked = [] if names == ["all"] else grid("constant", kind, known[0])
+    chained = partial(_in_chain, draft)
+    also_ranked = chained([] if names == ["all"] else grid("constant", kind, known[0]))
     if len(names) == 1 or names[0] == "none":
-        candidates = grid(names[0], kind, known[0])
+        candidates = chained(grid(names[0], kind, known[0]))
         _require_known([candidates], known)
         return ComparedSettings(old, with_predictors(candidates, choices), also_ranked, None)
-    fine = level_grids(names, kind, known)
+    first, *lower = level_grids(names, kind, known)
+    fine = [chained(first), *lower]
     _require_known(fine, known)
     # The combinations of all policies on a fine grid would be too many.
-    coarse = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
+    first, *lower = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
+    coarse = [chained(first), *lower]
     return ComparedSettings(old, [], also_ranked, Space(coarse, fine))
+
+
+def _in_chain(draft: DraftTable, settings: Iterable[Setting]) -> list[Setting]:
+    """Settings of a draft, where it is in a chain with a lookup those of the chain."""
+    return [
+        replace(one, lookup=True, earlier=draft.earlier) if draft.lookup and one.drafts else one for one in settings
+    ]
 
 
 def settings_replayed(

@@ -10,7 +10,8 @@ from specctl.policies import Setting, Signal
 from specctl.replay.bound import READS, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
-from specctl.replay.play import Replay, players_of, replay_levels
+from specctl.replay.play import players_of, replay_levels
+from specctl.replay.replayed import Replay
 from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import Floats, Interval, bootstrap
 

@@ -115,7 +115,7 @@ def compose_for(
     """`compose` with a setting's lookup, or its leaves and trees as far as target and first stage can read trees."""
     if setting.lookup:
         model = compose(stages, record)
-        return ChainedDrafter(model) if isinstance(model, ModelDrafter | PreVerifiedDrafter) else model
+        return ChainedDrafter(model, setting.earlier) if isinstance(model, ModelDrafter | PreVerifiedDrafter) else model
     if not stages or target.no_trees is not None:
         return compose(stages, record)
     grows = setting.tree is not None and stages[0].runner.no_trees is None

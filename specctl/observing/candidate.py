@@ -101,7 +101,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
                 **({"leaves": level.leaves} if level.leaves is not None else {}),
                 **({"tree": level.tree.tokens, "tree_beams": level.tree.beams} if level.tree is not None else {}),
                 **({"parallel": level.parallel} if level.parallel is not None else {}),
-                **({"lookup": True} if level.lookup else {}),
+                **({"lookup": True, "earlier": level.earlier} if level.lookup else {}),
             }
             for draft, level in zip(candidate.drafts, levels, strict=True)
         ]
@@ -130,6 +130,7 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
             parallel=level.get("parallel"),
             lookup=level.get("lookup", False),
+            earlier=level.get("earlier", 0),
         )
     drafts = tuple(level["draft"] for level in records)
     return Candidate(record["label"], setting, drafts, engine=record.get("engine"))

@@ -138,9 +138,14 @@ def competing_drafts(
     found = []
     for table in _stopped(profiles, policies):
         more = () if table.is_lookup else leaves
-        found += [table, *(table.model_copy(update={"leaves": each, "tree": None, "lookup": False}) for each in more)]
+        found += [
+            table,
+            *(table.model_copy(update={"leaves": each, "tree": None, "lookup": False, "earlier": 0}) for each in more),
+        ]
         if not table.is_lookup and table.draft is None:
-            found += [table.model_copy(update={"leaves": None, "tree": each, "lookup": False}) for each in trees]
+            found += [
+                table.model_copy(update={"leaves": None, "tree": each, "lookup": False, "earlier": 0}) for each in trees
+            ]
     return found
 
 

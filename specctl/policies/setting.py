@@ -35,6 +35,7 @@ class Setting:
         tree: the size of the trees that the draft grows; None for chains.
         parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
         lookup: whether a lookup drafts in turn with the draft; only with the one that the target verifies.
+        earlier: of how many tokens of answers to earlier prompts that lookup copies too.
     """
 
     policy: str
@@ -47,6 +48,7 @@ class Setting:
     tree: TreeSize | None = None
     parallel: Parallel | None = None
     lookup: bool = False
+    earlier: int = 0
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -89,7 +91,7 @@ class Setting:
             f"(leaves={self.leaves})" if self.leaves is not None else "",
             f"({self.tree})" if self.tree is not None else "",
             "(parallel)" * bool(self.parallel),
-            "(lookup)" * self.lookup,
+            f"(lookup{(self.earlier and f', earlier={self.earlier}') or ''})" * self.lookup,
         ]
         return "".join(shapes)
 
@@ -153,7 +155,7 @@ class Setting:
         if self.parallel is not None:
             table["parallel"] = self.parallel
         if self.lookup:
-            table["lookup"] = True
+            table |= {"lookup": True, **({"earlier": self.earlier} if self.earlier else {})}
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table

@@ -11,10 +11,15 @@ LONGEST_COPY = 40
 """The most tokens that are copied in a round."""
 PATIENT = 4
 """Copying is weighed as far as the expectation has fallen for so many tokens."""
+DOUBTFUL = 0.1
+"""A copy whose first token is accepted less often is not weighed, which would take longer than it brings."""
+TIMED = 4
+"""Of the rounds without a copy every so many is timed: passes change slowly, and learning takes time too."""
 PRICE, SPREAD = 0.1, 3
 """What a token more of a pass costs in tokens, until passes were timed whose widths differ by SPREAD."""
 BOUNDS = 1, 2, 3, 5, 9
 """The least match lengths of the classes by which the model's drafts are learned; below them there is no match."""
+CLASSES = [sum(length >= bound for bound in BOUNDS) for length in range(max(BOUNDS))]
 CLASS_PRIOR = 6.0
 """Rounds after which those of a class weigh as much as those of all classes."""
 CLASS_MEMORY, FORGOTTEN = 0.95, 0.98
@@ -34,19 +39,22 @@ class ModelRounds:
     kept: float = 0.0
     verified: float = 0.0
 
-    def fade(self, memory: float) -> None:
+    def add(self, memory: float, accepted: int, seconds: float) -> None:
+        """Add a round; the sums of those before count ``memory`` of what they did."""
+        self.rounds = memory * self.rounds + 1
+        self.accepted = memory * self.accepted + accepted
+        self.seconds = memory * self.seconds + seconds
+
+    def judge(self, memory: float, kept: int, verified: int) -> None:
+        """Add the model's tokens of a round that verification looked at."""
+        self.kept = memory * self.kept + kept
+        self.verified = memory * self.verified + verified
+
+    def forget(self, memory: float) -> None:
+        """Let the rounds so far count less."""
         self.rounds *= memory
         self.accepted *= memory
         self.seconds *= memory
-        self.kept *= memory
-        self.verified *= memory
-
-    def add(self, accepted: int, seconds: float, kept: int, verified: int) -> None:
-        self.rounds += 1
-        self.accepted += accepted
-        self.seconds += seconds
-        self.kept += kept
-        self.verified += verified
 
 
 @dataclass(slots=True)
@@ -91,7 +99,7 @@ class SourceChoice:
             most: the longest copy that there is room for.
             model: whether the model would draft.
         """
-        if not length:
+        if not length or self._text.rate(length) < DOUBTFUL:
             return 0
         count, gain = self._copy(length, 1.0, 0, most)
         return count if count and gain > (self._worth_of_model(length) if model else 0.0) else 0
@@ -104,7 +112,7 @@ class SourceChoice:
             length: of the match that they end in, 0 without one.
             most: the longest copy that there is room for.
         """
-        if not length:
+        if not length or self._text.rate(length) < DOUBTFUL:
             return 0
         every, some = self._all, self._classes[_class(length)]
         rate = (every.kept + FIRST_TOKENS * FIRST_RATE) / (every.verified + FIRST_TOKENS)
@@ -128,26 +136,21 @@ class SourceChoice:
         if not round_.index or not round_.verify_seconds:
             return  # a text's first round reads the prompt too
         drafted = round_.drafted - round_.copied
-        self._widths = min(self._widths[0], round_.drafted), max(self._widths[1], round_.drafted)
-        self._passes.learn(round_.drafted, round_.verify_seconds)
-        self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
+        if round_.copied or not round_.index % TIMED or not self._timed:
+            self._widths = min(self._widths[0], round_.drafted), max(self._widths[1], round_.drafted)
+            self._passes.learn(round_.drafted, round_.verify_seconds)
+        self._emitted = SPEED_MEMORY * self._emitted + round_.accepted + (round_.extra is not None)
         self._seconds = SPEED_MEMORY * self._seconds + round_.total_seconds
         here = self._classes[_class(before)]
         if not drafted:
-            here.fade(FORGOTTEN)
+            here.forget(FORGOTTEN)
             return
-        seconds = round_.draft_seconds + self.widening(0, round_.drafted)
+        seconds = round_.draft_seconds + self.widening(0, len(round_.steps))
         kept = min(drafted, round_.accepted)
-        seen = kept, kept + (kept < drafted)
-        self._all.fade(SPEED_MEMORY)
-        self._all.add(round_.accepted, seconds, *seen)
-        here.fade(CLASS_MEMORY)
-        here.rounds += 1
-        here.accepted += round_.accepted
-        here.seconds += seconds
-        there = self._classes[_class(after)]
-        there.kept += seen[0]
-        there.verified += seen[1]
+        self._all.add(SPEED_MEMORY, round_.accepted, seconds)
+        here.add(CLASS_MEMORY, round_.accepted, seconds)
+        for one in (self._all, self._classes[_class(after)]):
+            one.judge(SPEED_MEMORY, kept, kept + (kept < drafted))
 
     @property
     def _timed(self) -> bool:
@@ -195,4 +198,4 @@ class SourceChoice:
 
 def _class(length: int) -> int:
     """The number of a match length's class."""
-    return sum(length >= bound for bound in BOUNDS)
+    return CLASSES[length] if length < len(CLASSES) else len(BOUNDS)

@@ -4,8 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from specctl.policies import Setting
+
 Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
+DEFAULT_POLICY = "svip"
 
 
 class Table(BaseModel):
@@ -34,3 +37,15 @@ class PromptTable(Table):
     chat: bool | None = None
     """Whether texts go through the chat template; None for the rule: they do where the target's tokenizer has one."""
     system: str | None = None
+
+
+class PolicyTable(Table):
+    """A stopping policy by name, with its settings as further keys; the policy's dataclass defines and checks them."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str = DEFAULT_POLICY
+
+    @property
+    def setting(self) -> Setting:
+        return Setting.of({"name": self.name, **(self.model_extra or {})})

@@ -62,8 +62,9 @@ class Layers:
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
         if "model" in above and "lookup" not in above:  # a model that is named alone drafts alone
-            below.pop("lookup", None)
-            self._forget((*at, "lookup"))
+            for name in ("lookup", "earlier"):
+                below.pop(name, None)
+                self._forget((*at, name))
         if above.get("model", below.get("model")) != below.get("model"):
             for name in ("kind", *OF_ONE_MODEL):
                 below.pop(name, None)

@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from specctl.plugins import DRAFTER
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaf_rule import Leaves
 from specctl.policies.setting import Parallel
 from specctl.policies.tree_shape import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
+from specctl.profile.base_tables import DEFAULT_POLICY as DEFAULT_POLICY
+from specctl.profile.base_tables import PolicyTable as PolicyTable
 from specctl.profile.base_tables import PromptTable as PromptTable
 from specctl.profile.base_tables import SamplingTable as SamplingTable
 from specctl.profile.base_tables import Table as Table
@@ -21,25 +23,12 @@ from specctl.profile.model_table import ModelTable as ModelTable
 from specctl.profile.model_table import sources, unchained
 
 SCHEMA_VERSION = 1
-DEFAULT_POLICY = "svip"
 Engine = Literal["auto", "eager", "static", "graph", "onnx"]
 COMPILED = ("auto", "static", "graph")
 """The engines whose passes can be compiled."""
 
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
 """The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
-
-
-class PolicyTable(Table):
-    """A stopping policy by name, with its settings as further keys; the policy's dataclass defines and checks them."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    name: str = DEFAULT_POLICY
-
-    @property
-    def setting(self) -> Setting:
-        return Setting.of({"name": self.name, **(self.model_extra or {})})
 
 
 class DraftTable(ModelTable):
@@ -76,6 +65,9 @@ class DraftTable(ModelTable):
     lookup: bool = False
     """Whether a lookup drafts in turn with this draft: in each round the one of which more is expected. ``model =
     ["prompt:lookup", MODEL]`` says so too."""
+
+    earlier: Annotated[int, Field(ge=0)] = 0
+    """In a chain with a lookup, of how many tokens answers to earlier prompts of the run are copied too."""
 
     tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """How many ids the draft can write, the likeliest ones, so that its output layer computes few logits; ``auto`` for
@@ -190,6 +182,13 @@ class DraftTable(ModelTable):
             raise ValueError(f"excludes {other}: a lookup and a model draft chains, and one at a time")
         return lookup
 
+    @field_validator("earlier")
+    @classmethod
+    def _of_a_chain(cls, earlier: int, info: ValidationInfo) -> int:
+        if earlier and not info.data.get("lookup"):
+            raise ValueError(f'is for a chain with a lookup: set model = ["{LOOKUP}", MODEL]')
+        return earlier
+
     @field_validator("leaves", "tree", "head", "draft", "lookup")
     @classmethod
     def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
@@ -224,15 +223,15 @@ class DraftTable(ModelTable):
         """The setting of this level alone."""
         tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
         once = self.pre_verify == "once"
-        return replace(
-            self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel, lookup=self.lookup
-        )
+        one = replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
+        return replace(one, lookup=self.lookup, earlier=self.earlier)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
-        shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel, "lookup": setting.lookup}
-        changed: dict[str, Any] = {"policy": policy, **shape}
+        shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel}
+        chain = {"lookup": setting.lookup, "earlier": setting.earlier}
+        changed: dict[str, Any] = {"policy": policy, **shape, **chain}
         if setting.tree is not None:
             changed |= {"tree": setting.tree.tokens, "tree_beams": setting.tree.beams}
         if setting.head is not None:

@@ -12,7 +12,8 @@ from specctl.policies.base import Rule, read
 from specctl.policies.logistic import log_odds
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
-from specctl.replay.play import Replay, replay
+from specctl.replay.play import replay
+from specctl.replay.replayed import Replay
 from specctl.replay.steps import Judged
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Floats

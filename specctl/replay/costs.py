@@ -10,7 +10,8 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from specctl.observing.results import PassTimes
 from specctl.policies import Signal, TextRead
-from specctl.replay.play import Clock, Level, Replay
+from specctl.replay.play import Clock
+from specctl.replay.replayed import Level, Replay
 from specctl.statistics.intervals import Floats
 
 Key = TypeVar("Key")
@@ -144,14 +145,16 @@ class CostTable:
         """
         starts, drafted = np.array(levels[0].starts, dtype=np.int64), np.array(levels[0].drafted, dtype=np.int64)
         key = signal_key(signals[0]) if signals else "none"
+        nodes = np.array(levels[0].nodes, dtype=np.int64) if levels[0].nodes else drafted
+        if levels[0].copied:
+            drafted = drafted - np.array(levels[0].copied, dtype=np.int64)
         phases = self._both_ms if len(levels) == 1 else self.verify_ms
         total = float(self._at(phases, prompt_tokens + starts, drafted).sum()) + self.overhead_ms * len(starts)
-        if levels[0].nodes:
-            nodes = np.array(levels[0].nodes, dtype=np.int64)
+        if nodes is not drafted:
             wider = (self._at(self.verify_ms, prompt_tokens + starts, count) for count in (nodes, drafted))
             total += float(np.subtract(*wider).sum())
-        if self.catch_up_ms and 0 in levels[0].drafted:
-            total += self._catching_up(levels[0], prompt_tokens)
+        if self.catch_up_ms and 0 in drafted:
+            total += self._catching_up(levels[0], drafted.tolist(), prompt_tokens)
         if len(levels) == 1:
             return total + self.signal_ms.get(key, 0.0) * float(drafted.sum())
         assert self.below is not None
@@ -208,10 +211,10 @@ class CostTable:
             return self.catch_up_ms[known[-1]] * unread / known[-1]
         return float(np.interp(unread, [0, *known], [0.0, *(self.catch_up_ms[count] for count in known)]))
 
-    def _catching_up(self, level: Level, prompt_tokens: int) -> float:
-        """Milliseconds of it in the rounds of a sequence."""
+    def _catching_up(self, level: Level, by_model: Sequence[int], prompt_tokens: int) -> float:
+        """Milliseconds of it in the rounds of a sequence, in each of which the model drafted so many tokens."""
         read, total = TextRead(), 0.0
-        for start, drafted, accepted in zip(level.starts, level.drafted, level.accepted, strict=True):
+        for start, drafted, accepted in zip(level.starts, by_model, level.accepted, strict=True):
             if unread := read.round(prompt_tokens + start, drafted > 0, accepted + 1):
                 total += self.catching_up(unread)
         return total

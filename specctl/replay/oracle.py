@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from specctl.replay.play import Level, Replay
 from specctl.replay.recorded import Recorded
+from specctl.replay.replayed import Level, Replay
 from specctl.replay.traces import Trace
 
 

@@ -1,14 +1,16 @@
 """Replays policies on traces: the rounds of a live run, without running a model. No torch here."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from specctl.decoding.copying.chaining import Chaining
 from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
-from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
+from specctl.records import DraftStep, ExtraToken, Round
+from specctl.replay.chained_replay import Block, ChainedReplay
 from specctl.replay.recorded import Recorded
+from specctl.replay.replayed import Replay, columns
 from specctl.replay.traces import Trace
 
 Clock = Callable[[int, int, int], tuple[float, float]]
@@ -34,82 +36,36 @@ class Player(NamedTuple):
         once: for a middle draft, whether its block is verified after one inner round.
         clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
         passes: of a draft alone, what its rounds wait for, in the place of a clock.
+        chaining: of a first draft in a chain with a lookup.
     """
 
     policy: StoppingPolicy
     once: bool = False
     clock: Clock | None = None
     passes: Passes | None = None
+    chaining: Chaining | None = None
 
 
 def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
     """A player with a fresh policy for each level of a setting, from the top down, each with its clock."""
-    return [Player(level.build(), level.once, clock) for level, clock in zip(setting.levels, clocks, strict=True)]
-
-
-@dataclass(slots=True)
-class Level:
-    """The rounds of one level on one sequence, as columns of equal length.
-
-    Attributes:
-        starts: generated tokens before each round; for an inner round, the tokens collected in the block so far count
-            too.
-        drafted, accepted: tokens of each round.
-        nodes: tokens that each round verified, if there were leaves in any; else empty.
-    """
-
-    starts: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The replayed rounds of a sequence, as columns of equal length.
-
-    Attributes:
-        trace: the sequence.
-        starts: tokens generated before each round.
-        drafted, accepted: tokens of each round.
-        inner: the levels below the first, from the top down.
-    """
-
-    trace: Trace
-    starts: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    inner: tuple[Level, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return len(self.trace.tokens)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The rounds of every level, from the top down."""
-        return (Level(self.starts, self.drafted, self.accepted), *self.inner)
-
-
-class _Block(NamedTuple):
-    steps: list[DraftStep]
-    stop: StopReason
-    threshold: float | None
-    inner: list[Round]
+    return [
+        Player(level.build(), level.once, clock, chaining=Chaining(level.earlier) if level.lookup else None)
+        for level, clock in zip(setting.levels, clocks, strict=True)
+    ]
 
 
 class _Drafting:
     """A draft on a trace, with those below it."""
 
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
-        self.policy, self._once, self._clock, self._passes = players[0]
+        self.policy, self._once, self._clock, self._passes, _ = players[0]
         self._waited = 0.0
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self._read = TextRead()
         self.policy.reset()
 
-    def draft(self, draft: Recorded, start: int, budget: int) -> _Block:
+    def draft(self, draft: Recorded, start: int, budget: int) -> Block:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
@@ -121,7 +77,7 @@ class _Drafting:
         if (below := self._below) is None:
             step = partial(draft.step, start) if self._passes is None else partial(self._waited_for, draft, start)
             steps, stop = draft_phase(self.policy, budget, self._eos, step, draft.longest)
-            return _Block(steps, stop, threshold, [])
+            return Block(steps, stop, threshold, [])
         text = draft.under(start)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
@@ -132,7 +88,7 @@ class _Drafting:
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
-        return _Block(steps, stop, threshold, inner)
+        return Block(steps, stop, threshold, inner)
 
     def _waited_for(self, draft: Recorded, start: int, index: int) -> DraftStep:
         assert self._passes is not None
@@ -142,7 +98,7 @@ class _Drafting:
 
     def verify(
         self,
-        drafted: _Block,
+        drafted: Block,
         index: int,
         draft: Recorded,
         start: int,
@@ -157,17 +113,17 @@ class _Drafting:
             start: position of the block's first token.
             written: returns the verifier's own token after a number of accepted draft tokens.
         """
-        steps = drafted.steps
-        accepted = min(len(steps), draft.accepted_runs[start])
+        steps, own = drafted.steps, len(drafted.steps) - drafted.copied
+        accepted = min(own, draft.accepted_runs[start])
+        judged = accepted + (accepted < own)
+        while own <= accepted < len(steps) and steps[accepted].token == written(accepted):
+            accepted += 1  # a copied token is accepted where the target writes it: see `play`
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
-        unread = self._read.round(context, bool(steps), accepted + (not ended))
-        if self._passes is not None:
-            drafting, verifying, self._waited = self._waited, self._passes.verify(context, len(steps)), 0.0
-        else:
-            drafting, verifying = self._clock(context, len(steps), unread) if self._clock is not None else (0.0, 0.0)
+        unread = self._read.round(context, own > 0, accepted + (not ended))
+        drafting, verifying = self._seconds(context, own, len(steps), unread)
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
             index=index,
@@ -181,9 +137,20 @@ class _Drafting:
             verify_seconds=verifying,
             total_seconds=drafting + verifying,
             inner=tuple(drafted.inner),
-            chances=draft.verified_chances(start, len(steps), accepted + (not full)),
+            chances=draft.verified_chances(start, own, judged),
             context=context,
+            copied=drafted.copied,
         )
+
+    def _seconds(self, context: int, own: int, verified: int, unread: int) -> tuple[float, float]:
+        """Of a round's phases; of the tokens that are verified the first ones are the draft's own."""
+        if self._passes is not None:
+            waited, self._waited = self._waited, 0.0
+            return waited, self._passes.verify(context, verified)
+        if self._clock is None:
+            return 0.0, 0.0
+        drafting, verifying = self._clock(context, own, unread)
+        return drafting, verifying if own == verified else self._clock(context, verified, 0)[1]
 
 
 def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Round]:
@@ -204,6 +171,11 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     of different starts share nothing but the coin that decides the verdict at a position. The rounds of a replay cover
     disjoint positions, each with one row, so their coins are independent, as in a live run.
 
+    A token that a lookup copies behind accepted ones has q = 1, so it is accepted with probability p of it, and after a
+    rejection the target draws from the rest of p: it is accepted where it is the text's own. In block verification too:
+    i or more of the model's k tokens are kept with the same probability whatever is behind them, and with all of them
+    j copied ones with w_k times the product of their p, as if the copy began a block of its own.
+
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
     the lower draft's token at that position is independent of x, as in a live run.
     `replayable` is False for settings whose replayed rounds would be distributed differently.
@@ -214,11 +186,14 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
         eos: ids that end the sequence.
     """
     top = _Drafting(_active(players), trace.prompt_tokens, eos)
+    chained = (
+        None if players[0].chaining is None else ChainedReplay(players[0].chaining, top.policy, top.draft, trace, eos)
+    )
     draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
     while start < len(tokens):
-        drafted = top.draft(draft, start, trace.limit - start - 1)
+        drafted = (chained or top).draft(draft, start, trace.limit - start - 1)
         round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start))
-        top.policy.observe(round_)
+        (chained or top.policy).observe(round_)
         yield round_
         start += len(round_.emitted)
         index += 1
@@ -271,30 +246,5 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
     replays = []
     for trace in traces:
         top, *inner = columns(play(players, trace, eos), len(_active(players)))
-        replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner)))
+        replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner), top.copied))
     return replays
-
-
-def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
-    """The rounds of a sequence by level, from the top down; at least ``least`` levels, some of them perhaps empty."""
-    levels = [Level() for _ in range(least)]
-    rounds = list(rounds)
-    _note(rounds, 0, 0, levels)
-    if any(round_.nodes > round_.drafted for round_ in rounds):
-        levels[0].nodes.extend(round_.nodes for round_ in rounds)
-    return levels
-
-
-def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels: list[Level]) -> None:
-    if depth == len(levels):
-        levels.append(Level())
-    level = levels[depth]
-    for round_ in rounds:
-        level.starts.append(start)
-        level.drafted.append(round_.drafted)
-        level.accepted.append(round_.accepted)
-        if round_.inner:
-            _note(round_.inner, start, depth + 1, levels)
-        start += (
-            round_.accepted + (round_.leaf is not None) + 1
-        )  # only the last round may lack the verifier's own token

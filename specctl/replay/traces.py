@@ -5,7 +5,7 @@ draft: see `specctl.replay.recorded`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.replay.recorded import Recorded
@@ -22,6 +22,7 @@ class Trace:
         tokens: N ids, the text that the target wrote.
         draft: what the first draft drafts along this text.
         prefill_ms: time in which all models read the prompt, in milliseconds.
+        prompt_ids: of the prompt, from which a lookup in a chain copies; empty where they are not known.
     """
 
     prompt: str
@@ -32,6 +33,7 @@ class Trace:
     tokens: list[int]
     draft: Recorded
     prefill_ms: float
+    prompt_ids: list[int] = field(default_factory=list)
 
     def of_predictor(self, name: str | None) -> "Trace":
         """This trace with the predictions of another head of the draft; itself for None."""

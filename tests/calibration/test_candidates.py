@@ -15,8 +15,8 @@ from specctl.errors import UsageError
 from specctl.policies import Setting, nested
 from specctl.profile import resolve
 from specctl.replay.costs import CostTable
-from specctl.replay.play import Level, Replay
 from specctl.replay.recorded import recorded_by_place
+from specctl.replay.replayed import Level, Replay
 from specctl.replay.steps import DraftSteps
 from specctl.replay.traces import Trace
 

@@ -17,7 +17,7 @@ from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.replay.bound import _linear
 from specctl.replay.costs import CostTable
-from specctl.replay.play import Replay
+from specctl.replay.replayed import Replay
 from specctl.statistics.intervals import Interval
 
 

@@ -62,7 +62,7 @@ def tally(cuda: Devices, passes: ReadPasses, requests: list[RowRequest]) -> Tall
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.representatives("graph-T=1")
+@pytest.mark.representatives("T=1-graph")
 def test_draft_tokens_of_all_texts_cost_the_calls_of_two(cuda: Devices, engine: str, name: str) -> None:
     passes = begun(cuda, engine)
     two, four = (tally(cuda, passes, asked(rows, 1, READERS[name])) for rows in (2, 4))

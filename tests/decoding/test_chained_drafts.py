@@ -187,6 +187,50 @@ def test_a_follower_goes_on_where_it_was_right_and_else_looks_anew() -> None:
     assert len(follower) == 3
 
 
+def test_answers_to_earlier_prompts_are_copied_and_no_more_than_those() -> None:
+    follower = Follower(earlier=8)
+    follower.read([9, 5, 5])
+    follower.answer_begins()
+    follower.read([7])  # the prompt's last
+    follower.read([1, 2, 3, 4])
+    follower.rollback(0)
+    assert len(follower) == 0
+    assert follower.match is None
+    follower.read([6, 5])  # in the earlier prompt alone
+    assert follower.match is None
+    follower.read([1, 2])
+    assert follower.match is not None
+    assert follower.copied(follower.match, (), 9) == [3, 4]  # never beyond the answer's end
+    assert follower.after([3]) == (3, 3)
+    assert follower.after([3, 4]) is None
+    told: list[tuple[int, bool]] = []
+    follower.read([3, 4, 8], lambda *one: told.append(one))
+    assert told == [(2, True), (3, True)]
+    follower.rollback(2)
+    assert (len(follower), follower.match) == (2, None)
+    for _ in range(20):
+        follower.rollback(0)
+        follower.read([1])
+        follower.answer_begins()
+        follower.read([1, 2, 3, 4, 5])
+    assert len(follower._index) <= 2 * 8 + 7
+
+
+@pytest.mark.parametrize("sampling", ["T=1", "T=1 by block"])
+def test_the_second_text_has_the_law_of_the_target_whatever_is_kept_of_the_first(sampling: str) -> None:
+    seen: set[tuple[str, bool]] = set()
+
+    class Remembering(Noting):
+        def __init__(self) -> None:
+            ChainedDrafter.__init__(self, MODELS["constant"](), 16)
+            self.seen = seen
+
+    sequences = (([1, 2], 2), ([2, 1], 2))
+    found = enumerate_decode(Remembering, SAMPLINGS[sampling], 2, 3, sequences=sequences)
+    assert error(found, expected_law(SAMPLINGS[sampling], sequences=sequences)) < EXACT
+    assert any(source != "model" for source, _ in seen)
+
+
 def played(choice: SourceChoice, count: int, *, model: int, copied: int, accepted: int, length: int = 4) -> None:
     """Rounds of one kind."""
     steps = tuple(DraftStep(index, 1) for index in range(1, model + copied + 1))

@@ -52,6 +52,7 @@ def test_a_model_that_is_named_alone_drafts_alone(resolved):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        ('"small"\nearlier = 100', "is for a chain with a lookup"),
         ("[]", "names no draft; a chain is two sources"),
         ('["prompt:lookup"]', "names a lookup alone; without a model it is no chain: model = 'prompt:lookup'"),
         ('["prompt:lookup", "prompt:lookup"]', "names prompt:lookup twice"),
@@ -72,6 +73,13 @@ def test_mistakes(resolved, model, message):
         resolved(CHAIN.replace('["prompt:lookup", "small"]', model))
     assert message in caught.value.message
     assert "mistakes" not in caught.value.message
+
+
+def test_earlier_answers_are_of_the_setting(resolved):
+    draft = resolved(CHAIN + "earlier = 500").profile.draft
+    assert draft.setting.label == "svip(lookup, earlier=500)"
+    assert (draft.setting.table["earlier"], draft.stopped_by(draft.setting)) == (500, draft)
+    assert resolved(CHAIN + "earlier = 500", flags={"draft.model": "small"}).profile.draft.earlier == 0
 
 
 def test_a_table_of_a_program():

@@ -34,7 +34,8 @@ from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
 from specctl.replay.oracle import oracle
-from specctl.replay.play import columns, replay, rounds
+from specctl.replay.play import replay, rounds
+from specctl.replay.replayed import columns
 from specctl.replay.traces import Trace
 
 pytestmark = pytest.mark.crossed

@@ -11,7 +11,8 @@ from specctl.policies import Setting, StoppingPolicy
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
-from specctl.replay.play import Replay, replay, rounds
+from specctl.replay.play import replay, rounds
+from specctl.replay.replayed import Replay
 from specctl.replay.trace_files import TraceSet
 from specctl.replay.traces import Trace
 from tools.comparison.regimes import made_up, regimes, useless

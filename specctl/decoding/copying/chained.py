@@ -26,11 +26,12 @@ class ChainedDrafter:
 
     Args:
         model: drafts where the lookup does not.
+        earlier: of how many tokens answers to earlier prompts are copied from too.
     """
 
-    def __init__(self, model: ModelDrafter | PreVerifiedDrafter) -> None:
+    def __init__(self, model: ModelDrafter | PreVerifiedDrafter, earlier: int = 0) -> None:
         self.model = model
-        self._chaining = Chaining()
+        self._chaining = Chaining(earlier)
         self._eos: Set[int] = frozenset()
         self._asked = False  # the model, in this round
 

@@ -9,12 +9,17 @@ from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 
 class Chaining:
-    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it."""
+    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: of how many tokens answers to earlier prompts are copied from too.
+    """
+
+    def __init__(self, earlier: int = 0) -> None:
         self._choice = SourceChoice()
-        self._text = Follower()
+        self._text = Follower(earlier)
         self._before = self._after = 0  # lengths of the matches before the round and behind the model's tokens
+        self._wrote = False  # whether the text has grown by tokens of the target's
 
     @property
     def length(self) -> int:
@@ -24,6 +29,8 @@ class Chaining:
     def begin(self) -> None:
         """A new text begins."""
         self._choice.begin()
+        self._text.answer_begins()
+        self._wrote = False
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
         """Add tokens that the target did not write."""
@@ -33,11 +40,12 @@ class Chaining:
         """What is copied in the place of the model's draft; empty where the model is to draft.
 
         Args:
-            written: tokens that the text has grown by.
+            written: tokens that the text has grown by; before the first round, the rest of the prompt.
             budget: the most tokens to draft.
             model: whether the model would draft.
         """
-        self._text.read(written, self._choice.learn)
+        self._text.read(written, self._choice.learn if self._wrote else None)  # else it is the prompt's end
+        self._wrote = True
         match = self._text.match
         self._before = self._after = 0 if match is None else match.length
         count = self._choice.instead(self._before, budget, model=model)

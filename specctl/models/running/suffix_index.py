@@ -49,15 +49,17 @@ class SuffixIndex:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text's end."""
+        text, latest, places = self._tokens, self._latest, self._earlier
         for token in tokens:
-            self._tokens.append(token)
+            text.append(token)
             earlier: list[int] = []
-            place = len(self._tokens)
-            for key in self._ends(place):
-                if (before := self._latest.get(key)) is not None:
+            place = len(text)
+            for start in range(place - 1, max(-1, place - 1 - self._longest), -1):
+                key = tuple(text[start:])
+                if (before := latest.get(key)) is not None:
                     earlier.append(before)
-                self._latest[key] = place
-            self._earlier.append(earlier)
+                latest[key] = place
+            places.append(earlier)
 
     def found(self, tokens: Sequence[int]) -> Match | None:
         """The longest end of other tokens that occurs in the text, the latest occurrence; None if the last is new."""

@@ -224,7 +224,9 @@ def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:
     with torch.inference_mode():
         draft = read_sequence(pair, *text, limit, depth, Sampling.of(settings), generator)
     origin = prompt.id, prompt.category, turn, completion.prompt_tokens, limit
-    return Trace(*origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3)
+    return Trace(
+        *origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3, prompt_ids=list(completion.prompt)
+    )
 
 
 def _contexts(traces: Sequence[Trace]) -> list[int]:

@@ -1,0 +1,152 @@
+"""Chains of a lookup and a model on traces: the rounds of a live run, also in law."""
+
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
+from test_replay_law import BLOCK, EXACT, PLAIN, HeadToy, Toy, first_two, traces
+from toys import Ticks, noisy_copy, random_model, round_of, seeded
+from traced import live, pair_of, shape, trace_of
+
+from specctl.decoding import round as one_round
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.copying.chaining import Chaining
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.errors import UsageError
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
+from specctl.policies import NONE, Setting
+from specctl.records import Round
+from specctl.replay.costs import CostTable
+from specctl.replay.play import Player, play, players_of, replay_levels
+from specctl.replay.replayed import columns
+from specctl.replay.traces import Trace
+
+GREEDY = Sampling()
+PROMPTS = ([3, 4, 3, 4, 5, 3, 4], [7, 7, 7, 1, 7, 7])
+LENGTH, DEPTH = 60, 12
+SETTINGS = [
+    Setting.of({"name": "constant", "draft_length": 3}),
+    Setting.of({"name": "svip", "c": 1.0, "threshold": 1.2, "max_draft": 12}),
+    Setting.of({"name": "cost-optimal", "max_draft": 12}),
+]
+
+
+def chained(setting: Setting) -> Setting:
+    return replace(setting, lookup=True)
+
+
+def clock(*_: int) -> tuple[float, float]:
+    return DRAFTING, VERIFYING
+
+
+@cache
+def greedy_pair() -> tuple[Pair, list[Trace]]:
+    pair = pair_of(EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64))
+    found = []
+    for prompt in PROMPTS:
+        said = [token for played in live(pair, NONE, prompt, LENGTH, GREEDY) for token in played.emitted]
+        found.append(trace_of(pair, prompt, said, LENGTH, DEPTH, GREEDY))
+    return pair, found
+
+
+def told(played: Round) -> tuple[object, ...]:
+    return (*shape(played), played.copied, played.context, tuple(step.token for step in played.steps))
+
+
+@pytest.mark.usefixtures("drafts_at_will")
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.policy)
+def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of texts in turn, so that what was learned of the first counts in the second."""
+    monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
+    pair, known = greedy_pair()
+    drafter = build_drafter(pair, chained(setting))
+    assert drafter is not None
+    players = players_of(chained(setting), [clock])
+    seen = set()
+    for prompt, trace in zip(PROMPTS, known, strict=True):
+        with torch.inference_mode():
+            pair.target.rollback(0)
+            drafter.rollback(0)
+            prefill(pair.target, drafter, prompt)
+            expected = list(decode(pair.target, drafter, prompt, LENGTH, GREEDY, frozenset(), None))
+        assert [*map(told, play(players, trace, frozenset()))] == [*map(told, expected)]
+        seen |= {(one.copied == one.drafted, one.summary.accepted_copies > 0) for one in expected if one.copied}
+    assert {copies for copies, _ in seen} == {True, False}
+    assert {accepted for _, accepted in seen} == {True, False}
+
+
+SHORT = Setting.of({"name": "constant", "draft_length": 1})
+SVIP = Setting.of({"name": "svip", "c": 1.0, "threshold": 0.8})
+CASES = {
+    "token": (Toy(1, 2, 4, ends=False), PLAIN, SHORT),
+    "block": (Toy(1, 2, 4, ends=False), BLOCK, SHORT),
+    "svip in blocks": (Toy(1, 2, 4, ends=False), BLOCK, SVIP),
+    "three tokens and an end": (Toy(1, 3, 3), PLAIN, SHORT),
+    "head in blocks": (HeadToy(1, 2, 4), BLOCK, SHORT),
+}
+
+
+def laws(toy: Toy, sampling: Sampling, setting: Setting, *, as_chain: bool) -> float:
+    """How far replayed rounds are from live ones of a chain; replayed as one, or as if the model drafted alone."""
+    pair = toy.pair()
+    prompt = (1, 1)
+
+    def lived() -> Hashable:
+        drafter = build_drafter(pair, chained(setting))
+        with torch.inference_mode():
+            for runner in (pair.target, *pair.drafts):
+                runner.rollback(0)
+            prefill(pair.target, drafter, prompt)
+            found = list(decode(pair.target, drafter, prompt, toy.limit, sampling, pair.eos, seeded(0)))
+        return first_two(found), tuple(played.copied for played in found[:2])
+
+    def replayed(trace: Trace) -> Hashable:
+        found = list(
+            play([Player(setting.build(), clock=clock, chaining=Chaining() if as_chain else None)], trace, pair.eos)
+        )
+        return first_two(found), tuple(played.copied for played in found[:2])
+
+    expected = law_of(walk(lived))
+    assert any(copied for _, copies in expected for copied in copies)  # type: ignore[attr-defined]
+    return largest_difference(law_of((replayed(trace), chance) for trace, chance in traces(toy, sampling)), expected)
+
+
+@pytest.mark.usefixtures("drafts_at_will")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.representatives("token", "block")
+def test_sampled_rounds_have_the_law_of_live_ones(case: str) -> None:
+    assert laws(*CASES[case], as_chain=True) < EXACT
+
+
+def test_rounds_without_the_copies_are_caught() -> None:
+    """Or the comparison above might see nothing."""
+    assert laws(*CASES["token"], as_chain=False) > 1000 * EXACT
+
+
+def test_a_copy_costs_the_wider_pass_alone() -> None:
+    pair, (trace, _) = greedy_pair()
+    (played,) = replay_levels(players_of(chained(SETTINGS[0]), [clock]), [trace], pair.eos)
+    assert sum(played.copied) > 0
+    costs = CostTable.flat(1.0, 10.0, 80, per_token_ms=0.5)
+    own = sum(played.drafted) - sum(played.copied)
+    expected = own + 10.0 * len(played.starts) + 0.5 * sum(played.drafted)
+    assert costs.milliseconds([played], ()) == pytest.approx(expected)
+    assert np.array(played.copied).max() <= np.array(played.drafted).max()
+    summaries = [replace(round_of(2, 3), copied=2), replace(round_of(0, 0))]
+    assert columns(summaries)[0].copied == [2, 0]
+    assert columns(summaries[1:])[0].copied == []
+
+
+def test_a_trace_without_prompts_says_so() -> None:
+    _, (trace, _) = greedy_pair()
+    players = players_of(chained(SETTINGS[0]), [None])
+    with pytest.raises(UsageError, match="holds no prompts"):
+        list(play(players, replace(trace, prompt_ids=[]), frozenset()))
+    assert list(play(players_of(SETTINGS[0], [None]), replace(trace, prompt_ids=[]), frozenset()))
