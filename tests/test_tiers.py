@@ -26,8 +26,8 @@ def test_representatives_are_cases(request: pytest.FixtureRequest) -> None:
         assert not request.config.stash[LOST]
 
 
-SECONDS = 450
-"""Of CPU: what two cores have in four minutes and a half, but for starting."""
+SECONDS = 330
+"""Of CPU: what two cores have in three minutes, but for starting."""
 
 
 def test_the_first_tier_fits_into_its_minutes_of_two_cores() -> None:

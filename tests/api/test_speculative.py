@@ -292,7 +292,7 @@ def test_a_lookup_drafts():
     ],
     ids=["draft head", "hierarchy", "acceptance head", "folder"],
 )
-@pytest.mark.representatives("hierarchy", "acceptance head")
+@pytest.mark.representatives("acceptance head")
 def test_a_draft_by_name(embedded, draft, policy, head):
     ids = torch.tensor([[5, 300, 7, 42]])
     fast = speculative(draft, policy, head=head)

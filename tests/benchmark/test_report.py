@@ -158,6 +158,7 @@ def hostile() -> RunSet:
     return run_set(candidates, runs, costs=PassTimes(1.9, {1: 9.0, 8: 10.0}))
 
 
+@pytest.mark.slow
 def test_a_hostile_report_is_clean_and_well_formed(tmp_path: Path) -> None:
     written = write_report(hostile(), tmp_path)
     texts = {path: path.read_text(encoding="utf-8") for path in written if path.suffix != ".png"}

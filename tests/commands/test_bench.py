@@ -71,6 +71,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(whole):
     assert "1 of 4 prompts could not be run" in whole[1]
 
 
+@pytest.mark.slow
 def test_a_peer_leaves_out_a_prompt_that_does_not_fit(tmp_path):
     """The peer is third of three candidates and runs first on the third prompt."""
     path = tmp_path / "long.jsonl"

@@ -93,6 +93,7 @@ def test_the_document_ranks_every_policy(folder):
     assert not any("one by one" in warning for warning in document["warnings"]), "greedy decoding verifies alike"
 
 
+@pytest.mark.slow
 def test_when_sampling_the_verification_of_the_profile_is_replayed(folder, tmp_path):
     options = ["--policy", "constant", "--grid", "paper", "--no-verify", "--json"]
     trace = tmp_path / "blocks.jsonl"

@@ -40,6 +40,7 @@ def prompts(tmp_path: Path) -> Path:
 SMALL = ("-n", 8, "--samples", 1, "--policy", "constant", "--grid", "paper", "--no-verify", "--engine", "eager")
 
 
+@pytest.mark.slow
 def test_each_number_is_calibrated_and_the_tokens_are_counted(prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "fast.toml"
     shown = calibrate("-i", prompts, *SMALL, "--tokens", "64, all", "-o", output, "--json")

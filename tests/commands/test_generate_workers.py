@@ -113,6 +113,7 @@ def test_a_record_that_no_replica_survives_is_an_error_line(tmp_path):
     assert len(lines(tmp_path / "trace.jsonl")) == 6 * ROUNDS
 
 
+@pytest.mark.slow
 def test_records_from_a_pipe_are_answered_as_they_come():
     """Who writes the next line only after an answer is not kept waiting."""
     talking = subprocess.Popen(

@@ -56,6 +56,7 @@ def results(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_rounds_of_a_benchmark_are_those_that_the_simulation_counts(results):
     found = read_results(results)
     labels = [candidate.label for candidate in found.header.candidates]

@@ -136,7 +136,7 @@ def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("engine", ["eager", "graph"])
-@pytest.mark.representatives("graph-sampled", "eager-greedy")
+@pytest.mark.representatives("graph-sampled")
 def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
     tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))

@@ -111,7 +111,7 @@ def test_leaves_go_with_block_verification(policy: str) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3])
-@pytest.mark.representatives("2")
+@pytest.mark.slow
 def test_output_of_a_hierarchy_has_the_law_of_the_target(length: int) -> None:
     def middle() -> Drafter:
         below = ModelDrafter(TableRunner(DRAFT), Constant(1))

@@ -61,6 +61,7 @@ def test_faults_are_spread_over_functions() -> None:
     assert {fault.function for fault in chosen} == {"worst", "Rows.read"}
 
 
+@pytest.mark.slow
 def test_there_are_faults_for_every_room_that_are_the_same_each_time() -> None:
     faults, _ = chosen_faults(1, 0, None)
     assert {room for room in ROOMS if any(fault.module.startswith(room + "/") for fault in faults)} == set(ROOMS)

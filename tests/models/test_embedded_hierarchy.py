@@ -68,7 +68,7 @@ def said() -> list[int]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.representatives("full", "four-levels", "svip-over-specdec++")
+@pytest.mark.representatives("full", "svip-over-specdec++")
 def test_greedy_text_is_that_of_generate(profiles: dict[str, Profile], said: list[int], name: str) -> None:
     answers, draft = answerer(profiles[name], SamplingTable(max_new_tokens=LENGTH))
     assert len(draft.levels) == LEVELS.get(name, 2)

@@ -49,6 +49,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
         monkeypatch.setattr(candidate_generator, "roc_curve", roc_curve, raising=False)
 
 
+@pytest.mark.slow
 def test_with_scikit_learn_the_threshold_moves_within_an_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, there=True)
     peer = AssistedPeer(pair, "hf-confidence")

@@ -159,7 +159,7 @@ def assert_rounds_are_live(
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 @pytest.mark.parametrize("kind", PAIRS)
-@pytest.mark.representatives("toy", "chain", "block")
+@pytest.mark.representatives("chain-constant", "chain-cost-optimal", "block-svip", "toy")
 def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy(kind)
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]

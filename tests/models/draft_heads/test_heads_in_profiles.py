@@ -143,6 +143,7 @@ def test_the_head_in_the_targets_files() -> None:
         Profile.model_validate({"target": {"model": "target:mtp"}})
 
 
+@pytest.mark.slow
 def test_a_head_takes_the_targets_dtype_unless_told_otherwise(folders: dict[str, Path]) -> None:
     for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32)):
         settings = profile(

@@ -55,7 +55,7 @@ def off(runners: tuple[DraftHeadRunner, ...], tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("eagle3", "dspark")
+@pytest.mark.representatives("eagle3", "dflash")
 def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> None:
     """Over prompts of several passes, of one token, and where places were not witnessed."""
     runners = pair_of(kind)
@@ -77,7 +77,7 @@ def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["dspark", "gated", "rnn"])
-@pytest.mark.representatives("dspark")
+@pytest.mark.slow
 def test_a_block_foresees_what_its_network_foresees(kind: str) -> None:
     runners = pair_of(kind)
     shown(runners, 0, 20)

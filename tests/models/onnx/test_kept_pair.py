@@ -81,6 +81,7 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
         assert written(pair, profile, **sampling) == written(loaded, profile, **sampling)
 
 
+@pytest.mark.slow
 def test_a_draft_of_few_tokens_is_opened_by_its_ids(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile.draft is not None
 
