@@ -1,13 +1,15 @@
 """A loaded target with its drafts: what `generate` and `chat` of the command line do, as methods."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
+from specctl.api.many_texts import Asked, SeveralTexts
 from specctl.api.python_wording import in_python
+from specctl.batching.row_count import Batch
 from specctl.conversation.conversation import Chat
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
@@ -28,6 +30,9 @@ from specctl.records import Completion, Round
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a chat, each with ``role`` and ``content``."""
 
+
+Request = Mapping[str, Any]
+"""A ``prompt``, and settings of ``[sampling]`` for it alone."""
 
 PROMPTS = "a prompt is a text, a list of token ids or a list of messages with role and content"
 
@@ -109,6 +114,7 @@ class Decoder:
         self.resolved, self.pair = resolved, pair
         self.profile = resolved.profile
         self._session = Session(pair, None)
+        self._texts = SeveralTexts(pair)
         self._use_drafter()
 
     @property
@@ -179,6 +185,48 @@ class Decoder:
                 shown = safe
         if rest := completion.text[shown:]:
             yield rest
+
+    def generate_many(
+        self, prompts: Iterable[Prompt | Request], *, batch: Batch = "auto", **sampling: Unpack[SamplingSettings]
+    ) -> Iterator[Completion | RecordError]:
+        """Complete several prompts, several at once where that is faster; closing the iterator ends them all.
+
+        Args:
+            prompts: each as of `generate`, or a mapping with a ``prompt`` and settings of its own. They are taken as
+                they are needed, some ahead of the texts that are written.
+            batch: how many texts are written at once; ``"auto"`` for as many as memory and times of passes allow.
+            sampling: settings in place of the profile's. To the seed, a prompt's number is added, from 0, unless it has
+                its own.
+
+        Yields:
+            In the order of the prompts, a completion, or the `RecordError` that `generate` would raise.
+        """
+        return (found for _, found in self._several(prompts, batch, sampling, ordered=True))
+
+    def generate_as_finished(
+        self, prompts: Iterable[Prompt | Request], *, batch: Batch = "auto", **sampling: Unpack[SamplingSettings]
+    ) -> Iterator[tuple[int, Completion | RecordError]]:
+        """`generate_many`, each text as soon as it is written, with the number of its prompt from 0."""
+        return self._several(prompts, batch, sampling, ordered=False)
+
+    def _several(
+        self, prompts: Iterable[Prompt | Request], batch: Batch, sampling: Mapping[str, Any], *, ordered: bool
+    ) -> Iterator[tuple[int, Completion | RecordError]]:
+        if batch != "auto" and (not isinstance(batch, Integral) or batch < 1):
+            raise UsageError(f"batch={batch!r} is no number of texts", 'pass 1 or more, or "auto"')
+
+        def prepared(number: int, given: Prompt | Request) -> Asked:
+            own: Mapping[str, Any] = {}
+            if isinstance(given, Mapping):
+                own = {key: value for key, value in given.items() if key != "prompt"}
+                given = cast("Prompt", given.get("prompt"))
+            ids, settings = self._prepared(given, {**sampling, **own})
+            return ids, settings, 0 if "seed" in own else number
+
+        def warn(text: str) -> None:
+            warnings.warn(in_python(text), stacklevel=3)
+
+        return self._texts.write(prompts, prepared, self._session, self.profile, batch, ordered=ordered, warn=warn)
 
     def chat(self, system: str | None = None, **sampling: Unpack[SamplingSettings]) -> Chat:
         """A conversation: ``ask`` takes a turn and returns the answer; through the chat template as in `generate`.

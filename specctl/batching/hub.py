@@ -1,5 +1,6 @@
 """Several texts at once: each is written by its own loop, and what they ask of a model is read in one pass."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,6 +25,10 @@ class Request(Protocol):
 T = TypeVar("T")
 Asked = TypeVar("Asked", bound=Request, contravariant=True)
 Given = TypeVar("Given", covariant=True)
+
+
+class CrowdedError(Exception):
+    """There is not enough memory to answer all texts at once; what they asked for can still be answered."""
 
 
 class Shared(Protocol[Asked, Given]):
@@ -111,6 +116,7 @@ class Hub(Generic[T]):
             The rows whose texts have ended since the last call, with what they gave.
 
         Raises:
+            CrowdedError: memory ran out while several texts were being written.
             Exception: whatever a text's own loop raises.
         """
         number = next((number for number, waiting in enumerate(self._asked) if waiting), None)
@@ -120,7 +126,11 @@ class Hub(Generic[T]):
             began = working_seconds()
             try:
                 found: Sequence[Any] = shared.run([request for _, request in asked])
-            except Exception:  # whoever failed is told it alone
+            except Exception as error:
+                if len(self._texts) > 1 and out_of_memory(error):
+                    self._asked[number] = asked
+                    raise CrowdedError from error
+                # whoever failed is told it alone
                 found = [_alone(shared, request) for _, request in asked]
             each = (working_seconds() - began) / sum(request.size for _, request in asked)
             for (text, request), answer in zip(asked, found, strict=True):
@@ -129,13 +139,19 @@ class Hub(Generic[T]):
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self) -> None:
-        """Give up the texts that have not ended."""
-        self._asked = [[] for _ in self.order]
-        for text in list(self._texts.values()):
+    def give_up(self, row: int) -> None:
+        """End the text of a row before its end; the row is free then."""
+        for waiting in self._asked:
+            waiting[:] = [(text, request) for text, request in waiting if text.row != row]
+        for text in [text for text in self._texts.values() if text.row == row]:
             text.run.parent = getcurrent()
             text.run.throw(GreenletExit)
-        self._texts.clear()
+            self._texts.pop(text.run, None)
+
+    def close(self) -> None:
+        """Give up the texts that have not ended."""
+        for row in self.busy:
+            self.give_up(row)
 
     def _resume(self, text: _Text[T], *answer: Any) -> None:
         text.run.parent = getcurrent()
@@ -149,6 +165,12 @@ class Hub(Generic[T]):
         finally:
             if text.run.dead:
                 self._texts.pop(text.run, None)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether that is what an error says."""
+    torch = sys.modules.get("torch")
+    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
 def _alone(shared: Shared[Asked, Given], request: Asked) -> Given | Exception:

@@ -11,10 +11,20 @@ from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses, Runner
+from specctl.policies import Setting
 
 
-def why_alone(pair: Pair) -> str | None:
-    """Why a pair writes one text at a time, as the end of a sentence; None if it can write several at once."""
+def why_alone(pair: Pair, *settings: Setting) -> str | None:
+    """Why a pair writes one text at a time, as the end of a sentence; None if it can write several at once.
+
+    Args:
+        pair: loaded.
+        settings: of its drafts.
+    """
+    if any(one.parallel for one in settings):
+        return "a draft that writes while the target verifies has a thread of its own"
+    if any(one.leaves is not None or one.tree is not None for one in settings):
+        return "several texts are read in chains, without leaves and trees"
     if (why := pair.target.no_rows) is not None:
         return f"the target runs on {pair.target.engine}, and {why}"
     for draft in pair.drafts:

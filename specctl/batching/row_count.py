@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from time import perf_counter, process_time
+from typing import Literal
 
-from specctl.batching.pair_rows import passes_of, read_models
+from specctl.batching.pair_rows import passes_of, read_models, why_alone
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
@@ -11,7 +12,10 @@ from specctl.models.placing.memory import cached_values, device_memory
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses, RowRequest, Runner
 from specctl.models.running.threads import CONTEXT, timed
+from specctl.policies import Setting
 
+Batch = int | Literal["auto"]
+"""How many texts a pair writes at once; ``auto`` for as many as are fastest."""
 MOST = 64
 """The most texts that are tried; a hub of more waits longer for its host than for its passes."""
 GAIN = 1.1
@@ -26,6 +30,37 @@ PROMPT = 1024
 """Tokens of a prompt for which each text has room in that memory; of a longer one, caches grow."""
 WORTH = 4.0
 """Seconds of one text's passes below which building and timing passes of several takes longer than they save."""
+
+
+def chosen_passes(
+    pair: Pair,
+    rows: Batch,
+    texts: int,
+    limit: int,
+    settings: Sequence[Setting] = (),
+    warn: Callable[[str], None] = lambda _: None,
+) -> list[RowPasses] | None:
+    """Passes over as many texts as are asked for; None for one text at a time.
+
+    Args:
+        pair: loaded.
+        rows: how many.
+        texts: how many there are to write.
+        limit: new tokens of each.
+        settings: of the drafts at work.
+        warn: told why a number that was asked for cannot be.
+    """
+    if rows == 1:
+        return None
+    if (why := why_alone(pair, *settings)) is not None:
+        if rows != "auto":
+            warn(f"--batch {rows}: texts are written one at a time, for {why}")
+        return None
+    if rows != "auto":
+        return passes_of(pair, min(rows, texts)) if min(rows, texts) > 1 else None
+    if texts < 2 or not worthwhile(pair, texts * limit):
+        return None
+    return fastest_passes(pair, min(texts, most_rows(pair, limit)), texts * limit)
 
 
 class _Alone:

@@ -1,10 +1,17 @@
 """The rows of a batch as replicas: one pair answers as many questions at once as it has rows."""
 
-from collections.abc import Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any, Self
 
-from specctl.batching.hub import Hub
+from specctl.batching.hub import CrowdedError, Hub
+from specctl.batching.pair_rows import split
+from specctl.batching.row_count import Batch, chosen_passes
+from specctl.models.running.pair import Pair
+from specctl.models.running.runner import RowPasses
+from specctl.policies import Setting
 from specctl.replicas.job import Answer
 from specctl.replicas.replica import Answered, Event
 
@@ -15,31 +22,92 @@ class RowReplicas:
     Args:
         hub: makes the passes.
         answers: for each row, what answers its questions over the hub.
+        warn: told that memory ran out.
     """
 
-    def __init__(self, hub: Hub[Any], answers: Sequence[Answer]) -> None:
-        self._hub, self._answers = hub, answers
+    def __init__(self, hub: Hub[Any], answers: Sequence[Answer], warn: Callable[[str], None] = lambda _: None) -> None:
+        self._hub, self._answers, self._warn = hub, answers, warn
+        self._asked: dict[int, Any] = {}  # by row, the oldest question first
+        self._again: deque[int] = deque()  # rows whose questions made room for others
+        self._most = len(answers)
+
+    @classmethod
+    def of(
+        cls,
+        pair: Pair,
+        answer: Callable[[Pair], Answer],
+        asked: Batch,
+        texts: int,
+        limit: int,
+        *,
+        settings: Sequence[Setting] = (),
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> Self | None:
+        """Rows of a pair; None where it writes one text at a time.
+
+        Args:
+            pair: loaded.
+            answer: makes what answers over a row's pair.
+            asked, texts, limit, settings, warn: as of `chosen_passes`.
+        """
+        passes = chosen_passes(pair, asked, texts, limit, settings, warn)
+        return None if passes is None else cls.over(pair, passes, answer, warn)
+
+    @classmethod
+    def over(
+        cls,
+        pair: Pair,
+        passes: Sequence[RowPasses],
+        answer: Callable[[Pair], Answer],
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> Self:
+        """Rows over passes of a pair, `passes_of`; others may be over the same ones in turn."""
+        hub, pairs = split(pair, passes)
+        return cls(hub, [answer(row) for row in pairs], warn)
 
     @property
     def count(self) -> int:
         return len(self._answers)
 
     def idle(self) -> list[int]:
-        busy = self._hub.busy
-        return [row for row in range(self.count) if row not in busy]
+        free = [row for row in range(self.count) if row not in self._asked]
+        return free[: max(0, self._most - len(self._asked))]
 
     def ask(self, replica: int, question: Any) -> None:
-        answer = self._answers[replica]
-        self._hub.begin(replica, lambda: answer(question))
+        self._asked[replica] = question
+        self._begin(replica)
 
     def wait(self, seconds: float | None = None) -> list[Event]:
-        """As in `Replicas`; returns after one pass of the hub."""
-        if seconds is not None and not self._hub.busy:
+        """As in `Replicas`; returns after one pass of the hub.
+
+        Where memory runs out, half of the texts, those begun last, make room, and begin again when others have ended.
+        """
+        if seconds is not None and not self._asked:
             sleep(seconds)
-        return [Answered(row, answer) for row, answer in self._hub.advance()]
+        while self._again and len(self._hub.busy) < self._most:
+            self._begin(self._again.popleft())
+        try:
+            return [self._ended(row, answer) for row, answer in self._hub.advance()]
+        except CrowdedError:
+            written = [row for row in self._asked if row in self._hub.busy]
+            self._most = max(1, len(written) // 2)
+            for row in written[self._most :]:
+                self._hub.give_up(row)
+            self._again = deque(row for row in self._asked if row in {*written[self._most :], *self._again})
+            self._warn(f"memory ran out with {len(written)} texts at once; {self._most} are written from here on")
+            return []
+
+    def _begin(self, row: int) -> None:
+        answer, question = self._answers[row], self._asked[row]
+        self._hub.begin(row, lambda: answer(question))
+
+    def _ended(self, row: int, answer: Any) -> Answered:
+        del self._asked[row]
+        return Answered(row, answer)
 
     def close(self) -> None:
-        self._hub.close()
+        if not sys.is_finalizing():  # then nothing can be switched to any more
+            self._hub.close()
 
     def __enter__(self) -> Self:
         return self

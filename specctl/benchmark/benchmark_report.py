@@ -46,7 +46,8 @@ def _provenance(digest: Digest) -> dict[str, str]:
         "Started": header.created,
         "Prompts": _pairs(header.suite),
         "Runs": f"{digest.finished}{expected}, repeats {header.repeats}, "
-        f"length limits {', '.join(map(str, header.lengths)) or 'of the profile'}",
+        f"length limits {', '.join(map(str, header.lengths)) or 'of the profile'}"
+        f"{f', {header.batch} prompts at once' if header.batch > 1 else ''}",
         "Sampling": _pairs(header.sampling),
         "Devices": _pairs(header.devices),
         "Engines": _pairs(header.engines),

@@ -46,7 +46,7 @@ def latency(runs: Iterable[Run]) -> Latency:
         ttft_ms=percentiles([turn.first_token_ms for turn in turns]),
         tpot_ms=percentiles([turn.tpot_ms for turn in turns if turn.tpot_ms is not None]),
         itl_ms=percentiles([gap for turn in turns for gap in turn.gaps_ms]),
-        e2el_ms=percentiles([turn.total_ms for turn in turns]),
+        e2el_ms=percentiles([turn.end_ms for turn in turns]),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specctl.batching.row_count import Batch
 from specctl.errors import UsageError
 from specctl.observing.candidates import Candidates
 from specctl.observing.results import Header, of_request
@@ -23,6 +24,7 @@ class Plan:
         repeats: how often every prompt is run.
         oracle: whether to compute the bounds of greedy decoding.
         papers: where the papers' policies are compared, which of them the pair cannot run, and why.
+        batch: how many prompts each candidate runs at once.
     """
 
     profile: Profile
@@ -32,6 +34,7 @@ class Plan:
     repeats: int = 1
     oracle: bool = False
     papers: Mapping[str, str] | None = None
+    batch: Batch = 1
 
     def runs(self, candidates: int) -> int:
         """The number of all runs of so many candidates."""
@@ -50,6 +53,8 @@ def require_same(old: Header, plan: Plan, path: Path) -> None:
         "candidates": [one for one in plan.candidates.all if one.engine is None],
         "lengths": list(plan.lengths),
         "repeats": plan.repeats,
+        # A file goes on as it began: what was asked for may not have been possible.
+        **({} if old.batch == 1 or plan.batch == "auto" else {"batch": min(plan.batch, len(plan.suite.prompts))}),
     }
     # Whether a candidate runs eagerly beside the others is known when the models are loaded; the file's run on.
     found = {name: getattr(old, name) for name in wanted}

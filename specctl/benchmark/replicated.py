@@ -38,7 +38,7 @@ def benchmarking(pair: Pair, plan: Plan) -> Answer:
         nonlocal served
         results.runs[:] = question["done"]
         done = {run.key for run in results.runs}
-        for _ in runs.run_prompt(question["number"], question["repeat"], done):
+        for _ in runs.run_prompts([question["number"]], question["repeat"], done):
             pass
         served += 1
         if served % PROMPTS_BETWEEN_COSTS == 0:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from specctl.batching.row_count import chosen_passes
 from specctl.benchmark.plan import Plan
 from specctl.benchmark.policy_bounds import find_bounds
 from specctl.decoding.prompt_format import PromptFormat
@@ -65,7 +66,10 @@ def run_benchmark(
     for label, launch in plan.candidates.launches.items():
         with progress.doing(f"loading {label}"):
             peers[label] = MeasuredPeer(pair, launch, processes[label])
-    header = header_of(pair, plan, peers)
+    batch = plan.batch if earlier is None else earlier.header.batch
+    settings = [one.setting for one in plan.candidates.all if one.setting is not None]
+    passes = chosen_passes(pair, batch, len(plan.suite.prompts), max(plan.lengths), settings, progress.say)
+    header = header_of(pair, plan, peers, 1 if passes is None else passes[-1].rows)
     results = earlier or RunSet(header)
     prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
     write = RESULTS.writing(output, header)
@@ -76,7 +80,8 @@ def run_benchmark(
             if isinstance(record, Failed):
                 watcher.fail(f"{record.reason}; {record.candidate} runs no more")
 
-        runs = RoundRobin(pair, results, plan.suite.prompts, plan.profile.sampling, prompt_format, emit, peers)
+        prompts, sampling = plan.suite.prompts, plan.profile.sampling
+        runs = RoundRobin(pair, results, prompts, sampling, prompt_format, emit, peers, passes)
         for run in runs.run(before=watcher.start):
             watcher.add(run)
     if plan.oracle:
@@ -85,7 +90,9 @@ def run_benchmark(
     return results
 
 
-def header_of(pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = MappingProxyType({})) -> Header:
+def header_of(
+    pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = MappingProxyType({}), batch: int = 1
+) -> Header:
     """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label.
 
     A candidate that is to run eagerly beside others is left out where all do.
@@ -104,5 +111,6 @@ def header_of(pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = Mappin
         lengths=list(plan.lengths),
         oracle=plan.oracle,
         papers=None if plan.papers is None else dict(plan.papers),
+        batch=batch,
         drafts=[draft.called for draft in candidates.drafts] if len(candidates.drafts) > 1 else [],
     )

@@ -128,6 +128,7 @@ def calibrate(
         )
     if against and tokens:
         raise UsageError("--against and --tokens exclude each other", "leave one of them out")
+    replicas.check_one()
     replication = replicas.replication
     from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
@@ -184,6 +185,7 @@ def calibrate(
                 verify=verify,
                 foreign_head=run.foreign_head,
                 replication=replication,
+                batch=replicas.rows or 1,
             )
             return
         suite = None
@@ -215,6 +217,7 @@ def calibrate(
             traced=traced,
             earlier=earlier,
             replication=replication,
+            batch=replicas.rows or 1,
         )
         exports = None
         if order is not None:

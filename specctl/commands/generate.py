@@ -100,10 +100,12 @@ def generate(
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
     batch = replicas.rows
-    if batch not in (None, 1, "auto") and (not from_stream or results.live or replication is not None):
-        what = "--workers" if replication is not None else "--live" if from_stream else "a PROMPT"
+    if batch not in (None, 1, "auto") and (not from_stream or replicas.cluster is not None):
+        what = "--cluster" if replicas.cluster is not None else "a PROMPT"
         raise UsageError(f"--batch and {what} exclude each other", "leave one of them out")
-    if results.live or replication is not None:
+    # Where results and a panel share the terminal, it is left to each of them in turn.
+    in_turn = bool(results.live) and records.output == "-" and sys.stdout.isatty()
+    if in_turn or replicas.cluster is not None or (replication is not None and batch is None):
         batch = 1
     if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
@@ -161,7 +163,7 @@ def generate(
         loading: dict[str, Any] = {"quiet": show.quiet, "traced": traced is not None, "foreign_head": run.foreign_head}
         answering: Replicas | None = None
         if replication is not None:
-            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
+            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected, batch=batch or "auto")
             answering = stack.enter_context(starting)
         else:
             loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)
@@ -177,17 +179,21 @@ def generate(
             taken: Iterable[Any] = several.records(source)
             if answering is not None:
                 turns = several.turns if replication is None else None
+                watch = None
+                if results.live and replication is None:
+                    shown_texts = stack.enter_context(generation_view.batch_view_of(resolved, console))
+                    watch = generation_view.batch_watch(loaded.answerer(), shown_texts)
                 answers = ReplicatedRecords(
-                    answering, sink, traced, several.finished, results.rounds, results.token_ids, turns
+                    answering, sink, traced, several.finished, results.rounds, results.token_ids, turns, watch
                 )
                 if total is None:
                     taken = arriving(several.records(streams.apart(source)))
             else:
                 from specctl.observing.record_stream import RecordStream, trace_alone
 
-                watch = generation_view.live_watch(answerer, view) if results.live else trace_alone
+                alone = generation_view.live_watch(answerer, view) if results.live else trace_alone
                 answers = RecordStream(
-                    answerer, sink, traced, several.finished, results.rounds, results.token_ids, watch, several.turns
+                    answerer, sink, traced, several.finished, results.rounds, results.token_ids, alone, several.turns
                 )
             # Results and panels on the same terminal show the progress themselves.
             silent = results.live or (records.output == "-" and sys.stdout.isatty())

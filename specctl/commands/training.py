@@ -57,7 +57,7 @@ class TrainingFlags:
     def check(self, ctx: typer.Context) -> None:
         """Raise UsageError unless they name one source, and replicas that there can be."""
         flag = f"--{self.name}"
-        _ = self.replicas.replication  # a value that is none is told before anything is read
+        self.replicas.check_one()  # a value that is none is told before anything is read
         if self.earlier is not None and self.only:
             raise UsageError(f"{flag}-only and {flag} exclude each other", "leave one of them out")
         if self.earlier is not None:
@@ -90,8 +90,8 @@ class TrainingFlags:
         if (replication := self.replicas.replication) is not None:
             maker = "specctl.training.subjects:replica"
             replicas = partial(replication.start, subject.profile, maker, {"kind": kind}, progress)
-        suite = self.prompts.chosen(self.seed)
-        source = subject.collect(self.output, suite, progress, resume=self.resume, replicas=replicas)
+        suite, batch = self.prompts.chosen(self.seed), self.replicas.rows or 1
+        source = subject.collect(self.output, suite, progress, resume=self.resume, batch=batch, replicas=replicas)
         for identity, reason in source.material.left_out.items():
             warn(f"prompt {identity} is left out: {reason}")
         return source

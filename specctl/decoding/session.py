@@ -11,7 +11,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import UsageError
 from specctl.models.passes.inference import in_inference_mode
-from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.preparation_time import waited_seconds, working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import SamplingTable
@@ -112,7 +112,7 @@ class Session:
         text: str | None = None
         arrivals: list[float] = []
         interrupted = False
-        watching = 0.0  # seconds of who takes the rounds
+        watching = worked_first = 0.0  # seconds of who takes the rounds, and of the first one's own work
         before = TURNS.get(id(pair.target))
         if before is not self._turn:
             self._cached = ()  # another session has used the caches
@@ -120,7 +120,7 @@ class Session:
             before.latest = False
         self._turn = TURNS[id(pair.target)] = turn = Turn()
         self._roll_back(prompt)
-        began = working_seconds()
+        began, waited = working_seconds(), waited_seconds()
         read_prompt(pair.target, drafter, prompt)
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
         decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
@@ -130,7 +130,10 @@ class Session:
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.
                 paused = working_seconds()
-                arrivals.append(paused - began - watching)
+                worked = paused - began - watching
+                if len(rounds) == 1:
+                    worked_first = worked
+                arrivals.append(worked + waited_seconds() - waited)
                 enough = yield round_
                 watching += working_seconds() - paused
                 if not turn.latest:
@@ -145,6 +148,7 @@ class Session:
         if self._keeps:
             self._cached = (*prompt, *tokens[:-1])  # the last token need not be cached yet
         first = arrivals[0] if arrivals else ended - began
+        prefilled = worked_first - rounds[0].total_seconds if rounds else first
         stopped = text is not None or (bool(tokens) and tokens[-1] in eos)
         unfinished = FinishReason.INTERRUPTED if interrupted and len(tokens) < limit else FinishReason.LENGTH
         return Completion(
@@ -154,7 +158,7 @@ class Session:
             text=decode_after(pair.tokenizer, prompt, tokens) if text is None else text,
             finish_reason=FinishReason.STOP if stopped else unfinished,
             rounds=tuple(rounds),
-            prefill_seconds=first - rounds[0].total_seconds if rounds else first,
+            prefill_seconds=prefilled,
             total_seconds=ended - began - watching,
             first_token_seconds=first,
             arrivals=tuple(arrivals),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
+from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.errors import RecordError
 from specctl.observing.findings import Skipped
@@ -10,6 +11,8 @@ from specctl.observing.progress import Advance, ignored
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
+from specctl.replicas.job import Answer
+from specctl.replicas.window import Task, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,23 @@ class Answered:
     completions: tuple[Completion, ...]
 
 
+def answer_prompt(answerer: Answerer, prompt: SuitePrompt, number: int) -> Answered | Skipped:
+    """The answer to a prompt of an index in its suite, or why there is none."""
+    record = prompt.record(number + 1)
+    try:
+        completions = tuple(answerer.answer(record))
+    except RecordError as error:
+        return Skipped(prompt.id, error.message)
+    return Answered(number, prompt, answerer.settings_of(record), completions)
+
+
+def answering(answerer: Callable[[int], Answerer]) -> Answer:
+    """What a row does for `answer_each`; ``answerer`` answers the prompt of an index."""
+    return lambda question: answer_prompt(answerer(question[0]), question[1], question[0])
+
+
 def answer_each(
-    answerer: Answerer | Callable[[], Answerer],
+    answerer: Answerer | Callable[[int], Answerer] | RowReplicas,
     prompts: Sequence[SuitePrompt],
     done: Container[str] = (),
     advance: Advance = ignored,
@@ -40,23 +58,33 @@ def answer_each(
     The random draws of an answer depend on the prompt's index in the suite and on the seed, not on earlier prompts.
 
     Args:
-        answerer: answers all prompts; or a function that makes an answerer for each prompt, so that policies carry
-            nothing over from one prompt to the next.
+        answerer: answers all prompts; or a function that makes an answerer for the prompt of an index, so that policies
+            carry nothing over from one prompt to the next; or rows, each `answering`.
         prompts: in order.
         done: ids that need no answer.
         advance: called after each prompt, answered or not, with the number of tokens generated.
         first: index of the first prompt in its suite.
     """
-    for number, prompt in enumerate(prompts, start=first):
-        tokens = 0
-        if prompt.id not in done:
-            current = answerer if isinstance(answerer, Answerer) else answerer()
-            record = prompt.record(number + 1)
-            try:
-                completions = tuple(current.answer(record))
-            except RecordError as error:
-                yield Skipped(prompt.id, error.message)
-            else:
-                tokens = sum(len(completion.tokens) for completion in completions)
-                yield Answered(number, prompt, current.settings_of(record), completions)
-        advance(tokens)
+    for found in _found(answerer, prompts, done, first):
+        if found is not None:
+            yield found
+        completions = found.completions if isinstance(found, Answered) else ()
+        advance(sum(len(completion.tokens) for completion in completions))
+
+
+def _found(
+    answerer: Answerer | Callable[[int], Answerer] | RowReplicas,
+    prompts: Sequence[SuitePrompt],
+    done: Container[str],
+    first: int,
+) -> Iterator[Answered | Skipped | None]:
+    """What became of each prompt, in order; None of one that is done."""
+    numbered = enumerate(prompts, start=first)
+    if not isinstance(answerer, RowReplicas):
+        for number, prompt in numbered:
+            current = answerer if isinstance(answerer, Answerer) else answerer(number)
+            yield None if prompt.id in done else answer_prompt(current, prompt, number)
+        return
+    tasks = (Task(prompt, None if prompt.id in done else (number, prompt)) for number, prompt in numbered)
+    for _, found in in_order(answerer, tasks):
+        yield found

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from specctl.errors import RecordError
@@ -18,6 +18,9 @@ from specctl.replicas.window import GivenUp, Task, in_order
 from specctl.resuming.finished import Finished
 from specctl.resuming.turns_file import TurnsFile
 
+if TYPE_CHECKING:
+    from specctl.observing.record_stream import Watch
+
 
 class OldestTurns:
     """Keeps the finished turns of the oldest of several records that are being answered.
@@ -30,6 +33,7 @@ class OldestTurns:
         self._file = file
         self._begun: deque[Record] = deque()
         self._later: dict[int, list[tuple[int, CompletionSummary]]] = {}
+        self._known: dict[int, int] = {}
 
     def begin(self, record: Record) -> None:
         """A record is answered from now on."""
@@ -37,8 +41,9 @@ class OldestTurns:
 
     def keep(self, record: Record, turn: int, completion: Completion) -> None:
         """A turn has ended; the last one is not kept, for it comes with the result."""
-        if turn == len(record.data["turns"]) - 1:
-            return
+        if turn == len(record.data["turns"]) - 1 or turn < self._known.get(record.line, 0):
+            return  # a record that made room for others begins again
+        self._known[record.line] = turn + 1
         if record is self._begun[0]:
             self._file.add(record, turn, completion.summary)
         else:
@@ -46,7 +51,9 @@ class OldestTurns:
 
     def end(self) -> None:
         """The oldest record has its result."""
-        self._later.pop(self._begun.popleft().line, None)
+        line = self._begun.popleft().line
+        for kept in (self._later, self._known):
+            kept.pop(line, None)
         self._file.clear()
         for turn, completion in self._later.pop(self._begun[0].line, []) if self._begun else []:
             self._file.add(self._begun[0], turn, completion)
@@ -63,7 +70,7 @@ class ReplicatedRecords:
     Attributes:
         replicas: each a `specctl.commands.tasks.record_answerer.replica`.
         sink, traced, finished, rounds, token_ids: as in `RecordStream`.
-        turns: as there, where replicas are this process's own.
+        turns, watch: as there, where replicas are this process's own.
         tally: as in `RecordStream`.
         run_id: differs from run to run; policies of replicas that served another run start from nothing again.
     """
@@ -75,6 +82,7 @@ class ReplicatedRecords:
     rounds: bool = False
     token_ids: bool = False
     turns: TurnsFile | None = None
+    watch: "Watch | None" = None
     tally: Tally = field(default_factory=Tally)
     run_id: str = field(default_factory=lambda: uuid4().hex)
 
@@ -118,6 +126,8 @@ class ReplicatedRecords:
     def _question(self, record: Record, kept: OldestTurns | None) -> dict[str, Any]:
         shown = {"rounds": self.rounds, "token_ids": self.token_ids}
         asked = {"run": self.run_id, "line": record.line, "id": record.id, "data": record.data, **shown}
+        if self.watch is not None:
+            asked["watch"] = self.watch
         if self.turns is None or kept is None or "turns" not in record.data:
             return asked
         return {**asked, "done": self.turns.of(record), "on_turn": partial(kept.keep, record)}

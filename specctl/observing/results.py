@@ -161,6 +161,7 @@ class Header(Facts):
         oracle: whether `RunSet.oracle` is wanted.
         papers: of a comparison of the papers' policies, those that the pair could not run, by name, and why.
         drafts: names of the loaded draft models; empty for a single draft.
+        batch: how many prompts each candidate ran at once.
     """
 
     candidates: list[Annotated[Candidate, PlainValidator(candidate_of), PlainSerializer(candidate_record)]]
@@ -169,6 +170,7 @@ class Header(Facts):
     oracle: bool = False
     papers: dict[str, str] | None = None
     drafts: list[str] = field(default_factory=list)
+    batch: int = 1
 
     def candidate(self, label: str) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.label == label)

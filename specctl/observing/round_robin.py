@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import torch
 
+from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
@@ -13,6 +14,7 @@ from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.pair import Pair
+from specctl.models.running.runner import RowPasses
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare
@@ -24,17 +26,27 @@ from specctl.peers.names import MOVING
 from specctl.peers.process import PeerError
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
+from specctl.replicas.job import Answer
+from specctl.replicas.window import Task, in_order
 
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10
 Emit = Callable[[object], None]
 
 
+AT_ONCE = 4
+"""Prompts for each row that a candidate runs before the next one's turn: fewer, and the rows of those that ended would
+stand idle for much of the time."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Lane:
+    """How a candidate runs; with ``rows``, several prompts at once."""
+
     candidate: Candidate
     answerer: Answerer
-    peer: AssistedPeer | MeasuredPeer | None
+    peer: AssistedPeer | MeasuredPeer | None = None
+    rows: RowReplicas | None = None
 
 
 class RoundRobin:
@@ -48,6 +60,7 @@ class RoundRobin:
         prompt_format: turns prompts into ids.
         emit: called with each record of the results file as soon as it is known.
         peers: by label, those that run in processes of their own, loaded.
+        passes: of `passes_of`, with which each candidate but peers runs several prompts at once; None for one by one.
     """
 
     def __init__(
@@ -59,10 +72,12 @@ class RoundRobin:
         prompt_format: PromptFormat,
         emit: Emit,
         peers: Mapping[str, MeasuredPeer] = MappingProxyType({}),
+        passes: Sequence[RowPasses] | None = None,
     ) -> None:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
         self._format, self._emit, self._peers = prompt_format, emit, peers
         self._failed: set[str] = set()
+        self._passes, self._batch = passes, 1 if passes is None else passes[-1].rows
         self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
         settings_ = [one.setting for one in results.header.candidates if one.setting is not None]
         longest = max(one.longest_draft for one in settings_)
@@ -74,9 +89,20 @@ class RoundRobin:
         if candidate.setting is None:
             peer = self._peers.get(candidate.label) or AssistedPeer(self._pair, candidate.name)
             return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
-        pair = self._pair if candidate.engine is None else self._pair.eagerly()
-        session = Session(pair, build_drafter(pair, candidate.setting, drafts=candidate.drafts))
-        return _Lane(candidate, Answerer(session, self._format, self._settings), None)
+        pair, setting = self._pair if candidate.engine is None else self._pair.eagerly(), candidate.setting
+
+        def answerer(pair: Pair) -> Answerer:
+            session = Session(pair, build_drafter(pair, setting, drafts=candidate.drafts))
+            return Answerer(session, self._format, self._settings)
+
+        def answer(row: Pair) -> Answer:
+            lane = _Lane(candidate, answerer(row))
+            return lambda question: self._run(lane, *question)
+
+        rows = None
+        if self._passes is not None and pair is self._pair:
+            rows = RowReplicas.over(pair, self._passes, answer)
+        return _Lane(candidate, answerer(pair), rows=rows)
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
         """Yield runs as they finish, without the runs of an earlier benchmark.
@@ -97,61 +123,76 @@ class RoundRobin:
             return
         self.begin()
         for repeat in range(self._results.header.repeats):
-            for number in range(len(self._prompts)):
-                yield from self.run_prompt(number, repeat, done, before)
-                if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
+            for numbers in self._turns():
+                yield from self.run_prompts(numbers, repeat, done, before)
+                if (numbers[-1] + 1) // PROMPTS_BETWEEN_COSTS > numbers[0] // PROMPTS_BETWEEN_COSTS:
                     self.measure_costs()
         self.measure_costs()
 
+    def _turns(self) -> list[range]:
+        """The prompts that each candidate runs before the next one's turn."""
+        many = len(self._prompts)
+        size = 1 if self._batch == 1 else AT_ONCE * self._batch
+        return [range(first, min(first + size, many)) for first in range(0, many, size)]
+
     def begin(self) -> None:
         """Warm every candidate up, and measure costs."""
-        for prompt in self._prompts:
-            try:
-                for lane in self._lanes:
-                    if lane.candidate.label not in self._failed:
-                        self._warm(lane, prompt)
-            except RecordError:
-                continue
-            break
+        for number in range(len(self._prompts)):
+            if all(self._warm(lane, number) for lane in self._lanes):
+                break
         self.measure_costs()
 
-    def run_prompt(
+    def run_prompts(
         self,
-        number: int,
+        numbers: Sequence[int],
         repeat: int,
         done: Collection[tuple[str, str, int, int]],
         before: Callable[[str, str], None] = lambda *_: None,
     ) -> Iterator[Run]:
-        """Yield the runs of one prompt that the results do not have yet, as `run` does.
+        """Yield the runs of some prompts that the results do not have yet, as `run` does.
 
         Args:
-            number: the prompt's index, from 0.
-            repeat: how often it has run before.
-            done: the `Run.key` of each run that the results have of it, and maybe of others.
+            numbers: the prompts' indices, from 0, in a row.
+            repeat: how often they have run before.
+            done: the `Run.key` of each run that the results have of them, and maybe of others.
             before: as in `run`.
         """
-        prompt, results = self._prompts[number], self._results
-        turn = (number + repeat) % len(self._lanes)
+        results = self._results
+        turn = (numbers[0] // len(numbers) + repeat) % len(self._lanes)
         for length in results.header.lengths:
             for lane in self._lanes[turn:] + self._lanes[:turn]:
-                if prompt.id in results.skipped:
-                    break
                 label = lane.candidate.label
-                if (label, prompt.id, repeat, length) in done or label in self._failed:
-                    continue
-                before(label, prompt.id)
-                try:
-                    run = self._run(lane, prompt, number, repeat, length)
-                except RecordError as error:
-                    self._add(Skipped(prompt.id, error.message))
-                    break
-                except PeerError as error:
-                    self._fail(lane, error)
-                    continue
-                self._add(run)
-                yield run
-            else:
-                self._compare(prompt, repeat, length)
+                left = [n for n in numbers if (label, self._prompts[n].id, repeat, length) not in done]
+                for run in self._outcomes(lane, left, repeat, length, before):
+                    self._add(run)
+                    if isinstance(run, Run):
+                        yield run
+            for number in numbers:
+                if self._prompts[number].id not in results.skipped:
+                    self._compare(self._prompts[number], repeat, length)
+
+    def _outcomes(
+        self, lane: _Lane, numbers: Sequence[int], repeat: int, length: int, before: Callable[[str, str], None]
+    ) -> Iterator[Run | Skipped]:
+        """What becomes of each prompt that a candidate is to run, up to where a peer fails."""
+        label = lane.candidate.label
+
+        def tasks() -> Iterator[Task[int]]:
+            for number in numbers:
+                if self._prompts[number].id not in self._results.skipped:
+                    before(label, self._prompts[number].id)
+                    yield Task(number, (number, repeat, length))
+
+        if lane.rows is not None:
+            yield from (found for _, found in in_order(lane.rows, tasks()))
+            return
+        for task in tasks():
+            if label in self._failed:
+                return
+            try:
+                yield self._run(lane, *task.question)
+            except PeerError as error:
+                self._fail(lane, error)
 
     def measure_costs(self) -> None:
         """Emit the times of bare passes as they are now."""
@@ -163,11 +204,10 @@ class RoundRobin:
                 for length in self._results.header.lengths:
                     self._compare(prompt, repeat, length)
 
-    def _warm(self, lane: _Lane, prompt: SuitePrompt) -> None:
-        try:
-            self._run(lane, prompt, 0, 0, WARM_UP_TOKENS)
-        except PeerError as error:
-            self._fail(lane, error)
+    def _warm(self, lane: _Lane, number: int) -> bool:
+        """Let a candidate run a prompt, in every row; whether it could."""
+        found = self._outcomes(lane, [number] * self._batch, 0, WARM_UP_TOKENS, lambda *_: None)
+        return not any(isinstance(one, Skipped) for one in found)
 
     def _fail(self, lane: _Lane, error: PeerError) -> None:
         self._failed.add(lane.candidate.label)
@@ -177,7 +217,9 @@ class RoundRobin:
         self._results.add(record)
         self._emit(record)
 
-    def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
+    def _run(self, lane: _Lane, number: int, repeat: int, length: int) -> Run | Skipped:
+        """Raises PeerError where a peer fails."""
+        prompt = self._prompts[number]
         settings = self._settings.model_copy(update={"max_new_tokens": length})
         # The seed depends on prompt and repeat only, so that every candidate draws the same random numbers.
         record = prompt.record(number + repeat * len(self._prompts) + 1)
@@ -186,7 +228,10 @@ class RoundRobin:
         assisted = lane.peer if isinstance(lane.peer, AssistedPeer) else None
         if assisted is not None:
             assisted.thresholds.clear()
-        completions = replace(lane.answerer, settings=settings).answer(record)
+        try:
+            completions = replace(lane.answerer, settings=settings).answer(record)
+        except RecordError as error:
+            return Skipped(prompt.id, error.message)
         turns = [completion.summary for completion in completions]
         if lane.peer is not None:
             turns = [

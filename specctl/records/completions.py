@@ -29,7 +29,7 @@ class CompletionSummary:
         finish_reason: why it ended.
         prefill_ms: time spent on the prompt by all models; of a pass that verifies too, the share of the prompt.
         first_token_ms: from the start to the end of the first round.
-        total_ms: from the start to the last token.
+        total_ms: from the start to the last token; of a text that shares passes with others, its shares of them.
         target_forwards: verifying forward passes, of which the first reads the prompt too.
         draft_forwards: forward passes of the draft that the target verifies.
         rounds: in order; empty for a peer, whose rounds are not visible.
@@ -55,12 +55,17 @@ class CompletionSummary:
         return self
 
     @property
+    def end_ms(self) -> float:
+        """From the start to the last token, waiting for other texts included."""
+        return max((self.total_ms, *self.arrivals_ms[-1:]))
+
+    @property
     def tpot_ms(self) -> float | None:
         """Time per output token after the first one; None where there is no such time: with fewer than two tokens, and
         where all of them came in one round."""
         later = len(self.tokens) - 1
         at_once = len(self.rounds) == 1 or len(self.arrivals_ms) == 1
-        return (self.total_ms - self.first_token_ms) / later if later > 0 and not at_once else None
+        return (self.end_ms - self.first_token_ms) / later if later > 0 and not at_once else None
 
     @property
     def gaps_ms(self) -> tuple[float, ...]:
@@ -80,8 +85,9 @@ class Completion:
         finish_reason: why it ended.
         rounds: every round in order.
         prefill_seconds: wall time spent on the prompt by all models; of a pass that verifies too, the prompt's share.
-        total_seconds: wall time from the prompt's ids to the last token.
-        first_token_seconds: wall time from the prompt's ids to the end of the first round.
+        total_seconds: wall time from the prompt's ids to the last token; of a text that shares passes with others, its
+            shares of them, so that the times of all add up to that of the run.
+        first_token_seconds: wall time from the prompt's ids to the end of the first round, waiting for others included.
         arrivals: the same for the end of each round; of a peer, for each call of its streamer.
     """
 

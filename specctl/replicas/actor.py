@@ -41,7 +41,9 @@ class Actor:
 
         def load() -> bool:
             if self._answer is None:
-                self._answer, self._state = self._job.begin(self._number), self._job.state()
+                answer = self._job.begin(self._number)
+                assert callable(answer), "an actor answers one question at a time"
+                self._answer, self._state = answer, self._job.state()
                 return True
             return self._job.state() == self._state
 

@@ -6,7 +6,8 @@ It ends as soon as its standard input does, and so with the process that started
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
@@ -14,6 +15,7 @@ from typing import Any
 
 from specctl.replicas.frames import Frames, framed
 from specctl.replicas.job import portable
+from specctl.replicas.replica import Answered, Replicas
 
 
 def main() -> None:
@@ -42,8 +44,11 @@ def main() -> None:
         Thread(target=beat, args=(seconds,), name="signs of life", daemon=True).start()
         answer = job.begin(number)
         send("ready")
-        for question in _each(questions):
-            send("answer", answer(question))
+        if callable(answer):
+            for place, question in _each(questions):
+                send("answer", (place, answer(question)))
+        else:
+            _answer_several(answer, questions, lambda place, found: send("answer", (place, found)))
     except BrokenPipeError:
         pass  # nobody is left who could be told
     except Exception as error:  # raised again where the replica was started
@@ -51,6 +56,22 @@ def main() -> None:
     ended.set()
     sys.stderr.flush()
     os._exit(0)  # threads of libraries may not end
+
+
+def _answer_several(replicas: Replicas, questions: "SimpleQueue[Any]", send: Callable[[int, Any], None]) -> None:
+    """Answer questions as they come, as many at once as there are replicas; never returns."""
+    waiting: deque[tuple[int, Any]] = deque()
+    places: dict[int, int] = {}  # by replica that of its question
+    while True:
+        while not (waiting or places) or not questions.empty():
+            waiting.append(questions.get())
+        for replica in replicas.idle():
+            if waiting:
+                places[replica], question = waiting.popleft()
+                replicas.ask(replica, question)
+        for event in replicas.wait():
+            assert isinstance(event, Answered), "replicas of a process end with it"
+            send(places.pop(event.replica), event.answer)
 
 
 def _each(questions: "SimpleQueue[Any]") -> Iterator[Any]:

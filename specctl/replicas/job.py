@@ -11,6 +11,7 @@ from typing import Any
 from specctl.errors import ModelError, SpecctlError, reason
 from specctl.models.files.hushing import hush_imports
 from specctl.replicas.model_sources import Sources
+from specctl.replicas.replica import Replicas
 
 Answer = Callable[[Any], Any]
 """Answers a question. Both are plain values: dictionaries, lists, text, bytes, numbers."""
@@ -34,8 +35,11 @@ class Job:
     passing: frozenset[str] = frozenset()
     sources: Sources | None = None
 
-    def begin(self, number: int) -> Answer:
+    def begin(self, number: int) -> Answer | Replicas:
         """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would.
+
+        Returns:
+            What answers one question after the other; or replicas of the process's own, which answer several at once.
 
         Raises:
             ModelError: the models are not those of the command, or were written while they were loaded.
@@ -43,7 +47,7 @@ class Job:
         hush_imports()
         before = [] if self.sources is None else self.sources.enter()
         module, _, function = self.maker.partition(":")
-        answer: Answer = getattr(import_module(module), function)(number=number, **self.setup)
+        answer: Answer | Replicas = getattr(import_module(module), function)(number=number, **self.setup)
         if self.state() != before:
             raise ModelError("Files of the models were written while a replica loaded them.", "Run the command again.")
         return answer

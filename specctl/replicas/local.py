@@ -26,7 +26,9 @@ class _Replica:
     """One process, or the place of one.
 
     Attributes:
+        asked: the places whose questions it has.
         failures: how often it ended since it last answered a question.
+        careful: answers to go during which it gets one question at a time, for one of several ended the last process.
         unsent: bytes of a question that the pipe had no room for.
         heard: when there was the last sign of life.
     """
@@ -35,8 +37,9 @@ class _Replica:
     process: subprocess.Popen[bytes]
     frames: Frames
     ready: bool = False
-    asked: bool = False
+    asked: set[int] = field(default_factory=set)
     failures: int = 0
+    careful: int = 0
     unsent: bytes = b""
     heard: float = field(default_factory=monotonic)
     errors: bytes = b""
@@ -45,6 +48,8 @@ class _Replica:
 class LocalReplicas:
     """Processes with sessions of their own: Ctrl-C in a terminal does not reach them, and the system shares the
     processors out to each of them as to a command of its own.
+
+    With several places each process is so many replicas: it answers as many questions at once, and they end together.
 
     They end when this process ends, whichever way: their standard input does. What they write to standard error is
     passed on, each line with the replica's number.
@@ -58,6 +63,7 @@ class LocalReplicas:
         one_by_one: start each once the one before is ready, where that takes memory that they share, or compiles what
             the others then find.
         beat: seconds between two signs of life.
+        places: how many questions each process takes at once.
     """
 
     def __init__(
@@ -69,9 +75,10 @@ class LocalReplicas:
         *,
         one_by_one: bool = False,
         beat: float = BEAT,
+        places: int = 1,
     ) -> None:
         self._job, self._environments, self._say, self._warn = job, environments, say, warn
-        self._beat, self._silence = beat, SILENCE * beat
+        self._beat, self._silence, self._places = beat, SILENCE * beat, places
         self._selector = selectors.DefaultSelector()
         self._replicas: dict[int, _Replica] = {}
         self._said: set[str] = set()
@@ -86,7 +93,7 @@ class LocalReplicas:
 
     @property
     def count(self) -> int:
-        return len(self._environments)
+        return len(self._environments) * self._places
 
     @property
     def pids(self) -> list[int]:
@@ -94,12 +101,18 @@ class LocalReplicas:
         return [replica.process.pid for replica in self._replicas.values()]
 
     def idle(self) -> list[int]:
-        return [number for number, one in self._replicas.items() if one.ready and not one.asked]
+        free: list[int] = []
+        for number, one in self._replicas.items():
+            if one.ready and not (one.careful and one.asked):
+                left = [place for place in range(self._places) if place not in one.asked]
+                free += [number * self._places + place for place in left[: 1 if one.careful else None]]
+        return free
 
     def ask(self, replica: int, question: Any) -> None:
-        one = self._replicas[replica]
-        one.asked = True
-        self._send(one, question)
+        number, place = divmod(replica, self._places)
+        one = self._replicas[number]
+        one.asked.add(place)
+        self._send(one, (place, question))
 
     def wait(self, seconds: float | None = None) -> list[Event]:
         due = min(one.heard for one in self._replicas.values()) + self._silence
@@ -138,7 +151,7 @@ class LocalReplicas:
             self._unborn.remove(number)
             self._replicas[number] = self._born(number)
 
-    def _born(self, number: int, failures: int = 0) -> _Replica:
+    def _born(self, number: int, failures: int = 0, careful: int = 0) -> _Replica:
         process = subprocess.Popen(
             child_command("specctl.replicas.child"),
             stdin=subprocess.PIPE,
@@ -149,7 +162,7 @@ class LocalReplicas:
             start_new_session=True,
         )
         questions, answers, errors = _pipes(process)
-        one = _Replica(number, process, Frames(answers.fileno()), failures=failures)
+        one = _Replica(number, process, Frames(answers.fileno()), failures=failures, careful=careful)
         for stream in (questions, answers, errors):
             os.set_blocking(stream.fileno(), False)
         self._selector.register(answers, selectors.EVENT_READ, (one, "answers"))
@@ -180,8 +193,10 @@ class LocalReplicas:
                 one.ready = self._served = True
                 self._start_more()
             elif kind == "answer":
-                one.asked, one.failures = False, 0
-                found.append(Answered(one.number, value))
+                place, answer = value
+                one.asked.discard(place)
+                one.failures, one.careful = 0, max(0, one.careful - 1)
+                found.append(Answered(one.number * self._places + place, answer))
             elif kind == "failed" and (one.ready or not self._served):
                 raise value
             elif kind == "failed":  # the others go on; it may be that there is no memory for one more
@@ -196,7 +211,8 @@ class LocalReplicas:
         del self._replicas[one.number]
         if failures <= MOST_FAILURES:
             self._warn(f"{name} {why}{'' if one.ready else ' while it was starting'}; it is started again")
-            self._replicas[one.number] = self._born(one.number, failures)
+            careful = len(one.asked) if len(one.asked) > 1 else one.careful
+            self._replicas[one.number] = self._born(one.number, failures, careful)
         else:
             self._warn(f"{name} {why}, for the {failures}th time in a row; the others go on without it")
             self._start_more()
@@ -205,7 +221,9 @@ class LocalReplicas:
                 f"no replica is left: the last one {why}",
                 "Fewer --workers need less memory; what was finished is kept, and --resume goes on from there.",
             )
-        return [Lost(one.number, f"{name} {why}")] if one.ready else []
+        # The oldest question last, for it is put before all others that wait.
+        lost = [one.number * self._places + place for place in sorted(one.asked, reverse=True)]
+        return [Lost(each, f"{name} {why}", alone=len(lost) == 1) for each in lost] if one.ready else []
 
     def _end(self, one: _Replica) -> None:
         """End a process with all that it started, and pass on its last words."""

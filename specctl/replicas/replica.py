@@ -22,10 +22,12 @@ class Lost:
 
     Attributes:
         why: how it ended.
+        alone: whether no other question was lost with it, any of which may be why.
     """
 
     replica: int
     why: str
+    alone: bool = True
 
 
 Event = Answered | Lost

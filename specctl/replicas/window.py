@@ -15,7 +15,7 @@ T = TypeVar("T")
 WINDOW = 8
 """Questions for each replica that may be under way or wait behind the oldest one without an answer."""
 DEATHS = 2
-"""So many ready replicas must have ended over a question before it is given up."""
+"""So many ready replicas must have ended over a question alone before it is given up."""
 PAUSE = 0.05
 """Seconds until a source that had nothing is asked again."""
 
@@ -103,7 +103,7 @@ def in_order(replicas: Replicas, tasks: Iterable[Task[T] | None], window: int | 
             if isinstance(event, Answered):
                 held.done, held.answer = True, event.answer
                 continue
-            held.deaths += 1
+            held.deaths += event.alone
             if held.deaths < DEATHS:
                 waiting.appendleft(held)
             else:

@@ -32,10 +32,14 @@ class GenerationPanel:
     """Draws the text coloured by origin, the last rounds and the running figures, fitted to the terminal.
 
     One thread may call `add` while another draws: rounds wait in a queue until the next drawing counts them.
+
+    Attributes:
+        below: rows of the screen that are left to others.
     """
 
     def __init__(self, title: str, policy: str, prompt: str, max_new_tokens: int) -> None:
         self.heading = Text.assemble((one_line(title), "not dim bold"), (f" · {one_line(policy)}", "dim"))
+        self.below = 0
         self._max_new_tokens = max_new_tokens
         self._arrived: deque[tuple[Round, Sequence[Piece]]] = deque()
         self._tail = TextTail(prompt)
@@ -52,7 +56,7 @@ class GenerationPanel:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self._take_in(console)
-        width, height = options.max_width, _panel_height(console.height)
+        width, height = options.max_width, max(1, _panel_height(console.height) - self.below)
         if width < _SMALLEST_FRAMED[0] or height < _SMALLEST_FRAMED[1]:
             yield _block(self._tail.lines(console, max(2, width), height))
         else:

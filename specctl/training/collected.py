@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic
 
+from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
@@ -32,12 +33,12 @@ class Collector(Generic[Item]):
     """How prompts are answered and what is made of the answers.
 
     Attributes:
-        answerer: makes an answerer for the prompt of an index. If one served several prompts and its policy kept its
-            state, an answer would depend on where a run was resumed.
+        answers: makes an answerer for the prompt of an index. If one served several prompts and its policy kept its
+            state, an answer would depend on where a run was resumed. Or rows that do so.
         make: what to store of an answered prompt.
     """
 
-    answerer: Callable[[int], Answerer]
+    answers: Callable[[int], Answerer] | RowReplicas
     make: Callable[[Answered], Iterable[Item]]
 
     def shard(
@@ -52,12 +53,11 @@ class Collector(Generic[Item]):
         """
         items: list[Item] = []
         left_out: dict[str, str] = {}
-        for number, prompt in enumerate(prompts, start=first):
-            for found in answer_each(self.answerer(number), [prompt], first=number, advance=advance):
-                if isinstance(found, Skipped):
-                    left_out[found.prompt] = found.reason
-                else:
-                    items += self.make(found)
+        for found in answer_each(self.answers, prompts, first=first, advance=advance):
+            if isinstance(found, Skipped):
+                left_out[found.prompt] = found.reason
+            else:
+                items += self.make(found)
         return items, left_out
 
     def answering(self, material: type[Material[Item]]) -> Answer:

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from specctl.batching.row_count import Batch
+from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
@@ -16,9 +18,10 @@ from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
-from specctl.observing.prompt_answers import Answered
+from specctl.observing.prompt_answers import Answered, answering
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite
+from specctl.replicas.job import Answer
 from specctl.replicas.replica import Replicas
 from specctl.training.collected import Collector, collect
 from specctl.training.epochs import Learner, Schedule, Training
@@ -92,16 +95,30 @@ class Subject(ABC, Generic[Item, Models]):
     def items(self, pair: Pair, found: Answered) -> Iterable[Item]:
         """What is made of an answered prompt."""
 
-    def collector(self, pair: Pair) -> Collector[Item]:
-        """How prompts become material. The draft's policy does not change the answers' distribution."""
-        prompt_format = PromptFormat.of(pair.tokenizer, self.profile.prompt)
+    def collector(
+        self, pair: Pair, batch: Batch = 1, prompts: int = 0, warn: Callable[[str], None] = lambda _: None
+    ) -> Collector[Item]:
+        """How prompts become material. The draft's policy does not change the answers' distribution.
 
-        def answerer(number: int) -> Answerer:
-            draft = self.profile.draft
+        Args:
+            pair: loaded.
+            batch: how many are answered at once.
+            prompts: how many there are.
+            warn: told why so many cannot be.
+        """
+        prompt_format, draft = PromptFormat.of(pair.tokenizer, self.profile.prompt), self.profile.draft
+        settings = [] if draft is None else [draft.policy.setting]
+
+        def answerer(pair: Pair, number: int) -> Answerer:
             drafter = None if draft is None else build_drafter(pair, draft.policy.setting)
             return Answerer(Session(pair, drafter), prompt_format, self.sampling(number))
 
-        return Collector(answerer, partial(self.items, pair))
+        def answer(row: Pair) -> Answer:
+            return answering(partial(answerer, row))
+
+        limit = self.profile.sampling.max_new_tokens
+        rows = RowReplicas.of(pair, answer, batch, prompts, limit, settings=settings, warn=warn)
+        return Collector(rows or partial(answerer, pair), partial(self.items, pair))
 
     @abstractmethod
     def check(self, material: Material[Item]) -> None:
@@ -154,6 +171,7 @@ class Subject(ABC, Generic[Item, Models]):
         progress: Progress,
         *,
         resume: bool,
+        batch: Batch = 1,
         replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
     ) -> Source[Item, Models]:
         """The material made of these prompts; what is missing is collected first.
@@ -163,6 +181,7 @@ class Subject(ABC, Generic[Item, Models]):
             suite: the prompts.
             progress: receives the stages.
             resume: continue what an earlier run left in the folder, instead of starting over.
+            batch: how many prompts are answered at once in this process.
             replicas: starts replicas that collect (`specctl.training.subjects.replica`) and end before anything is
                 loaded here; None to collect in this process.
 
@@ -183,7 +202,7 @@ class Subject(ABC, Generic[Item, Models]):
                     source = stack.enter_context(replicas())
                 else:
                     pair = self.load(progress)
-                    source = self.collector(pair)
+                    source = self.collector(pair, batch, len(suite.prompts), progress.say)
                     if told := PromptFormat.of(pair.tokenizer, self.profile.prompt).note(self.profile.prompt):
                         progress.say(f"note: {told}")
                 if material is None:

@@ -92,9 +92,8 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
     for rows, said in ((2, True), ("auto", False)):
         output = tmp_path / f"{rows}.jsonl"
         ran = invoke("generate", *pair, *settings, "-i", source, "-o", output, "--batch", rows, code=1)
-        told = (
-            "records are answered one at a time, for the target runs on eager, and its layers have windows"
-            in " ".join(ran.stderr.split())
+        told = "texts are written one at a time, for the target runs on eager, and its layers have windows" in " ".join(
+            ran.stderr.split()
         )
         assert told == said
         assert len(output.read_text().splitlines()) == len(RECORDS)
@@ -102,7 +101,10 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
 
 @pytest.mark.parametrize(
     ("flags", "other"),
-    [(("a prompt",), "a PROMPT"), (("-i", "in.jsonl", "--live"), "--live"), (("-i", "-", "--workers", 2), "--workers")],
+    [
+        (("a prompt",), "a PROMPT"),
+        (("-i", "-", "--cluster", "auto"), "--cluster"),
+    ],
 )
 def test_what_a_batch_cannot_be_combined_with(flags: tuple[Any, ...], other: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--batch and {other} exclude each other")):

@@ -18,7 +18,7 @@ def begun(monkeypatch):
     """Start replicas as far as their job, their environments and whether they start one by one."""
 
     def begin(workers, gpus="", overrides=(), spare=False, tokens=100_000):
-        def stop(job, environments, *_, one_by_one):
+        def stop(job, environments, *_, one_by_one, **_more):
             raise Seen(job, environments, one_by_one)
 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)

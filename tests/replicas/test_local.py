@@ -16,7 +16,7 @@ from specctl.replicas.local import LocalReplicas
 from specctl.replicas.replica import MOST_FAILURES, started
 from specctl.replicas.window import GivenUp, Task, in_order
 
-ECHO = "tests.replicas.toy_jobs:echo"
+ECHO, ROWS = "tests.replicas.toy_jobs:echo", "tests.replicas.toy_jobs:rows"
 
 
 class Heard(list):
@@ -218,3 +218,28 @@ def test_replicas_end_with_the_process_that_started_them_and_ignore_interrupts()
         driver.wait()
         driver.stdout.close()
     wait_until(lambda: all(map(gone, pids)))
+
+
+def test_a_replica_takes_as_many_questions_as_it_has_places(start):
+    replicas = start(2, ROWS, {"count": 3}, places=3)
+    assert replicas.count == 6
+    found = asked(replicas, *({"said": number, "seconds": 0.02} for number in range(20)))
+    assert [answer["said"] for answer in found] == list(range(20))
+    assert {answer["by"] for answer in found} <= {0, 1}
+    assert max(answer["together"] for answer in found) == 3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_those_that_ended_with_a_replica_only_the_one_that_ended_it_is_given_up(start, heard, count):
+    replicas = start(count, ROWS, {"count": 4}, places=4)
+    questions = [{"said": number, "dies": number == 5, "seconds": 0.01} for number in range(14)]
+    found = asked(replicas, *questions)
+    assert isinstance(found.pop(5), GivenUp)
+    assert [answer["said"] for answer in found] == [number for number in range(14) if number != 5]
+    assert 3 <= len(heard.warnings) <= 2 + count
+
+
+def test_one_that_ends_alone_in_its_replica_is_asked_again(start, tmp_path):
+    replicas = start(1, ROWS, {"count": 2}, places=2)
+    once = str(tmp_path / "died")
+    assert [answer["said"] for answer in asked(replicas, {"said": 1, "dies_once": once}, {"said": 2})] == [1, 2]

@@ -9,6 +9,7 @@ from pathlib import Path
 from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.stored_weights import files_hash
+from specctl.replicas.replica import Answered
 
 
 def echo(*, number, **setup):
@@ -38,6 +39,30 @@ def echo(*, number, **setup):
         }
 
     return answer
+
+
+class Rows:
+    """Replicas of one process, which answer as `echo` does once all that are there have been asked for."""
+
+    def __init__(self, number, count):
+        self._act, self.count, self._asked = echo(number=number), count, {}
+
+    def idle(self):
+        return [row for row in range(self.count) if row not in self._asked]
+
+    def ask(self, replica, question):
+        self._asked[replica] = question
+
+    def wait(self, seconds=None):  # noqa: ARG002
+        together = len(self._asked)
+        found = [Answered(row, {**self._act(asked), "together": together}) for row, asked in self._asked.items()]
+        self._asked.clear()
+        return found
+
+
+def rows(*, number, count):
+    """Several at once."""
+    return Rows(number, count)
 
 
 def records(*, number, traced, **_):

@@ -70,8 +70,10 @@ def _machine(digest: Digest) -> str:
     threads, busy = digest.results.header.threads, digest.results.header.others_busy
     if threads is None:
         return ""
+    at_once = digest.results.header.batch
+    several = "" if at_once == 1 else f", {at_once} prompts at once"
     others = "" if busy is None else f"; other processes kept {busy:.1f} cores busy when they began"
-    return f" Runs with {threads} thread{'s'[: threads != 1]}{others}."
+    return f" Runs with {threads} thread{'s'[: threads != 1]}{several}{others}."
 
 
 def latency_table(digest: Digest) -> Table:

@@ -14,6 +14,7 @@ from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
+    from specctl.batching.row_count import Batch
     from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.decision import Decision
     from specctl.export.exports import Exports
@@ -40,6 +41,7 @@ def calibrate_one(
     traced: OutputFile | None = None,
     earlier: "TraceSet | None" = None,
     replication: Replication | None = None,
+    batch: "Batch" = 1,
 ) -> "Decision":
     """Collect the traces of the prompts, if there are any, search, and run the winner live.
 
@@ -55,6 +57,7 @@ def calibrate_one(
         traced: where to write the trace.
         earlier: an earlier trace, to search in or to go on with.
         replication: replicas that trace; None for none.
+        batch: how many prompts are answered at once.
     """
     from specctl.calibration.decision import decide
     from specctl.terminal.work_progress import resumable
@@ -71,7 +74,8 @@ def calibrate_one(
                 draft = own.draft
                 others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
                 tracers = partial(replication.start, own, REPLICA, setup, progress, others=others, spare=True)
-            traces = collect_traces(loaded, own, prompts, asked.depth, heads, traced, progress, earlier, tracers)
+            files = traced, progress, earlier
+            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, batch)
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")

@@ -11,6 +11,7 @@ from specctl.jsonl import Record
 from specctl.observing.progress import Advance, Tally
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
+from specctl.terminal.batch_view import BatchView, ShownText
 from specctl.terminal.live import LiveView, Origin, Piece
 from specctl.terminal.output import write_text
 from specctl.terminal.work_progress import TerminalProgress
@@ -63,6 +64,32 @@ def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch"
     return watch
 
 
+def batch_watch(answerer: "Answerer", view: BatchView) -> "Watch":
+    """A `Watch` of several records at once.
+
+    Args:
+        answerer: of any of them.
+        view: shows them all.
+    """
+
+    @contextmanager
+    def watch(record: Record, trace: "OnRound | None") -> Iterator["OnRound | None"]:
+        with view.text(str(record.id if record.id is not None else record.line), _opening(record)) as shown:
+            yield Watcher(answerer, shown, trace)
+
+    return watch
+
+
+def batch_view_of(profile: "Profile", console: Console) -> BatchView:
+    """A view of several generations of a profile's pair."""
+    return BatchView(console, title_of(profile), _policies(profile), profile.sampling.max_new_tokens)
+
+
+def _policies(profile: "Profile") -> str:
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    return " / ".join([level.policy.name for level in draft.levels] if draft is not None else ["none"])
+
+
 def title_of(profile: "Profile") -> str:
     """The names of the models that take part."""
     from specctl.profile.model_table import LOOKUP
@@ -75,9 +102,7 @@ def title_of(profile: "Profile") -> str:
 
 def view_of(profile: "Profile", console: Console, prompt: str) -> LiveView:
     """A panel for one generation of a profile's pair, which continues ``prompt``."""
-    draft = profile.draft.at_work() if profile.draft is not None else None
-    policies = [level.policy.name for level in draft.levels] if draft is not None else ["none"]
-    return LiveView(console, title_of(profile), " / ".join(policies), prompt, profile.sampling.max_new_tokens)
+    return LiveView(console, title_of(profile), _policies(profile), prompt, profile.sampling.max_new_tokens)
 
 
 def _opening(record: Record) -> str:
@@ -96,7 +121,7 @@ class Watcher:
     """
 
     def __init__(
-        self, answerer: "Answerer", view: LiveView | None, trace: "OnRound | None", sink: Sink | None = None
+        self, answerer: "Answerer", view: LiveView | ShownText | None, trace: "OnRound | None", sink: Sink | None = None
     ) -> None:
         from specctl.decoding.text import TextStream
 

@@ -1,21 +1,19 @@
 """Loads what answers records: here, or in a replica. Torch is imported when a function runs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from specctl.batching.row_count import Batch
     from specctl.batching.row_replicas import RowReplicas
-    from specctl.commands.tasks.replication import Batch
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.models.running.pair import Pair
-    from specctl.models.running.runner import RowPasses
-    from specctl.policies import Signal
+    from specctl.policies import Setting, Signal
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
@@ -57,7 +55,7 @@ class Answering:
     def answer(self, pair: "Pair | None" = None) -> "Answer":
         """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
         from specctl.jsonl import Record
-        from specctl.observing.record_stream import reply_to
+        from specctl.observing.record_stream import reply_to, trace_alone
         from specctl.round_trace import trace_line
 
         served, answerer = "", self.answerer(pair)
@@ -70,12 +68,13 @@ class Answering:
             trace: list[dict[str, Any]] = []
             on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
             done, on_turn = question.get("done", ()), question.get("on_turn", lambda *_: None)
-            reply = reply_to(
-                record,
-                lambda each: [*done, *answerer.answer(each, on_round, done=done, on_turn=on_turn)],
-                rounds=question["rounds"],
-                token_ids=question["token_ids"],
-            )
+            with question.get("watch", trace_alone)(record, on_round) as heard:
+                reply = reply_to(
+                    record,
+                    lambda each: [*done, *answerer.answer(each, heard, done=done, on_turn=on_turn)],
+                    rounds=question["rounds"],
+                    token_ids=question["token_ids"],
+                )
             return {"trace": trace, "line": reply.line, "tokens": reply.tokens, "fine": reply.fine}
 
         return answer
@@ -88,38 +87,22 @@ class Answering:
             records: how many there are; None if that is not known.
         """
         from specctl.batching.auto_replicas import AutoReplicas
-        from specctl.batching.pair_rows import passes_of, why_alone
+        from specctl.batching.pair_rows import why_alone
         from specctl.batching.row_count import MOST
 
-        if asked == 1 or records == 1:
-            return None
-        if (why := why_alone(self.pair)) is not None:
-            if asked != "auto":
-                warn(f"--batch {asked}: records are answered one at a time, for {why}")
-            return None
-        if asked != "auto":
-            return self._rows(passes_of(self.pair, min(asked, records or asked)))
-        if records is not None:
-            return self._rows_if_faster(records)
-        return AutoReplicas(self.answer(), self._rows_if_faster, MOST)
+        if asked == "auto" and records is None and why_alone(self.pair, *self._settings) is None:
+            return AutoReplicas(self.answer(), partial(self._rows, "auto"), MOST)
+        return self._rows(asked, records if records is not None else MOST if asked == "auto" else asked)
 
-    def _rows(self, passes: "Sequence[RowPasses]") -> "RowReplicas":
-        from specctl.batching.pair_rows import split
+    @property
+    def _settings(self) -> "list[Setting]":
+        return [] if self.profile.draft is None else [self.profile.draft.setting]
+
+    def _rows(self, asked: "Batch", records: int) -> "RowReplicas | None":
         from specctl.batching.row_replicas import RowReplicas
 
-        hub, pairs = split(self.pair, passes)
-        return RowReplicas(hub, [self.answer(pair) for pair in pairs])
-
-    def _rows_if_faster(self, records: int) -> "RowReplicas | None":
-        """As many rows as are fastest for so many records; None where one at a time is."""
-        from specctl.batching.row_count import fastest_passes, most_rows, worthwhile
-
         limit = self.profile.sampling.max_new_tokens
-        if not worthwhile(self.pair, records * limit):
-            return None
-        most = min(records, most_rows(self.pair, limit))
-        passes = fastest_passes(self.pair, most, records * limit)
-        return None if passes is None else self._rows(passes)
+        return RowReplicas.of(self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn)
 
 
 def load_answering(
@@ -165,13 +148,21 @@ def load_answering(
 
 
 def replica(
-    *, number: int, profile: "Profile", quiet: bool, traced: bool, foreign_head: bool, expected_tokens: int
-) -> "Answer":
+    *,
+    number: int,
+    profile: "Profile",
+    quiet: bool,
+    traced: bool,
+    foreign_head: bool,
+    expected_tokens: int,
+    batch: "Batch" = 1,
+) -> "Answer | Replicas":
     """A replica of the pair: answers questions of `specctl.observing.replicated_records`.
 
     Args:
         number: from 0; the first one alone says what all have to say.
         profile, quiet, traced, foreign_head, expected_tokens: as in `load_answering`.
+        batch: how many questions it answers at once.
     """
     from rich.console import Console
 
@@ -179,6 +170,7 @@ def replica(
 
     quiet = quiet or number > 0
     silent = TerminalProgress(Console(stderr=True), False)
-    return load_answering(
+    loaded = load_answering(
         profile, silent, quiet=quiet, traced=traced, foreign_head=foreign_head, expected_tokens=expected_tokens
-    ).answer()
+    )
+    return loaded.batch(batch, None) or loaded.answer()

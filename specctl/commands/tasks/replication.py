@@ -14,14 +14,15 @@ from specctl.errors import UsageError
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
+    from specctl.batching.row_count import Batch
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable
     from specctl.replicas.replica import Replicas
     from specctl.terminal.work_progress import TerminalProgress
 
 PANEL = "Replicas"
-Batch = int | Literal["auto"]
-"""How many texts a pair writes at once."""
+PLACES = 16
+"""Questions that each replica gets at once where it decides itself how many it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class ReplicaOptions:
             raise UsageError(f"--batch {self.batch} is no number of texts", "e.g. --batch 8, or --batch auto")
         return int(self.batch)
 
+    def check_one(self) -> None:
+        """Raise UsageError where a value is none, or replicas are asked for and rows, which this process has."""
+        if self.replication is not None and self.rows not in (None, 1):
+            raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
+
     @property
     def replication(self) -> "Replication | None":
         """What they ask for; None without any of them.
@@ -130,6 +136,7 @@ class Replication:
         others: "Iterable[DraftTable]" = (),
         spare: bool = False,
         exclusive: bool = False,
+        batch: "Batch" = 1,
     ) -> "Iterator[Replicas]":
         """Start replicas, and wait until the first of them is ready.
 
@@ -142,6 +149,7 @@ class Replication:
             others: drafts and heads that are loaded besides the profile's.
             spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
             exclusive: whether nothing may share a replica's devices, because it measures time.
+            batch: how many questions each answers at once; then its job is told so too.
 
         Raises:
             UsageError: they do not fit on this machine, or Ray is missing or not there.
@@ -157,7 +165,9 @@ class Replication:
             sources = Sources.of(profile, others)
 
         def job(count: int) -> Job:
-            shared = {} if expected_tokens is None else {"expected_tokens": -(-expected_tokens // count)}
+            shared: dict[str, Any] = {} if batch == 1 else {"batch": batch}
+            if expected_tokens is not None:
+                shared["expected_tokens"] = -(-expected_tokens // count)
             return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
 
         replicas: Replicas
@@ -182,9 +192,10 @@ class Replication:
             # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
             one_by_one = not all(share.alone for share in each) or profile.compile is True
             environments = [share.environment for share in each]
-            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one)
+            places = PLACES if batch == "auto" else batch
+            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
         with replicas:
-            with progress.doing(f"starting {replicas.count} replicas"):
+            with progress.doing("starting replicas"):
                 started(replicas)
             yield replicas
 

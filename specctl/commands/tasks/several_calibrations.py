@@ -16,6 +16,7 @@ from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
+    from specctl.batching.row_count import Batch
     from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.grids import Grid
     from specctl.calibration.several_drafts import Entrant, Standing
@@ -64,6 +65,7 @@ def calibrate_several(
     verify: bool,
     foreign_head: bool,
     replication: Replication | None = None,
+    batch: "Batch" = 1,
 ) -> None:
     """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use.
 
@@ -76,7 +78,7 @@ def calibrate_several(
         show: the report, and whether one JSON object is printed.
         counted: as of `write_calibrated`.
         verify: whether to run the chosen settings live.
-        foreign_head, replication: as in `calibrate_one`.
+        foreign_head, replication, batch: as in `calibrate_one`.
 
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
@@ -110,6 +112,7 @@ def calibrate_several(
             verify=False,
             foreign_head=foreign_head,
             replication=replication,
+            batch=batch,
         )
         entrants.append(Entrant(one.name, own, decision))
     standings = predicted(entrants)

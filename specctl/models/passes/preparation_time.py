@@ -7,9 +7,16 @@ from time import perf_counter
 
 
 class _Spent(threading.local):
-    """Of one thread."""
+    """Of one thread.
+
+    Attributes:
+        seconds: what `working_seconds` leaves out.
+        prepared: the part of it that was spent on `preparing`.
+        within: whether it is `preparing`.
+    """
 
     seconds = 0.0
+    prepared = 0.0
     within = False
 
 
@@ -19,6 +26,11 @@ _spent = _Spent()
 def working_seconds() -> float:
     """A clock in seconds that stands still while this thread is `preparing`; only differences mean anything."""
     return perf_counter() - _spent.seconds
+
+
+def waited_seconds() -> float:
+    """How long the clock stood still for what others did, as `own_clock` has it; only differences mean anything."""
+    return _spent.seconds - _spent.prepared
 
 
 @contextmanager
@@ -31,7 +43,8 @@ def preparing() -> Iterator[None]:
     try:
         yield
     finally:
-        _spent.seconds += perf_counter() - began
+        took = perf_counter() - began
+        _spent.seconds, _spent.prepared = _spent.seconds + took, _spent.prepared + took
         _spent.within = False
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from specctl.batching.row_count import Batch
+from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.prompt_format import PromptFormat
@@ -18,7 +20,7 @@ from specctl.models.predictors.trained_predictors import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Advance, Progress
-from specctl.observing.prompt_answers import Answered, answer_each
+from specctl.observing.prompt_answers import Answered, answer_each, answering
 from specctl.observing.run_facts import gather
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
@@ -47,6 +49,7 @@ def collect_traces(
     progress: Progress = SILENT,
     earlier: TraceSet | None = None,
     replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
+    batch: Batch = 1,
 ) -> TraceSet:
     """Trace every prompt that the file does not contain yet, and measure the costs.
 
@@ -62,6 +65,7 @@ def collect_traces(
         earlier: what the trace file contains, if it is continued.
         replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here, where
             nothing else runs then; None to trace them in this process.
+        batch: how many prompts are answered at once in this process.
 
     Raises:
         UsageError: the file contains another calibration's traces, or the pair cannot be recorded.
@@ -89,8 +93,9 @@ def collect_traces(
             advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
             records = _by_replicas(started, suite.prompts, done, advance)
         else:
+            rows = _rows(pair, profile, batch, sum(prompt.id not in done for prompt in suite.prompts), progress.say)
             advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
-            records = _traced_here(pair, answerer, suite.prompts, done, depth, overheads, advance)
+            records = _traced_here(pair, rows or answerer, suite.prompts, done, depth, overheads, advance)
         for record in records:
             traces.add(record)
             write(record)
@@ -113,9 +118,21 @@ def collect_traces(
     return traces
 
 
+def _rows(pair: Pair, profile: Profile, batch: Batch, prompts: int, warn: Callable[[str], None]) -> RowReplicas | None:
+    """Rows that answer; None for one prompt at a time."""
+    assert profile.draft is not None
+    limit, settings = profile.sampling.max_new_tokens, [profile.draft.setting]
+
+    def answer(row: Pair) -> Answer:
+        answerer = answerer_of(row, profile)
+        return answering(lambda _: answerer)
+
+    return RowReplicas.of(pair, answer, batch, prompts, limit, settings=settings, warn=warn)
+
+
 def _traced_here(
     pair: Pair,
-    answerer: Answerer,
+    answerer: Answerer | RowReplicas,
     prompts: Sequence[SuitePrompt],
     done: Container[str],
     depth: int,

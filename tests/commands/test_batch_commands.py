@@ -1,0 +1,83 @@
+"""``--batch`` of commands that answer prompts: what they find is what they find one prompt at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoked import invoke
+from onnx_models import needs_onnx, small_pair
+
+from specctl.errors import UsageError
+from specctl.models.loading.assembly import load_pair
+from specctl.observing.results import read_results
+from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.replay.recording.collecting import collect_traces
+
+pytestmark = needs_onnx
+TEXTS = ("the th", "a", "and then it was", "he said", "of the")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pair")
+    small_pair(made)
+    records: list[dict[str, Any]] = [{"id": f"p{number}", "prompt": text} for number, text in enumerate(TEXTS)]
+    records.insert(2, {"id": "long", "prompt": "word " * 4000})
+    (made / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return made
+
+
+def models(folder: Path) -> tuple[str, ...]:
+    return "--target", str(folder / "target"), "--draft", str(folder / "draft"), "--engine", "onnx", "--raw"
+
+
+def test_a_benchmark_in_rows_says_how_many_and_writes_the_same_tokens(folder: Path, tmp_path: Path) -> None:
+    found = {}
+    for rows in (1, 2):
+        output = tmp_path / f"{rows}.jsonl"
+        asked = ("--policy", "constant", "-n", 6, "-q", "-i", folder / "in.jsonl", "-o", output, "--batch", rows)
+        ran = invoke("bench", *models(folder), *asked)
+        assert ("2 prompts at once" in " ".join(ran.stdout.split())) == (rows == 2)
+        found[rows] = read_results(output)
+    assert (found[1].header.batch, found[2].header.batch) == (1, 2)
+    assert found[1].skipped.keys() == found[2].skipped.keys() == {"long"}
+    one, two = ({run.key: [turn.tokens for turn in run.turns] for run in each.runs} for each in found.values())
+    assert one == two
+    assert len(one) == 2 * len(TEXTS)
+    turns = [turn for run in found[2].runs for turn in run.turns]
+    assert all(turn.end_ms >= turn.total_ms for turn in turns)
+    assert sum(turn.end_ms for turn in turns) > 1.2 * sum(turn.total_ms for turn in turns), "two wait for each other"
+    compared = json.loads(invoke("bench", "--compare", tmp_path / "1.jsonl", tmp_path / "2.jsonl", "--json").stdout)
+    assert "batch" in json.dumps(compared)
+    again = invoke("bench", *models(folder), *asked, "--resume")
+    assert len(read_results(tmp_path / "2.jsonl").runs) == len(one), again.stderr
+
+
+def test_traces_of_prompts_that_were_answered_at_once_are_the_same(folder: Path) -> None:
+    profile = small_pair(folder, "sampling.max_new_tokens=6", "prompt.chat=false", "draft.policy.name=constant")
+    pair = load_pair(profile)
+    suite = Suite("texts", tuple(SuitePrompt(text, "", {"prompt": text}) for text in TEXTS), "")
+    one, two = (collect_traces(pair, profile, suite, 4, batch=batch) for batch in (1, 2))
+    assert [trace.tokens for trace in one.traces] == [trace.tokens for trace in two.traces]
+    assert len(one.traces) == len(TEXTS)
+
+
+@pytest.mark.slow
+def test_a_heads_examples_are_the_same(folder: Path, tmp_path: Path) -> None:
+    for rows in (1, "auto", 3):
+        asked = ("-n", 6, "-q", "-i", folder / "in.jsonl", "-o", tmp_path / str(rows), "--examples-only")
+        ran = invoke("train-head", *models(folder)[:-1], "--raw", *asked, "--batch", rows)
+        assert "one at a time" not in ran.stderr
+    one, *others = (sorted((tmp_path / str(rows)).rglob("*.safetensors")) for rows in (1, "auto", 3))
+    for paths in others:
+        assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in one]
+    assert one
+
+
+@pytest.mark.parametrize("command", [("bench",), ("calibrate",), ("train-head", "-o", "head", "-i", "in.jsonl")])
+def test_replicas_and_rows_exclude_each_other(command: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="--batch is for texts of one process"):
+        invoke(*command, "--workers", 2, "--batch", 2)
+    with pytest.raises(UsageError, match="--batch 0 is no number of texts"):
+        invoke(*command, "--workers", 2, "--batch", 0)
