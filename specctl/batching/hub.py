@@ -139,6 +139,7 @@ class Hub(Generic[T]):
         ended, self._ended = self._ended, []
         return ended
 
+    @in_inference_mode  # as the text was, which leaves behind the mode that it began in
     def give_up(self, row: int) -> None:
         """End the text of a row before its end; the row is free then."""
         for waiting in self._asked:

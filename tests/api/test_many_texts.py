@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from onnx_models import needs_onnx, small_pair
 
 import specctl
@@ -66,6 +67,7 @@ def test_prompts_are_taken_as_they_are_needed_and_closing_ends_all(pair: specctl
     assert told(next(texts)) == told(next(others)) == alone[0], "both at once have caches of their own"
     assert len(taken) <= 5
     texts.close()  # type: ignore[attr-defined]
+    assert torch.is_grad_enabled(), "the mode that the texts were in ends with them"
     assert [told(found) for found in others] == alone[1:]
     assert pair.generate("the th").tokens == alone[0]
 

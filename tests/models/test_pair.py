@@ -71,7 +71,10 @@ def test_the_target_alone_has_its_own_context(checkpoints):
     assert (pair.drafts, len(pair.models), pair.context) == ((), 1, 64)
 
 
-def test_a_draft_with_another_tokenizer_is_refused(checkpoints, tmp_path):
+def test_a_draft_with_another_tokenizer_drafts_what_both_have_unless_one_is_asked_for(checkpoints, tmp_path):
     other = save_model(tmp_path / "other", llama_config(258), merges=[("o", "n")])
+    found = profile(checkpoints["target"], other)
+    assert load_pair(found).drafts[0].translates
+    draft = found.draft.model_copy(update={"vocabulary": "shared"})
     with pytest.raises(ModelError, match="tokenizer"):
-        load_pair(profile(checkpoints["target"], other))
+        load_pair(found.model_copy(update={"draft": draft}))

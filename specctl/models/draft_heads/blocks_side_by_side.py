@@ -34,7 +34,8 @@ class BlocksSideBySide:
 
     def witness(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
-        rows = self._head.context_rows({layer: states[layer].to(self._weight) for layer in self._head.layers})
+        fresh = {layer: torch.as_tensor(states[layer]).to(self._weight) for layer in self._head.layers}
+        rows = self._head.context_rows(fresh)
         positions = self._witnessed + torch.arange(len(rows), device=self._weight.device)
         self._head.remember(rows[None], positions, self._cache)
         self._witnessed += len(rows)

@@ -43,7 +43,7 @@ class SideBySide:
 
     def witness(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
-        fresh = {layer: states[layer].to(self._rows) for layer in self._head.layers}
+        fresh = {layer: torch.as_tensor(states[layer]).to(self._rows) for layer in self._head.layers}
         self._rows = torch.cat([self._rows, self._head.fuse(fresh)])
 
     def first(self, lengths: Sequence[int], *, hidden: bool = False) -> Forward:
