@@ -258,6 +258,10 @@ class ModelDrafter:
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
+        self.keep(round_)
+
+    def keep(self, round_: Round) -> None:
+        """Roll the cache back to what was accepted, of which a part may be another's draft behind this one's."""
         if not self._drafts:
             return  # nothing was read
         # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.

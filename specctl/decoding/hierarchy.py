@@ -164,6 +164,10 @@ class PreVerifiedDrafter:
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
+        self.keep(round_)
+
+    def keep(self, round_: Round) -> None:
+        """As in `ModelDrafter`."""
         self.rollback(self._start + round_.accepted)
 
     def rollback(self, length: int) -> None:

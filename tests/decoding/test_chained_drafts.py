@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from law_table import DRAFT, LENGTH, MID, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
-from toys import EOS, Script, TableRunner, noisy_copy, random_model
+from toys import EOS, LAYER, Script, StateTable, TableRunner, ToyDraftHead, noisy_copy, random_model
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
@@ -45,6 +45,7 @@ MODELS: dict[str, Callable[[], ModelDrafter | PreVerifiedDrafter]] = {
     "hierarchy": lambda: PreVerifiedDrafter(
         ModelDrafter(TableRunner(DRAFT), Constant(1)), TableRunner(MID), Constant(2)
     ),
+    "head": lambda: ModelDrafter(ToyDraftHead(DRAFT, 3, noise=0.8), Constant(1)),
 }
 
 
@@ -67,12 +68,22 @@ ALL = {("copy", False), ("copy", True), ("both", False), ("both", True), ("model
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.representatives("svip-T=1", "dropping-T=1 by block", "constant-T=0.7 top_k=2 top_p=0.95 by block")
+@pytest.mark.representatives(
+    "svip-T=1", "dropping-T=1 by block", "constant-T=0.7 top_k=2 top_p=0.95 by block", "head-T=1"
+)
 def test_output_has_the_law_of_the_target(model: str, sampling: str) -> None:
     seen: set[tuple[str, bool]] = set()
-    found = enumerate_decode(lambda: Noting(MODELS[model](), seen), SAMPLINGS[sampling], 4, 6)
+    layers = (LAYER,) if model == "head" else ()
+    found = enumerate_decode(
+        lambda: Noting(MODELS[model](), seen),
+        SAMPLINGS[sampling],
+        4,
+        6,
+        layers=layers,
+        target=lambda: StateTable(TARGET),
+    )
     assert error(found, expected_law(SAMPLINGS[sampling], 4)) < EXACT
-    if model in ("svip", "cost-optimal") and sampling in ("T=1", "T=1 by block"):
+    if model in ("svip", "cost-optimal", "head") and sampling in ("T=1", "T=1 by block"):
         assert seen == ALL
 
 

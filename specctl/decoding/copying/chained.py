@@ -70,7 +70,8 @@ class ChainedDrafter:
     def observe(self, round_: Round) -> None:
         self._chaining.observe(round_)
         if self._asked:
-            self.model.observe(self._chaining.of_model(round_))
+            self.model.policy.observe(self._chaining.of_model(round_))
+            self.model.keep(round_)  # a draft head was shown the states of accepted copies too
 
     def rollback(self, length: int) -> None:
         self._chaining.rollback(length)

@@ -35,7 +35,13 @@ class WaitingStates:
         return self.count >= MOST
 
     def add(self, states: States, known: int) -> None:
-        """Take the states of the next places; the first ``known`` of them wait already or have been read."""
+        """Take the states of the next places; the first ``known`` of them wait already or have been read.
+
+        Raises:
+            ValueError: ``known`` is below 0: states of places before these are missing.
+        """
+        if known < 0:
+            raise ValueError(f"the states of {-known} places before these were not given")
         first = next(iter(states.values()))
         count = len(first) - known
         if count <= 0:

@@ -33,6 +33,14 @@ def test_parts_are_joined_cut_and_taken_once() -> None:
     assert (waiting.count, waiting.take()) == (0, None)
 
 
+@pytest.mark.parametrize("of_numpy", [False, True])
+def test_a_place_that_is_left_out_is_an_error(of_numpy: bool) -> None:
+    waiting, given = WaitingStates(), states(0, 4)
+    with pytest.raises(ValueError, match="the states of 2 places before these were not given"):
+        waiting.add({layer: rows.numpy() for layer, rows in given.items()} if of_numpy else given, -2)
+    assert waiting.count == 0
+
+
 def test_numpys_rows_may_be_overwritten_once_they_wait() -> None:
     waiting, shared = WaitingStates(), np.zeros((1, 1), np.float32)
     for place in range(150):
