@@ -19,7 +19,8 @@ class Decisions:
         """A new policy of a setting's top level for a row.
 
         Rows of one setting share what decides for them together. A row that asks again begins anew, and shares with
-        those that do so too.
+        those that do so too. In a chain each row decides for itself: a round of copies asks and teaches its policy
+        nothing, and a decision for all would wait for what no row tells it.
 
         Args:
             setting: of one draft.
@@ -28,7 +29,7 @@ class Decisions:
         """
         joint, rows = self._joints.get(setting, (None, {row}))
         if row in rows:
-            joint, rows = joint_of(setting.build()), set()
+            joint, rows = None if setting.lookup else joint_of(setting.build()), set()
             self._joints[setting] = joint, rows
         rows.add(row)
         return setting.build() if joint is None else joint.row(ask)

@@ -8,6 +8,7 @@ import numpy as np
 
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
+from specctl.decoding.copying.chaining import Chaining
 from specctl.policies import Setting, Signal, StoppingPolicy
 from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.play import Player, replay_levels
@@ -142,7 +143,7 @@ def replay_together(
     time, as in `CostTable.milliseconds`.
 
     Args:
-        setting: of one draft.
+        setting: of one draft, or of its chain with a lookup.
         traces: the texts, in the order in which they are begun.
         rows: how many at once, at least 1.
         costs: with `CostTable.batches` for numbers of rows from 2 on.
@@ -155,17 +156,18 @@ def replay_together(
     hub: Hub[Replay] = Hub([drafting, decisions, verifying])
     ask = hub.asker(decisions)
     policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
+    chains = [Chaining(setting.earlier) if setting.lookup else None for _ in range(rows)]
     row = _Row(hub, drafting, verifying)
     waiting, batch = iter(traces), BatchReplay()
 
-    def played(policy: StoppingPolicy, trace: Trace) -> Replay:
-        return replay_levels([Player(policy, passes=row)], [trace], eos)[0]
+    def played(policy: StoppingPolicy, chaining: Chaining | None, trace: Trace) -> Replay:
+        return replay_levels([Player(policy, passes=row, chaining=chaining)], [trace], eos)[0]
 
     trace = next(waiting, None)
     while trace is not None or hub.busy:
         for free in range(rows) if trace is not None else ():
             if trace is not None and free not in hub.busy:
-                hub.begin(free, partial(played, policies[free], trace))
+                hub.begin(free, partial(played, policies[free], chains[free], trace))
                 trace = next(waiting, None)
         batch.replays += [replay for _, replay in hub.advance()]
     batch.seconds = drafting.seconds + verifying.seconds

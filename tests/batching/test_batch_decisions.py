@@ -1,5 +1,6 @@
 """Texts for which one policy decides together: each has the target's law, and greedily its own text."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -13,6 +14,7 @@ from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
+from specctl.decoding.copying.chained import ChainedDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
@@ -36,16 +38,19 @@ class Counted(Decisions):
         return self.limits[-1]
 
 
-def written(limit: int, sampling: Sampling) -> tuple[tuple[tuple[int, ...], ...], list[list[int]]]:
+def written(
+    limit: int, sampling: Sampling, setting: Setting = COST_OPTIMAL
+) -> tuple[tuple[tuple[int, ...], ...], list[list[int]]]:
     """What three texts write, and what was decided about them."""
     draft, target = (ReadPasses(TableRows(table, 3)) for table in (DRAFT, TARGET))
     decisions = Counted()
     hub: Hub[tuple[int, ...]] = Hub([draft, decisions, target])
 
     def write(row: int) -> tuple[int, ...]:
-        policy = decisions.policy(COST_OPTIMAL, row, hub.asker(decisions))
+        policy = decisions.policy(setting, row, hub.asker(decisions))
         verifier = RowRunner(TableRunner(TARGET), row, hub.asker(target))
-        drafter = ModelDrafter(RowRunner(TableRunner(DRAFT), row, hub.asker(draft)), policy)
+        model = ModelDrafter(RowRunner(TableRunner(DRAFT), row, hub.asker(draft)), policy)
+        drafter = ChainedDrafter(model) if setting.lookup else model
         prefill(verifier, drafter, PROMPTS[row])
         rounds = decode(verifier, drafter, PROMPTS[row], limit, sampling, ENDS, None)
         return tuple(token for played in rounds for token in played.emitted)
@@ -69,3 +74,9 @@ def test_greedy_texts_are_those_of_each_alone_and_all_are_asked_before_any_is_to
     texts, limits = written(40, GREEDY)
     assert texts == tuple(greedy_alone(row, 40) for row in range(3))
     assert any(len(asked) == 3 for asked in limits)
+
+
+def test_texts_in_chains_are_those_of_each_alone_and_each_row_decides_for_itself() -> None:
+    texts, limits = written(40, GREEDY, replace(COST_OPTIMAL, lookup=True))
+    assert texts == tuple(greedy_alone(row, 40) for row in range(3))
+    assert limits == []

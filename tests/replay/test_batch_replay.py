@@ -7,7 +7,7 @@ from made_traces import flat_costs, trace, traces
 
 from specctl.policies import NONE, Setting
 from specctl.replay.batch_replay import BatchPrices, PassShare, VirtualPasses, replay_together
-from specctl.replay.play import replay
+from specctl.replay.play import players_of, replay, replay_levels
 
 EOS = frozenset({0})
 CONSTANT = Setting.of({"name": "constant", "draft_length": 3})
@@ -22,6 +22,17 @@ def test_one_text_at_a_time_is_what_replay_plays_and_prices() -> None:
         alone = replay(setting.build(), texts, EOS, COSTS.clock(setting.signals))
         assert played.replays == alone
         assert played.seconds == pytest.approx(COSTS.milliseconds(alone, setting.signals) / 1e3)
+
+
+def test_a_chain_of_one_text_at_a_time_is_what_replay_plays_and_prices() -> None:
+    repeating = [9, 100, 101, 102] * 5
+    texts = [replace(each, prompt_ids=repeating) for each in traces(5, prompts=3).traces]
+    chain = replace(CONSTANT, lookup=True)
+    played = replay_together(chain, texts, 1, COSTS, EOS)
+    alone = replay_levels(players_of(chain, [COSTS.clock(chain.signals)]), texts, EOS)
+    assert played.replays == alone
+    assert any(sum(each.copied) for each in alone)
+    assert played.seconds == pytest.approx(COSTS.milliseconds(alone, chain.signals) / 1e3)
 
 
 def test_each_text_has_the_rounds_that_it_has_alone() -> None:
