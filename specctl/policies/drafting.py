@@ -129,3 +129,16 @@ class TextRead:
         missing = self.missing(context)
         self._read = context + emitted
         return missing
+
+    def replayed(self, context: int, own: int, accepted: int, *, wanted: bool) -> int:
+        """`round` of a draft that may be in a chain: others' tokens behind its own, or in their place, it has not read.
+
+        Args:
+            context: as of `round`.
+            own: how many tokens it drafted itself.
+            accepted: how many tokens were, others' included.
+            wanted: whether it would have drafted: then it has read the prompt, even if the first round was a copy.
+        """
+        if self._read is None and wanted:
+            self._read = context
+        return self.round(context, own > 0, min(accepted, own) + 1)

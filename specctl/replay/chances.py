@@ -30,7 +30,9 @@ class TokenChances:
     def as_last(self, start: int, shared: int, branch: int | None, count: int) -> list[float]:
         """Of each of the first ``count`` tokens; here, how long the draft is makes no difference."""
         found = self.along[start : start + min(shared, count)]
-        return found + self.branches[branch][: count - shared] if self.branches and branch is not None else found
+        return (
+            found + self.branches[branch][: max(0, count - shared)] if self.branches and branch is not None else found
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class CostTable:
         if nodes is not drafted:
             wider = (self._at(self.verify_ms, prompt_tokens + starts, count) for count in (nodes, drafted))
             total += float(np.subtract(*wider).sum())
-        if self.catch_up_ms and 0 in drafted:
+        if self.catch_up_ms and (levels[0].copied or 0 in drafted):
             total += self._catching_up(levels[0], drafted.tolist(), prompt_tokens)
         if len(levels) == 1:
             return total + self.signal_ms.get(key, 0.0) * float(drafted.sum())
@@ -214,8 +214,9 @@ class CostTable:
     def _catching_up(self, level: Level, by_model: Sequence[int], prompt_tokens: int) -> float:
         """Milliseconds of it in the rounds of a sequence, in each of which the model drafted so many tokens."""
         read, total = TextRead(), 0.0
-        for start, drafted, accepted in zip(level.starts, by_model, level.accepted, strict=True):
-            if unread := read.round(prompt_tokens + start, drafted > 0, accepted + 1):
+        for start, drafted, own, accepted in zip(level.starts, level.drafted, by_model, level.accepted, strict=True):
+            # A model in whose place the first round is copied is taken to have been wanted.
+            if unread := read.replayed(prompt_tokens + start, own, accepted, wanted=drafted > 0):
                 total += self.catching_up(unread)
         return total
 

@@ -122,7 +122,9 @@ class _Drafting:
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
-        unread = self._read.round(context, own > 0, accepted + (not ended))
+        unread = self._read.replayed(
+            context, own, accepted, wanted=drafted.copied > 0 and self.policy.draft_limit() > 0
+        )
         drafting, verifying = self._seconds(context, own, len(steps), unread)
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(

@@ -23,9 +23,10 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.records import Round
+from specctl.replay.chances import TokenChances
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Player, play, players_of, replay_levels
-from specctl.replay.replayed import columns
+from specctl.replay.replayed import Level, columns
 from specctl.replay.traces import Trace
 
 GREEDY = Sampling()
@@ -142,6 +143,34 @@ def test_a_copy_costs_the_wider_pass_alone() -> None:
     summaries = [replace(round_of(2, 3), copied=2), replace(round_of(0, 0))]
     assert columns(summaries)[0].copied == [2, 0]
     assert columns(summaries[1:])[0].copied == []
+
+
+def test_a_model_reads_the_prompt_at_once_and_accepted_copies_later() -> None:
+    """Of 5 tokens that it reads each takes 1 ms: five copies in the first round, and five behind its token."""
+    costs = replace(CostTable.flat(0.0, 0.0, 80), catch_up_ms={100: 100.0})
+    copies = Level([0, 6, 13, 15], [5, 6, 1, 1], [5, 6, 1, 1], copied=[5, 5, 0, 0])
+    assert costs.rounds_ms([copies], prompt_tokens=50) == pytest.approx(6.0 + 5.0)
+    pair, (_, trace) = greedy_pair()
+    copied = replace(SETTINGS[0], lookup=True)
+    seen: list[tuple[int, int]] = []
+
+    def noting(context: int, _: int, unread: int) -> tuple[float, float]:
+        seen.append((context, unread))
+        return DRAFTING, VERIFYING
+
+    players, costs = players_of(copied, [noting]), CostTable.flat(0.0, 0.0, 80)
+    (played,) = replay_levels(players, [trace], pair.eos)
+    assert sum(unread for _, unread in seen) > 0
+    expected = replace(costs, catch_up_ms={1000: 1000.0}).milliseconds([played], ())
+    assert sum(unread for _, unread in seen) == pytest.approx(expected)
+
+
+def test_of_no_tokens_nothing_is_told() -> None:
+    """As of a round that is copied as a whole; or of fewer than rounds share."""
+    chances = TokenChances([0.5, 0.25], [[0.1, 0.2, 0.3]])
+    assert chances.of_round(0, 2, 0, 0) == ()
+    assert chances.of_round(0, 2, 0, 1) == (0.5,)
+    assert chances.of_round(0, 2, 0, 3) == (0.5, 0.25, 0.1)
 
 
 def test_a_trace_without_prompts_says_so() -> None:
