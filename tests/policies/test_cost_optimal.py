@@ -198,6 +198,14 @@ def test_a_new_sequence_keeps_what_was_learned_unless_told_otherwise() -> None:
     assert fresh == CostOptimal(carry_over=False)
 
 
+def test_a_texts_first_round_is_not_timed_even_if_others_drafted_it() -> None:
+    """In a chain a policy is told of the rounds alone in which its model drafted."""
+    read, copied = CostOptimal(), CostOptimal()
+    read.observe(played(1, 2, 0.5, 9.0))
+    copied.observe(replace(played(1, 2, 0.5, 9.0), index=3))
+    assert (read._times._timed, copied._times._timed) == (0, 1)
+
+
 def test_logistic_regression_finds_the_weights_and_follows_them() -> None:
     chance, model = random.Random(3), OnlineLogistic([0.0, 0.0], (1.0, 1.0), 1e-3)
     for bias in (1.0, -1.0):

@@ -193,7 +193,7 @@ class CostOptimal(Rule):
         if allowance.dozes and not (self._limit or self._begins or round_.steps):
             allowance.doze()
             return
-        first, self._begins = self._begins, False
+        first, self._begins = self._begins and not round_.index, False  # in a chain a copy may have come before it
         if not round_.steps:
             allowance.idle += 1
         elif allowance.idle:
