@@ -14,6 +14,7 @@ class Decisions:
 
     def __init__(self) -> None:
         self._joints: dict[Setting, tuple[Joint | None, set[int]]] = {}
+        self._rows: dict[int, list[JointRow]] = {}
 
     def policy(self, setting: Setting, row: int, ask: Callable[[JointRow], int]) -> StoppingPolicy:
         """A new policy of a setting's top level for a row.
@@ -32,7 +33,16 @@ class Decisions:
             joint, rows = None if setting.lookup else joint_of(setting.build()), set()
             self._joints[setting] = joint, rows
         rows.add(row)
-        return setting.build() if joint is None else joint.row(ask)
+        if joint is None:
+            return setting.build()
+        policy = joint.row(ask)
+        self._rows.setdefault(row, []).append(policy)
+        return policy
+
+    def begin(self, row: int) -> None:
+        """A text begins in a row, whatever became of the one before it."""
+        for policy in self._rows.get(row, ()):
+            policy.forget()
 
     def run(self, rows: Sequence[JointRow]) -> list[int]:
         """As in `Shared`."""

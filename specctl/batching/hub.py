@@ -68,9 +68,11 @@ class Hub(Generic[T]):
 
     Attributes:
         order: what is shared, a draft's passes before those of what verifies it.
+        told: of each row in which a text begins, before anything is asked for.
     """
 
     order: Sequence[Shared[Any, Any]]
+    told: Callable[[int], None] = lambda _: None
     _asked: list[list[tuple[_Text[T], Request]]] = field(init=False, repr=False)
     _texts: dict[greenlet, _Text[T]] = field(init=False, repr=False, default_factory=dict)
     _ended: list[tuple[int, T]] = field(init=False, repr=False, default_factory=list)
@@ -103,6 +105,7 @@ class Hub(Generic[T]):
             found = write()  # before the list is looked up, which `advance` replaces
             self._ended.append((row, found))
 
+        self.told(row)
         text: _Text[T] = _Text(row, greenlet(work))
         self._texts[text.run] = text
         self._resume(text)

@@ -53,7 +53,7 @@ def split(pair: Pair, passes: Sequence[RowPasses]) -> tuple[Hub[Any], list[Pair]
     shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
     *drafts, target = shared.values()
     decisions = Decisions()
-    hub: Hub[Any] = Hub([*drafts, decisions, target])
+    hub: Hub[Any] = Hub([*drafts, decisions, target], decisions.begin)
     ask = hub.asker(decisions)
 
     def of_row(runner: Runner, row: int) -> Runner:

@@ -20,6 +20,9 @@ class JointRow(StoppingPolicy, Protocol):
     @property
     def size(self) -> float: ...
 
+    def forget(self) -> None:
+        """Forget the text, and a limit that was asked for: the next text's prompt comes first, and then `reset`."""
+
 
 class Joint(Protocol):
     """Decides how far each text of a batch drafts, once all that draft have asked.

@@ -153,7 +153,7 @@ def replay_together(
     prices = BatchPrices(costs)
     drafting, verifying = (VirtualPasses(prices, setting.signals, verifies) for verifies in (False, True))
     decisions = Decisions()
-    hub: Hub[Replay] = Hub([drafting, decisions, verifying])
+    hub: Hub[Replay] = Hub([drafting, decisions, verifying], decisions.begin)
     ask = hub.asker(decisions)
     policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
     chains = [Chaining(setting.earlier) if setting.lookup else None for _ in range(rows)]

@@ -7,6 +7,7 @@ import pytest
 from made_traces import flat_costs, traces
 
 from specctl.batching.decisions import Decisions
+from specctl.batching.hub import Hub
 from specctl.policies import NONE, Setting
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CostOptimalRow, JointCostOptimal
@@ -70,6 +71,28 @@ def test_what_one_text_teaches_all_know_and_each_has_its_own_text() -> None:
     one.reset()
     assert one.own._last_token is None
     assert other.own._last_token == 5
+
+
+def test_a_text_asks_with_its_prompt_as_if_there_had_been_none_before() -> None:
+    """The one before it may have ended in the middle of a round, with much that its draft had not read."""
+    asked: list[tuple[int, int, int | None]] = []
+
+    def ask(row: CostOptimalRow) -> int:
+        asked.append((row.drafted, row.unread, row.own._last_token))
+        return 5
+
+    decisions, setting = Decisions(), Setting("cost-optimal")
+    row, other = (decisions.policy(setting, number, ask) for number in (0, 1))  # type: ignore[arg-type]
+    hub: Hub[int] = Hub([decisions], decisions.begin)
+    for policy in (row, other):
+        policy.reset()
+        policy.draft_limit()
+        policy.observe(Round(0, (), 0, 9, ExtraToken.CORRECTION, StopReason.MAX_DRAFT, None, context=4000))
+        policy.draft_limit()
+    hub.begin(0, row.draft_limit)
+    hub.begin(1, lambda: 0)
+    row.reset()
+    assert (row.draft_limit(), asked) == (5, [(0, 0, None), (0, 4001, 9)] * 2 + [(0, 0, None)])
 
 
 def test_rows_of_a_setting_share_a_decision_until_one_begins_anew() -> None:

@@ -158,9 +158,7 @@ class CostOptimalRow:
     def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalRow], int]") -> None:
         self.own = copy(joint.shared)
         self.joint, self._ask = joint, ask
-        self.drafted, self.gain, self.unread = 0, 0.0, 0
-        self._limit: int | None = None
-        self.reset()
+        self.forget()
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -170,9 +168,15 @@ class CostOptimalRow:
     def current_threshold(self) -> float | None:
         return self.own.current_threshold
 
+    def forget(self) -> None:
+        """As in `JointRow`."""
+        self._limit: int | None = None
+        self.reset()
+
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
         self.own._last_token, self.own._read, self._begins = None, TextRead(), True
+        self.drafted, self.gain, self.unread = 0, 0.0, 0
 
     def draft_limit(self) -> int:
         if self._limit is None:
