@@ -12,7 +12,7 @@ from specctl.batching.hub import Hub
 from specctl.policies import NONE, Setting
 from specctl.policies.draft_allowance import DraftAllowance
 from specctl.policies.rules.cost_optimal import CostOptimal
-from specctl.policies.rules.joint_cost_optimal import CostOptimalRow, JointCostOptimal
+from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.batch_replay import replay_together
 from specctl.replay.costs import CostTable
@@ -136,6 +136,28 @@ def test_rows_of_a_setting_share_a_decision_until_one_begins_anew() -> None:
     assert first.joint is second.joint is not again.joint
     forgetting = Setting.of({"name": "cost-optimal", "carry_over": False})
     assert isinstance(decisions.policy(forgetting, 0, lambda _: 0), CostOptimal)
+
+
+def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time() -> None:
+    """By hand: four rows of which one begins, each going on for 2 ms of a draft pass and 4 ms of a verification."""
+    joint = JointCostOptimal(CostOptimal())
+    views, steps = [joint.row(lambda _: 0) for _ in range(4)], (DraftStep(1, 5, 0.4, 0.8),)
+    for number in range(CROWDED + 40):
+        views[number % 4].reset()
+        for place, view in enumerate(views):
+            first = place == number % 4
+            seconds = (0.05, 0.5) if first else (2e-3, 4e-3)
+            drafted = steps[: number % 3]
+            drafting = seconds[0] * len(drafted)
+            round_ = Round(0, drafted, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, drafting, seconds[1],
+                           drafting + seconds[1], context=30)  # fmt: skip
+            view.observe(round_)
+        joint.run(views)
+        for view in views:
+            view.drafted = 0
+        assert (joint.shared._times._timed > 0) == (number >= CROWDED)
+    times = joint.shared._times
+    assert (times._draft.at(1), times._verify.line.at(1)) == pytest.approx((8e-3, 16e-3), rel=0.05)
 
 
 def batched(draft: float, target: float, per_row: float) -> CostTable:

@@ -14,6 +14,9 @@ from specctl.records import DraftStep, Round
 if TYPE_CHECKING:
     from specctl.policies.rules.cost_optimal import CostOptimal
 
+CROWDED = 8
+"""After so many rounds in a row in each of which a text began, times are learned from the rows that went on."""
+
 
 class JointCostOptimal:
     """Decides with which set S of rows drafting goes on.
@@ -41,6 +44,7 @@ class JointCostOptimal:
         self._round: set[CostOptimalRow] = set()  # those of which the verification that comes reads a token
         self._drafted = 0
         self._late = False  # whether a draft of the round began after others
+        self._begun = 0  # rounds in a row in which texts began
         self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
 
     def row(self, ask: "Callable[[CostOptimalRow], int]") -> "CostOptimalRow":
@@ -113,7 +117,7 @@ class JointCostOptimal:
         """
         shared, rows, rounds = self.shared, len(ended), [each.round for each in ended]
         lengths = sorted((len(round_.steps) for round_ in rounds), reverse=True)
-        drafting, verifying = sum(each.draft_seconds for each in rounds), sum(each.verify_seconds for each in rounds)
+        drafting = sum(each.draft_seconds for each in rounds)
         total, passes = sum(lengths), lengths[0]
         unread = sum(each.unread for each in ended) // rows
         steps: float = passes
@@ -123,15 +127,32 @@ class JointCostOptimal:
             taking_part = (sum(length >= place for length in lengths) for place in range(1, passes + 1))
             steps = sum(self._share(each, rows) for each in taking_part)
         shared._allowance.idle += not total
-        width = total / rows
-        # A text's first round reads the prompt too, and with it all others wait.
-        if verifying and not any(each.begins for each in ended):
-            emitted = sum(each.emitted for each in ended) / rows
-            shared._times.learn_phases(steps, width, drafting, verifying, emitted, unread)
-            for round_ in rounds:
-                if round_.steps:
-                    shared._drafts.learn(round_)
-        shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread)
+        self._learn_times(ended, steps, unread)
+        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread)
+
+    def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> None:
+        """Learn what a round takes that so many draft steps were made in.
+
+        A text's first round reads the prompt too, and with it all others wait. So such rounds are left out while there
+        are others. Where texts begin all the time, times are learned from the shares of the rows that went on. Shares
+        are by tokens, and so too small where a pass reads a prompt's tokens for the time of few.
+        """
+        on = [each for each in ended if not each.begins]
+        self._begun = 0 if len(on) == len(ended) else self._begun + 1
+        if not on or 0 < self._begun <= CROWDED:
+            return
+        shared, count, rounds = self.shared, len(on), [each.round for each in on]
+        width = sum(len(round_.steps) for round_ in rounds) / count
+        drafting, verifying = (
+            len(ended) / count * sum(phase)
+            for phase in zip(*((each.draft_seconds, each.verify_seconds) for each in rounds), strict=True)
+        )
+        if not verifying or (steps and not width):  # none but those that begin has drafted
+            return
+        shared._times.learn_phases(steps, width, drafting, verifying, sum(each.emitted for each in on) / count, unread)
+        for round_ in rounds:
+            if round_.steps:
+                shared._drafts.learn(round_)
 
 
 class Ended(NamedTuple):
