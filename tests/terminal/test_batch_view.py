@@ -42,7 +42,7 @@ def test_the_oldest_is_a_panel_and_others_have_a_line_each() -> None:
             assert [line.split()[:3] for line in shown[others + 1 :]] == [["b", "7", "tokens"], ["c", "1", "tokens"]]
             assert shown[others + 1].endswith("the end")
         assert view.tokens == 10
-        assert not any("7 tokens" in line for line in seen(view)), "those that ended are gone"
+        assert not any(" 7 tokens" in line for line in seen(view)), "those that ended are gone"
     assert "waiting for records" in seen(view)[0]
 
 
