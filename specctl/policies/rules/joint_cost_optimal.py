@@ -75,8 +75,13 @@ class JointCostOptimal:
                 return set()
             self._learn(ended, late=late)
         if len(rows) == 1:
-            shared._last_token = rows[0].own._last_token
-            shared._decide(rows[0].unread)
+            (row,) = rows
+            shared._last_token = row.own._last_token
+            shared._decide(row.unread, begins=shared._timing and bool(ended) and ended[0].begins)
+            if row.begins:
+                shared._timing = False
+                shared._allowance.begin()
+                shared.decide_start()
             return set(rows)
         chosen, times = self._worth(rows), shared._times
         first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
@@ -131,7 +136,11 @@ class JointCostOptimal:
             for round_ in rounds:
                 if round_.steps:
                     shared._drafts.learn(round_)
-        shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread)
+        else:
+            shared._times.pass_over(total > 0)
+        # Several texts read their prompts at different times, each while all others wait.
+        prompt = shared.learn_prompt(ended[0].prompt, total > 0) if rows == 1 and ended[0].begins else 0
+        shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread, prompt)
 
 
 class Ended(NamedTuple):
@@ -142,12 +151,14 @@ class Ended(NamedTuple):
         emitted: tokens that it added.
         unread: tokens of the text that its draft had to read first.
         begins: whether it was its text's first.
+        prompt: tokens that a draft reads before that.
     """
 
     round: Round
     emitted: int
     unread: int
     begins: bool
+    prompt: int
 
 
 class CostOptimalRow:
@@ -159,6 +170,7 @@ class CostOptimalRow:
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
+        begins: whether the next round is its text's first.
     """
 
     keep_trigger = True
@@ -170,6 +182,7 @@ class CostOptimalRow:
         self.joint, self._ask = joint, ask
         self.drafted, self.gain, self.unread = 0, 0.0, 0
         self._limit: int | None = None
+        self.begins = True
         self.reset()
 
     @property
@@ -182,7 +195,9 @@ class CostOptimalRow:
 
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
-        self.own._last_token, self.own._read, self._begins = None, TextRead(), True
+        if not self.begins:
+            self.own._before = self.own._read
+        self.own._last_token, self.own._read, self.begins = None, TextRead(), True
 
     def draft_limit(self) -> int:
         if self._limit is None:
@@ -203,5 +218,5 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self._begins))
-        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
+        joint.ended.append(Ended(round_, emitted, unread, self.begins, own.prompt_of(round_)))
+        self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
