@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import llama_config, save_model
-from other_tokenizers import ToyTokenizer, byte_level, map_of, sentence_pieces, toy_map
+from other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, sentence_pieces, toy_map
 from toys import TableRunner, table
 from transformers import PreTrainedTokenizerFast
 
@@ -88,6 +88,21 @@ def test_what_is_no_special_token_there_is_read_as_text() -> None:
     for token in (0, *target.encode("Hello", add_special_tokens=False)):
         text.append(token)
     assert text.ids == draft.encode("Hello")
+
+
+@pytest.mark.parametrize("begin", [["<|begin|>"], ["<|mask|>", "<|start|>"], []])
+@pytest.mark.parametrize("theirs", [["<s>"], []])
+def test_a_text_begins_as_the_draft_begins_it(begin: list[str], theirs: list[str]) -> None:
+    target, draft = beginning_with(OTHERS(), *begin), beginning_with(BYTES(), *theirs)
+    text, ids = DraftText(map_of(target, draft)), target.encode("Hello you")
+    for token in [*ids, None, *ids[len(begin) :], target.encode(" a", add_special_tokens=False)[0]]:
+        before = [*text.ids]
+        kept = text.truncate(len(begin)) if token is None else text.append(token)
+        assert before[:kept] == text.ids[:kept]
+        if token is None:
+            assert text.ids == (draft.encode("") or [1]), "something has to be read"
+    assert draft.decode(text.ids) == "".join(theirs) + "Hello you a"
+    assert text.ids[: len(draft.encode("Hello you"))] == draft.encode("Hello you")
 
 
 @pytest.mark.parametrize("tokenizers", [(BYTES, OTHERS), (OTHERS, BYTES), (OTHERS, PIECES), (PIECES, BYTES)])
