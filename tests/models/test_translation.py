@@ -72,6 +72,16 @@ def test_shared_tokens_spell_alike_or_mean_the_same() -> None:
     assert 0 < tokens.share < 1
 
 
+def test_what_ends_a_text_in_the_draft_ends_it_in_the_target() -> None:
+    """Whatever else is spelt like it, with a lower id or not."""
+    for specials in (["<stop>", "<end>"], ["<end>", "<stop>"]):
+        target = ToyTokenizer("a", *specials)
+        target.eos_token_id = target.get_vocab()["<end>"]
+        tokens = map_of(target, ToyTokenizer("a", "<stop>"))
+        assert tokens.vocabulary.ids.tolist() == [0, target.eos_token_id]
+        assert {*tokens.draft_id.values()} == {0, 1}
+
+
 def test_special_tokens_that_end_nothing_are_shared_by_their_text_alone() -> None:
     tokens = toy_map(("<end>", "a", "<user>", "<tool>"), ("<stop>", "<tool>", "a", "<system>"))
     assert tokens.draft_id == {0: 0, 1: 2, 3: 1}
