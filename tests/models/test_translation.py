@@ -41,6 +41,12 @@ def test_tokens_stand_for_bytes(tokenizer: Any) -> None:
     assert not {0, 1} & {*known.of}
 
 
+def test_what_is_put_behind_a_text_does_not_begin_it() -> None:
+    both = beginning_with(BYTES(), "<s>", end="</s>")
+    assert both.encode("") == [0, 1]
+    assert TokenBytes(both, 1 << 20).start == (0,)
+
+
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])
 @pytest.mark.parametrize("piece", [" said", "aid", "\n\nof", "  two", " \u4f60", ""])
 def test_a_piece_from_the_middle_of_a_text_is_cut_without_a_beginning(tokenizer: Any, piece: str) -> None:

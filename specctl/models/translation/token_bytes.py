@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import takewhile
 
 from specctl.models.files.tokenizer import PROBES, Tokenizer
 from specctl.models.files.vocabulary import known_ids
@@ -52,7 +53,7 @@ class TokenBytes:
         self.of: Mapping[int, bytes] = {i: _of_letters(t) if of_bytes else _of_piece(t) for t, i in spelt.items()}
         order = sorted(spelt, key=lambda token: (BYTE.fullmatch(token) is None, -spelt[token]))
         self.ids: Mapping[bytes, int] = {self.of[spelt[token]]: spelt[token] for token in order if token}
-        self.start = tuple(index for index in tokenizer.encode("", add_special_tokens=True) if index in special)
+        self.start = tuple(takewhile(special.__contains__, tokenizer.encode("a", add_special_tokens=True)))
         self._longest = max(map(len, self.ids), default=0)
         self._known: dict[tuple[bytes, bool], list[int]] = {}
 
