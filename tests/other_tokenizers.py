@@ -21,6 +21,7 @@ class ToyTokenizer:
     """
 
     chat_template = None
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def __init__(self, *tokens: str) -> None:
         self._tokens = tokens

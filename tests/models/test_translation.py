@@ -13,6 +13,7 @@ from toys import TableRunner, table
 from transformers import PreTrainedTokenizerFast
 
 from specctl.errors import ModelError
+from specctl.models.files.tokenizer import BareTokenizer, Spelling
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.vocabularies import token_map
 from specctl.models.running.engines import EngineSettings, engine_report
@@ -45,6 +46,18 @@ def test_what_is_put_behind_a_text_does_not_begin_it() -> None:
     both = beginning_with(BYTES(), "<s>", end="</s>")
     assert both.encode("") == [0, 1]
     assert TokenBytes(both, 1 << 20).start == (0,)
+
+
+@pytest.mark.parametrize("text", ["é", "¡x", "two words"])
+def test_tokens_that_were_added_are_text(text: str) -> None:
+    whole = beginning_with(BYTES())
+    whole.add_tokens([text])
+    spelling = Spelling.of(whole)
+    assert spelling is not None
+    for tokenizer in (whole, BareTokenizer(spelling)):
+        known = TokenBytes(tokenizer, 1 << 20)
+        assert known.of[whole.convert_tokens_to_ids(text)] == text.encode()
+        assert known.encode(text.encode()) == [whole.convert_tokens_to_ids(text)]
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])

@@ -50,7 +50,10 @@ class TokenBytes:
         special = {*self.specials.values()}
         spelt = {token: i for token, i in tokenizer.get_vocab().items() if i not in special and i < self.whole}
         of_bytes = sum("Ġ" in token for token in spelt) > sum(SPACE in token for token in spelt)
-        self.of: Mapping[int, bytes] = {i: _of_letters(t) if of_bytes else _of_piece(t) for t, i in spelt.items()}
+        self.of: Mapping[int, bytes] = {
+            i: _of_piece(t) if not of_bytes else t.encode() if i in tokenizer.added_tokens_decoder else _of_letters(t)
+            for t, i in spelt.items()
+        }
         order = sorted(spelt, key=lambda token: (BYTE.fullmatch(token) is None, -spelt[token]))
         self.ids: Mapping[bytes, int] = {self.of[spelt[token]]: spelt[token] for token in order if token}
         self.start = tuple(takewhile(special.__contains__, tokenizer.encode("a", add_special_tokens=True)))
@@ -130,7 +133,7 @@ class TokenBytes:
 
 
 def _of_letters(token: str) -> bytes:
-    """Of byte-level BPE; a token that was added may be plain text."""
+    """Of byte-level BPE; what is spelt by other letters is plain text."""
     letters = [LETTERS.get(letter) for letter in token]
     return token.encode() if None in letters else bytes(letter for letter in letters if letter is not None)
 
