@@ -65,8 +65,3 @@ class TokenMap:
     def told(self) -> str:
         """How many tokens are shared, in words."""
         return f"{len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"
-
-    @property
-    def share(self) -> float:
-        """Of the target's ids, the part that the draft can write."""
-        return len(self.vocabulary) / self.target.whole
