@@ -116,17 +116,19 @@ class Passes:
         narrowest: the fewest tokens of a pass; to fewer, others are added behind that nobody sees.
 
     Attributes:
-        memory: where the graph's results lie.
+        session: of the graph.
+        memory: where its results lie.
         layers: how many decoder layers have states.
         trees: whether the graph reads trees.
+        narrowest: the fewest tokens of a pass.
         token_bytes: of the buffers for each token.
     """
 
     def __init__(
         self, session: onnxruntime.InferenceSession, memory: Memory, capacity: int, narrowest: int = 1
     ) -> None:
-        self._session = session
-        self._narrowest = narrowest
+        self.session = session
+        self.narrowest = narrowest
         self.memory = memory
         self._place = memory.device.type, memory.device.index or 0
         inputs = {given.name: given for given in session.get_inputs()}
@@ -150,13 +152,13 @@ class Passes:
         self._shared: dict[tuple[str, int], Any] = {}  # by result and the most rows of it
 
     def _allocated(self) -> dict[str, Any]:
-        capacity = self.capacity + self._narrowest - 1
+        capacity = self.capacity + self.narrowest - 1
         # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {name: self.memory.zeros((1, shape[1], capacity, shape[3]), self._kind) for name, shape in self._caches}
 
     def fresh(self) -> "Passes":
         """The same graph over buffers of its own."""
-        return Passes(self._session, self.memory, self.capacity, self._narrowest)
+        return Passes(self.session, self.memory, self.capacity, self.narrowest)
 
     def grow(self, capacity: int, filled: int) -> None:
         """Move the first ``filled`` tokens to larger buffers."""
@@ -186,7 +188,7 @@ class Passes:
         width = len(tokens)
         kind = width, keep or 1, layers  # onnxruntime takes no empty tensors
         bound = self._bound.get(kind) or self._bind(_Kind(*kind))
-        narrowest = self._narrowest
+        narrowest = self.narrowest
         end = after + (width if width > narrowest else narrowest)
         self._before.host[0] = end - 1
         self._total.host[0] = end
@@ -204,11 +206,11 @@ class Passes:
             bound.binding.bind_input("bias", "cpu", 0, np.float32, bias.shape, bias.ctypes.data)
         if bound.changed:
             self.memory.send(bound.changed)
-        self._session.run_with_iobinding(bound.binding)
+        self.session.run_with_iobinding(bound.binding)
         return bound.results
 
     def _bind(self, kind: _Kind) -> _Bound:
-        places = np.arange(max(kind.width, self._narrowest), dtype=np.int64)
+        places = np.arange(max(kind.width, self.narrowest), dtype=np.int64)
         results, states = self._results(kind)
         ids = _Numbers(places[None].copy(), self.memory)
         rows = _Numbers(places[kind.width - kind.rows : kind.width], self.memory)
@@ -216,7 +218,7 @@ class Passes:
         if self._placed:
             changing["positions"] = _Numbers(places[None].copy(), self.memory)
         bound = _Bound(
-            self._session.io_binding(),
+            self.session.io_binding(),
             ids,
             changing.get("positions"),
             rows,
@@ -251,14 +253,14 @@ class Passes:
             return self._shared[name, size][:rows]
 
         logits = room("logits", kind.rows, self._vocabulary)
-        width = max(kind.width, self._narrowest)
+        width = max(kind.width, self.narrowest)
         states = {layer: room(state_name(layer), width, self._width) for layer in kind.layers}
         read = {layer: rows[: kind.width] for layer, rows in states.items()}
         return Results(logits, read, shared=kind.width <= KEPT), states
 
     def _bias(self, width: int, after: int, seen: Seen | None) -> npt.NDArray[np.float32]:
         """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see; none sees what comes after it."""
-        end, width = after + width, max(width, self._narrowest)
+        end, width = after + width, max(width, self.narrowest)
         shape = 1, 1, width, after + width
         if seen is not None:
             bias = np.zeros(shape, dtype=np.float32)

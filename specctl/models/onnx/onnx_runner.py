@@ -148,7 +148,8 @@ class OnnxRunner(Runner):
 
         session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
         capacity = min(CAPACITY, self.context)
-        return PackedPasses(session, count, self.vocabulary, capacity, self.draft_vocabulary, self._watched)
+        alone = self.passes.session if self.passes.narrowest == 1 else None
+        return PackedPasses(session, alone, count, self.vocabulary, capacity, self.draft_vocabulary, self._watched)
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""

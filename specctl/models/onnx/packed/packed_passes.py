@@ -37,8 +37,12 @@ class _Bound:
 class PackedPasses:
     """A graph of `packed_graph` on the CPU, over buffers that it owns: `RowPasses`.
 
+    A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
+    is one of the graph that `packed_graph` was made from, over the same buffers.
+
     Args:
         session: of `open_session`.
+        alone: the same of the graph for one sequence; None for passes over all only.
         rows: how many sequences the graph reads.
         vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
         capacity: tokens of a sequence to make room for at first; buffers double when one is full.
@@ -49,13 +53,15 @@ class PackedPasses:
     def __init__(
         self,
         session: onnxruntime.InferenceSession,
+        alone: onnxruntime.InferenceSession | None,
         rows: int,
         vocabulary: int,
         capacity: int,
         ids: DraftVocabulary | None = None,
         watched: Sequence[int] = (),
     ) -> None:
-        self._session, self._rows, self._vocabulary, self._ids = session, rows, vocabulary, ids
+        self._session, self._alone, self._rows = session, alone, rows
+        self._vocabulary, self._ids = vocabulary, ids
         self._watched = tuple(watched)
         self._memory = HostMemory()
         inputs = {given.name: given for given in session.get_inputs()}
@@ -68,7 +74,8 @@ class PackedPasses:
         self._buffers: dict[str, Array] = {}
         self._sizes = np.ones(rows, dtype=np.int64)
         self._before, self._total = np.zeros((2, rows, 1), dtype=np.int32)
-        self._bound: dict[tuple[int, int, tuple[int, ...]], _Bound] = {}
+        self._bound: dict[tuple[int | None, int, int, tuple[int, ...]], _Bound] = {}
+        self._results: dict[tuple[str | int, int], Array] = {}
         self._reserve(capacity)
 
     @property
@@ -76,13 +83,15 @@ class PackedPasses:
         return self._rows
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        only = requests[0].row if len(requests) == 1 and self._alone is not None else None
         asked = {request.row: request for request in requests}
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []
         sizes: list[int] = []
-        for row, length in enumerate(self._lengths):
-            request = asked.get(row)
+        lengths = self._lengths.copy()  # of all, if the pass is made: memory may run out before
+        for row in range(self._rows) if only is None else (only,):
+            request, length = asked.get(row), lengths[row]
             if request is None:
                 tokens.append(FILLER)
                 places.append(length)
@@ -92,23 +101,26 @@ class PackedPasses:
             tokens += request.tokens
             places += range(after, after + size)
             sizes.append(size)
-            self._lengths[row] = after + size
+            lengths[row] = after + size
             wanted += range(len(tokens) - request.keep, len(tokens))
-        ends = [length + (row not in asked) for row, length in enumerate(self._lengths)]
-        self._sizes[:], self._total[:, 0] = sizes, ends
-        np.subtract(self._total, 1, out=self._before)
+        ends = [length + (row not in asked) for row, length in enumerate(lengths)]
         self._reserve(max(ends))
+        self._total[:, 0] = ends
+        np.subtract(self._total, 1, out=self._before)
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
-        kind = len(tokens), len(kept), layers
+        kind = only, len(tokens), len(kept), layers
         bound = self._bound.get(kind) or self._bind(*kind)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
-        self._session.run_with_iobinding(bound.binding)
+        if only is None:
+            self._sizes[:] = sizes
+        self._session_of(only).run_with_iobinding(bound.binding)
+        self._lengths = lengths
         logits = bound.logits[: len(wanted), : self._vocabulary]  # (R, V)
         found: dict[int, Forward] = {}
         start = end = 0
-        for row, size in enumerate(sizes):
+        for row, size in zip(range(self._rows) if only is None else (only,), sizes, strict=True):
             end += size
             if (request := asked.get(row)) is None:
                 continue
@@ -118,6 +130,9 @@ class PackedPasses:
                 self._give_states(found[row], bound, slice(end - size, end), request)
             start = own.stop
         return [found[request.row] for request in requests]
+
+    def _session_of(self, only: int | None) -> onnxruntime.InferenceSession:
+        return self._session if only is None or self._alone is None else self._alone
 
     def _give_states(self, found: Forward, bound: _Bound, tokens: slice, request: RowRequest) -> None:
         if self._watched:
@@ -142,23 +157,40 @@ class PackedPasses:
         self._capacity = capacity
         self._bound.clear()
 
-    def _bind(self, width: int, rows: int, layers: tuple[int, ...]) -> _Bound:
-        logits = np.zeros((rows, self._widths["logits"]), dtype=np.float32)
-        states = {layer: np.zeros((width, self._widths["state.last"]), dtype=np.float32) for layer in layers}
+    def _bind(self, only: int | None, width: int, rows: int, layers: tuple[int, ...]) -> _Bound:
+        """Inputs and results of N tokens of one sequence, or of all, with R rows of logits."""
+        logits = self._result("logits", rows, self._widths["logits"])
+        states = {layer: self._result(layer, width, self._widths["state.last"]) for layer in layers}
         ids, positions, places = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
-        bound = _Bound(self._session.io_binding(), ids, positions, places, logits, states)
-        given = {"ids": ids[None], "rows": places, "sizes": self._sizes}
+        given: dict[str, Array] = {"ids": ids[None], "rows": places}
         if self._placed:
             given["positions"] = positions[None]
-        for name, counts in (("before", self._before), ("total", self._total)):
-            given |= {f"{name}.{row}": counts[row] for row in range(self._rows)}
-        for name, array in {**given, **self._buffers}.items():
+        numbered = {f"before.{row}": self._before[row] for row in range(self._rows)}
+        numbered |= {f"total.{row}": self._total[row] for row in range(self._rows)}
+        buffers = self._buffers
+        if only is None:
+            given["sizes"] = self._sizes
+        else:
+            end = f".{only}"
+            numbered, buffers = (
+                {name.removesuffix(end): array for name, array in each.items() if name.endswith(end)}
+                for each in (numbered, buffers)
+            )
+        bound = _Bound(self._session_of(only).io_binding(), ids, positions, places, logits, states)
+        for name, array in {**given, **numbered, **buffers}.items():
             bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name, array in self._buffers.items():
+        for name, array in buffers.items():
             present = name.replace("past", "present")
             bound.binding.bind_output(present, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for name, made in {"logits": logits, **{state_name(layer): made for layer, made in states.items()}}.items():
             bound.binding.bind_output(name, "cpu", 0, np.float32, (1, *made.shape), made.ctypes.data)
         if width <= KEPT * self._rows:
-            self._bound[width, rows, layers] = bound
+            self._bound[only, width, rows, layers] = bound
         return bound
+
+    def _result(self, name: str | int, rows: int, width: int) -> Array:  # (rows, width)
+        """Memory for a result, which kinds of passes of about as many rows share."""
+        room = 1 << (rows - 1).bit_length()
+        if (whole := self._results.get((name, room))) is None:
+            whole = self._results[name, room] = np.zeros((room, width), dtype=np.float32)
+        return whole[:rows]
