@@ -101,6 +101,12 @@ class TokenBytes:
         """Whether it puts a space before every text."""
         return self.text(self._tokenizer.encode("a", add_special_tokens=False)) == b" a"
 
+    @cached_property
+    def _anchors(self) -> Mapping[str, list[int]]:
+        return {
+            anchor: self._tokenizer.encode(anchor, add_special_tokens=False) if anchor else [] for anchor in ANCHORS
+        }
+
     def _cut(self, piece: bytes, first: bool) -> list[int]:
         try:
             text = piece.decode()
@@ -108,8 +114,7 @@ class TokenBytes:
             # The end of a character may come with the next token; bytes elsewhere are no text at all.
             whole = piece[: error.start] if error.end == len(piece) else b""
             return [*(self.encode(whole, first=first) if whole else ()), *self._longest_first(piece[len(whole) :])]
-        for anchor in ANCHORS:
-            before = self._tokenizer.encode(anchor, add_special_tokens=False) if anchor else []
+        for anchor, before in self._anchors.items():
             found = self._tokenizer.encode(anchor + text, add_special_tokens=False)
             ids = found[len(before) :]
             if found[: len(before)] == before and not self._differs(ids, piece, first and not anchor):
