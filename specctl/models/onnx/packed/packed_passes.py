@@ -1,7 +1,7 @@
 """Passes of an ONNX graph over the tokens of several sequences, each with buffers of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,19 @@ from specctl.models.running.runner import RowRequest
 Array = npt.NDArray[Any]
 FILLER = 0
 """Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
-KEPT = 64
-"""Passes of at most so many tokens keep their inputs bound for the next of the same kind."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Bound:
-    """A kind of pass, N tokens and R rows of logits, with its inputs and results bound."""
+    """Passes of one sequence or of all whose buffers are bound, and what was bound for the last of them."""
 
     binding: onnxruntime.IOBinding
-    ids: Array  # (N,) int64
-    positions: Array  # (N,) int64
-    rows: Array  # (R,) int64
-    logits: Array  # (R, V)
-    states: dict[int, Array]  # (N, D) by layer
+    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits of the last pass
+    ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
+    positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
+    rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (R,)
+    logits: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))  # (R, V)
+    states: dict[int, Array] = field(default_factory=dict)  # (N, D) by layer
 
 
 class PackedPasses:
@@ -74,7 +73,7 @@ class PackedPasses:
         self._buffers: dict[str, Array] = {}
         self._sizes = np.ones(rows, dtype=np.int64)
         self._before, self._total = np.zeros((2, rows, 1), dtype=np.int32)
-        self._bound: dict[tuple[int | None, int, int, tuple[int, ...]], _Bound] = {}
+        self._bound: dict[tuple[int | None, tuple[int, ...]], _Bound] = {}
         self._results: dict[tuple[str | int, int], Array] = {}
         self._reserve(capacity)
 
@@ -110,8 +109,9 @@ class PackedPasses:
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
-        kind = only, len(tokens), len(kept), layers
-        bound = self._bound.get(kind) or self._bind(*kind)
+        bound = self._bound.get((only, layers)) or self._bind(only, layers)
+        if bound.kind != (len(tokens), len(kept)):
+            self._resize(bound, len(tokens), len(kept), layers)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
         if only is None:
             self._sizes[:] = sizes
@@ -157,36 +157,37 @@ class PackedPasses:
         self._capacity = capacity
         self._bound.clear()
 
-    def _bind(self, only: int | None, width: int, rows: int, layers: tuple[int, ...]) -> _Bound:
-        """Inputs and results of N tokens of one sequence, or of all, with R rows of logits."""
-        logits = self._result("logits", rows, self._widths["logits"])
-        states = {layer: self._result(layer, width, self._widths["state.last"]) for layer in layers}
-        ids, positions, places = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
-        given: dict[str, Array] = {"ids": ids[None], "rows": places}
-        if self._placed:
-            given["positions"] = positions[None]
+    def _bind(self, only: int | None, layers: tuple[int, ...]) -> _Bound:
+        """Bind the buffers of one sequence, or of all, which takes as long as a pass."""
         numbered = {f"before.{row}": self._before[row] for row in range(self._rows)}
         numbered |= {f"total.{row}": self._total[row] for row in range(self._rows)}
-        buffers = self._buffers
-        if only is None:
-            given["sizes"] = self._sizes
-        else:
+        given, buffers = {**numbered, "sizes": self._sizes}, self._buffers
+        if only is not None:
             end = f".{only}"
-            numbered, buffers = (
+            given, buffers = (
                 {name.removesuffix(end): array for name, array in each.items() if name.endswith(end)}
                 for each in (numbered, buffers)
             )
-        bound = _Bound(self._session_of(only).io_binding(), ids, positions, places, logits, states)
-        for name, array in {**given, **numbered, **buffers}.items():
-            bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        bound = self._bound[only, layers] = _Bound(self._session_of(only).io_binding())
+        for name, array in {**given, **buffers}.items():
+            _give(bound, name, array)
         for name, array in buffers.items():
-            present = name.replace("past", "present")
-            bound.binding.bind_output(present, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name, made in {"logits": logits, **{state_name(layer): made for layer, made in states.items()}}.items():
-            bound.binding.bind_output(name, "cpu", 0, np.float32, (1, *made.shape), made.ctypes.data)
-        if width <= KEPT * self._rows:
-            self._bound[only, width, rows, layers] = bound
+            _take(bound, name.replace("past", "present"), array)
         return bound
+
+    def _resize(self, bound: _Bound, width: int, rows: int, layers: tuple[int, ...]) -> None:
+        """Bind inputs and results of N tokens, with R rows of logits."""
+        bound.kind = width, rows
+        bound.ids, bound.positions, bound.rows = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
+        bound.logits = self._result("logits", rows, self._widths["logits"])
+        bound.states = {layer: self._result(layer, width, self._widths["state.last"]) for layer in layers}
+        _give(bound, "ids", bound.ids[None])
+        _give(bound, "rows", bound.rows)
+        if self._placed:
+            _give(bound, "positions", bound.positions[None])
+        _take(bound, "logits", bound.logits[None])
+        for layer, states in bound.states.items():
+            _take(bound, state_name(layer), states[None])
 
     def _result(self, name: str | int, rows: int, width: int) -> Array:  # (rows, width)
         """Memory for a result, which kinds of passes of about as many rows share."""
@@ -194,3 +195,11 @@ class PackedPasses:
         if (whole := self._results.get((name, room))) is None:
             whole = self._results[name, room] = np.zeros((room, width), dtype=np.float32)
         return whole[:rows]
+
+
+def _give(bound: _Bound, name: str, array: Array) -> None:
+    bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+
+def _take(bound: _Bound, name: str, array: Array) -> None:
+    bound.binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
