@@ -68,7 +68,7 @@ def test_what_a_pass_over_fewer_rows_takes_is_learned() -> None:
 
 @pytest.mark.parametrize("others", ["draft", "wait for their verification"])
 def test_a_text_that_comes_later_has_its_round_with_the_others(others: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DraftAllowance, "longest", lambda *_: 5)
+    monkeypatch.setattr(DraftAllowance, "longest", lambda *_, **__: 5)
     joint, (one, other, late) = batch_of(3)
     known = copy(joint._pass)
     one.gain = other.gain = late.gain = 0.9
@@ -88,7 +88,7 @@ def test_a_text_that_comes_later_has_its_round_with_the_others(others: str, monk
 
 
 def test_a_text_whose_first_round_begins_with_those_of_others_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DraftAllowance, "longest", lambda *_: 5)
+    monkeypatch.setattr(DraftAllowance, "longest", lambda *_, **__: 5)
     joint, (one, late) = batch_of(2)
     one.observe(Round(0, (), 0, 9, ExtraToken.BONUS, StopReason.POLICY, None, 0.0, 1.0, 1.0, context=30))
     one.drafted, late.drafted, one.gain, late.gain = 0, 1, 0.9, 0.9

@@ -79,8 +79,13 @@ class JointCostOptimal:
                 return set()
             self._learn(ended, late=late)
         if len(rows) == 1:
-            shared._last_token = rows[0].own._last_token
-            shared._decide(rows[0].unread)
+            (row,) = rows
+            shared._last_token = row.own._last_token
+            shared._decide(row.unread, begins=shared._timing and bool(ended) and ended[0].begins)
+            if row.begins:
+                shared._timing = False
+                shared._allowance.begin()
+                shared.decide_start()
             return set(rows)
         chosen, times = self._worth(rows), shared._times
         first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
@@ -127,11 +132,14 @@ class JointCostOptimal:
             taking_part = (sum(length >= place for length in lengths) for place in range(1, passes + 1))
             steps = sum(self._share(each, rows) for each in taking_part)
         shared._allowance.idle += not total
-        self._learn_times(ended, steps, unread)
-        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread)
+        if not self._learn_times(ended, steps, unread):
+            shared._times.pass_over(total > 0)
+        # Several texts read their prompts at different times, each while all others wait.
+        prompt = shared.learn_prompt(ended[0].prompt, total > 0) if rows == 1 and ended[0].begins else 0
+        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread, prompt)
 
-    def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> None:
-        """Learn what a round takes that so many draft steps were made in.
+    def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
+        """Learn what a round takes that so many draft steps were made in; whether it tells that.
 
         A text's first round reads the prompt too, and with it all others wait. So such rounds are left out while there
         are others. Where texts begin all the time, times are learned from the shares of the rows that went on. Shares
@@ -140,7 +148,7 @@ class JointCostOptimal:
         on = [each for each in ended if not each.begins]
         self._begun = 0 if len(on) == len(ended) else self._begun + 1
         if not on or 0 < self._begun <= CROWDED:
-            return
+            return False
         shared, count, rounds = self.shared, len(on), [each.round for each in on]
         width = sum(len(round_.steps) for round_ in rounds) / count
         drafting, verifying = (
@@ -148,11 +156,12 @@ class JointCostOptimal:
             for phase in zip(*((each.draft_seconds, each.verify_seconds) for each in rounds), strict=True)
         )
         if not verifying or (steps and not width):  # none but those that begin has drafted
-            return
+            return False
         shared._times.learn_phases(steps, width, drafting, verifying, sum(each.emitted for each in on) / count, unread)
         for round_ in rounds:
             if round_.steps:
                 shared._drafts.learn(round_)
+        return True
 
 
 class Ended(NamedTuple):
@@ -163,12 +172,14 @@ class Ended(NamedTuple):
         emitted: tokens that it added.
         unread: tokens of the text that its draft had to read first.
         begins: whether it was its text's first.
+        prompt: tokens that a draft reads before that.
     """
 
     round: Round
     emitted: int
     unread: int
     begins: bool
+    prompt: int
 
 
 class CostOptimalRow:
@@ -180,6 +191,7 @@ class CostOptimalRow:
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
+        begins: whether the next round is its text's first.
     """
 
     keep_trigger = True
@@ -189,6 +201,7 @@ class CostOptimalRow:
     def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalRow], int]") -> None:
         self.own = copy(joint.shared)
         self.joint, self._ask = joint, ask
+        self.begins = True
         self.forget()
 
     @property
@@ -206,7 +219,9 @@ class CostOptimalRow:
 
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
-        self.own._last_token, self.own._read, self._begins = None, TextRead(), True
+        if not self.begins:
+            self.own._before = self.own._read
+        self.own._last_token, self.own._read, self.begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
 
     def draft_limit(self) -> int:
@@ -228,5 +243,5 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self._begins))
-        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
+        joint.ended.append(Ended(round_, emitted, unread, self.begins, own.prompt_of(round_)))
+        self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
