@@ -11,7 +11,12 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     # On a CPU they have no class of their own for it.
     found = "DefaultCPUAllocator" if type(error) is RuntimeError else "Failed to allocate memory"
-    return found in str(error) and (type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime."))
+    return found in str(error) and (type(error) is RuntimeError or of_onnxruntime(error))
+
+
+def of_onnxruntime(error: BaseException) -> bool:
+    """Whether onnxruntime raised an exception: its classes have no base of their own."""
+    return type(error).__module__.startswith("onnxruntime.")
 
 
 def reason(error: BaseException) -> str:

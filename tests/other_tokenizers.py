@@ -21,6 +21,7 @@ class ToyTokenizer:
     """
 
     chat_template = None
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def __init__(self, *tokens: str) -> None:
         self._tokens = tokens
@@ -101,6 +102,20 @@ def sentence_pieces(size: int, begin: str = "<bos>", end: str = "<eos>") -> PreT
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return _whole(core, begin, end)
+
+
+def beginning_with(tokenizer: PreTrainedTokenizerFast, *begin: str, end: str = "") -> PreTrainedTokenizerFast:
+    """The same tokenizer with other special tokens around every text, perhaps none."""
+    core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    around = [*begin, *([end] if end else [])]
+    core.add_special_tokens(around)
+    core.post_processor = processors.TemplateProcessing(
+        single=" ".join([*begin, "$A", *([end] if end else [])]),
+        special_tokens=[(token, core.token_to_id(token)) for token in around],
+    )
+    found = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    found.add_special_tokens({"additional_special_tokens": around})
+    return found
 
 
 def _whole(core: Tokenizer, begin: str, end: str) -> PreTrainedTokenizerFast:

@@ -214,7 +214,6 @@ class _Target:
         made = assembled(in_memory(model, "target"), drafting.table, drafting.given)
         assert isinstance(made.bare, EagerRunner), "its cache is transformers' own"
         self.bare, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_predictors
-        """When the last prompt had been read."""
         self._turn = 0
         self._setting = drafting.table.setting
         # One object for all calls, so that policies carry over what they learn.

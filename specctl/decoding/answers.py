@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.errors import RecordError, out_of_memory, reason
+from specctl.errors import RecordError, of_onnxruntime, out_of_memory, reason
 from specctl.jsonl import Record
 from specctl.processes.interrupts import interrupt
 from specctl.profile.schema import SamplingTable
@@ -137,7 +137,7 @@ def failures_of_a_text() -> Iterator[None]:
         if out_of_memory(error):
             what = reason(error) or type(error).__name__
             raise RecordError("out_of_memory", f"not enough memory for this text: {what}") from error
-        if not isinstance(error, RuntimeError | IndexError):
+        if not (isinstance(error, RuntimeError | IndexError) or of_onnxruntime(error)):
             raise
         torch = sys.modules.get("torch")
         if interrupt.became(error) or (torch is not None and isinstance(error, torch.AcceleratorError)):

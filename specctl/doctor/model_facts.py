@@ -13,14 +13,12 @@ class Overlap:
     """What a draft with another tokenizer shares with its target.
 
     Attributes:
-        form: how it drafts.
         shared: how many of the target's tokens it has.
         whole: how many the target has.
         used: the share of shared ones among the target's tokens of the prompts that come with the package. Other
             tokens cannot be drafted, so that no more of a draft is accepted.
     """
 
-    form: str
     shared: int
     whole: int
     used: float
@@ -32,7 +30,7 @@ class Overlap:
     def of(cls, tokens: TokenMap, counts: TokenCounts) -> "Overlap":
         """That of two tokenizers; ``counts`` are of the target's ids."""
         ids = tokens.vocabulary.ids.tolist()
-        return cls("intersection", len(ids), tokens.target.whole, counts.covered(ids))
+        return cls(len(ids), tokens.target.whole, counts.covered(ids))
 
 
 @dataclass(slots=True)

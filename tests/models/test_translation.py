@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import llama_config, save_model
-from other_tokenizers import ToyTokenizer, byte_level, map_of, sentence_pieces, toy_map
+from other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, sentence_pieces, toy_map
 from toys import TableRunner, table
 from transformers import PreTrainedTokenizerFast
 
 from specctl.errors import ModelError
+from specctl.models.files.tokenizer import BareTokenizer, Spelling
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.vocabularies import token_map
 from specctl.models.running.engines import EngineSettings, engine_report
@@ -39,6 +40,24 @@ def test_tokens_stand_for_bytes(tokenizer: Any) -> None:
     assert known.eos == 1
     assert known.ids[b"\n"] != known.ids[b" "]
     assert not {0, 1} & {*known.of}
+
+
+def test_what_is_put_behind_a_text_does_not_begin_it() -> None:
+    both = beginning_with(BYTES(), "<s>", end="</s>")
+    assert both.encode("") == [0, 1]
+    assert TokenBytes(both, 1 << 20).start == (0,)
+
+
+@pytest.mark.parametrize("text", ["é", "¡x", "two words"])
+def test_tokens_that_were_added_are_text(text: str) -> None:
+    whole = beginning_with(BYTES())
+    whole.add_tokens([text])
+    spelling = Spelling.of(whole)
+    assert spelling is not None
+    for tokenizer in (whole, BareTokenizer(spelling)):
+        known = TokenBytes(tokenizer, 1 << 20)
+        assert known.of[whole.convert_tokens_to_ids(text)] == text.encode()
+        assert known.encode(text.encode()) == [whole.convert_tokens_to_ids(text)]
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])
@@ -69,7 +88,17 @@ def test_shared_tokens_spell_alike_or_mean_the_same() -> None:
     assert theirs[target.convert_tokens_to_ids("Ġa")] == draft.convert_tokens_to_ids("▁a")
     assert theirs[target.convert_tokens_to_ids("Ã")] == draft.convert_tokens_to_ids("<0xC3>")
     assert len({*theirs.values()}) == len(theirs)
-    assert 0 < tokens.share < 1
+    assert 0 < len(theirs) < tokens.target.whole
+
+
+def test_what_ends_a_text_in_the_draft_ends_it_in_the_target() -> None:
+    """Whatever else is spelt like it, with a lower id or not."""
+    for specials in (["<stop>", "<end>"], ["<end>", "<stop>"]):
+        target = ToyTokenizer("a", *specials)
+        target.eos_token_id = target.get_vocab()["<end>"]
+        tokens = map_of(target, ToyTokenizer("a", "<stop>"))
+        assert tokens.vocabulary.ids.tolist() == [0, target.eos_token_id]
+        assert {*tokens.draft_id.values()} == {0, 1}
 
 
 def test_special_tokens_that_end_nothing_are_shared_by_their_text_alone() -> None:
@@ -88,6 +117,21 @@ def test_what_is_no_special_token_there_is_read_as_text() -> None:
     for token in (0, *target.encode("Hello", add_special_tokens=False)):
         text.append(token)
     assert text.ids == draft.encode("Hello")
+
+
+@pytest.mark.parametrize("begin", [["<|begin|>"], ["<|mask|>", "<|start|>"], []])
+@pytest.mark.parametrize("theirs", [["<s>"], []])
+def test_a_text_begins_as_the_draft_begins_it(begin: list[str], theirs: list[str]) -> None:
+    target, draft = beginning_with(OTHERS(), *begin), beginning_with(BYTES(), *theirs)
+    text, ids = DraftText(map_of(target, draft)), target.encode("Hello you")
+    for token in [*ids, None, *ids[len(begin) :], target.encode(" a", add_special_tokens=False)[0]]:
+        before = [*text.ids]
+        kept = text.truncate(len(begin)) if token is None else text.append(token)
+        assert before[:kept] == text.ids[:kept]
+        if token is None:
+            assert text.ids == (draft.encode("") or [1]), "something has to be read"
+    assert draft.decode(text.ids) == "".join(theirs) + "Hello you a"
+    assert text.ids[: len(draft.encode("Hello you"))] == draft.encode("Hello you")
 
 
 @pytest.mark.parametrize("tokenizers", [(BYTES, OTHERS), (OTHERS, BYTES), (OTHERS, PIECES), (PIECES, BYTES)])

@@ -37,6 +37,7 @@ class Tokenizer(Protocol):
         chat_template: as transformers has it; false where there is none.
         all_special_tokens, all_special_ids: the special tokens, as text and ids in one order.
         eos_token_id: the id that ends a sequence; None if there is none.
+        added_tokens_decoder: by id, the tokens that were added to a vocabulary as text.
     """
 
     @property
@@ -50,6 +51,9 @@ class Tokenizer(Protocol):
 
     @property
     def eos_token_id(self) -> Any: ...
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]: ...
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Any:
         """The ids of a text as ``input_ids``."""
@@ -154,6 +158,7 @@ class BareTokenizer:
         self.all_special_tokens = [token for token, _ in spelling.specials]
         self.all_special_ids = [index for _, index in spelling.specials]
         self.eos_token_id = spelling.eos
+        self.added_tokens_decoder: Mapping[int, Any] = self._backend.get_added_tokens_decoder()
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Mapping[str, Any]:  # noqa: ARG002 - it says nothing
         return {"input_ids": self.encode(text, add_special_tokens=add_special_tokens)}

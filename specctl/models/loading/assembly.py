@@ -131,7 +131,7 @@ def load_pair(
     for place, own in tokenizers.items():
         model, found = made.levels[place].model, made.levels[place].found
         if model is not None and found is not None:
-            keep_known(model, made.bare if place == 0 else made.drafts[place - 1], own, found.checkpoint)
+            keep_known(model, made.bare if place == 0 else made.drafts[place - 1].bare, own, found.checkpoint)
     runners = [made.target, *made.drafts]
     if profile.generation_config and target.model.generation_config is not None:
         rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]

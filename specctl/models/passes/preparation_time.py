@@ -29,7 +29,7 @@ def working_seconds() -> float:
 
 
 def waited_seconds() -> float:
-    """How long the clock stood still for what others did, as `own_clock` has it; only differences mean anything."""
+    """How long the clock stood still for what others did, as `OwnClock` has it; only differences mean anything."""
     return _spent.seconds - _spent.prepared
 
 

@@ -48,12 +48,12 @@ class FixedWidthRunner(Around):
         if not keep:
             read, first = self.runner.length, end // self.width * self.width
             spans = (span for span in ((read, first), (max(read, first), end)) if span[0] < span[1])
-            found = joined([self.runner.extend(self._tokens[slice(*span)], keep=0, hidden=hidden) for span in spans])
+            found = joined([self._kept(self._tokens[slice(*span)], 0, hidden) for span in spans])
             return Forward(found.logits, found.hidden, cut_states(found.states, slice(begin - read, None)))
         first = (end - keep) // self.width * self.width
         self.runner.rollback(first)
         read = self.runner.length
-        parts = [self.runner.extend(self._tokens[read:first], keep=0, hidden=hidden)] if read < first else []
+        parts = [self._kept(self._tokens[read:first], 0, hidden)] if read < first else []
         parts += [self._block(start, end, hidden) for start in range(first, end, self.width)]
         self.runner.rollback(end)
         found, kept = joined(parts), slice(end - keep - first, end - first)
@@ -65,8 +65,12 @@ class FixedWidthRunner(Around):
 
     def _block(self, start: int, end: int, hidden: bool) -> Forward:
         block = self._tokens[start : min(end, start + self.width)]
-        found = self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
-        return Forward(found.logits, found.hidden, kept_states(found.states))  # rows that the next block leaves alone
+        return self._kept([*block, *[0] * (self.width - len(block))], self.width, hidden)
+
+    def _kept(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        """A pass whose states the next one leaves alone."""
+        found = self.runner.extend(tokens, keep=keep, hidden=hidden)
+        return Forward(found.logits, found.hidden, kept_states(found.states))
 
     def rollback(self, length: int) -> None:
         del self._tokens[length:]

@@ -28,7 +28,6 @@ class DraftText:
     def __init__(self, tokens: TokenMap) -> None:
         self._map = tokens
         self._spelt = {index: token.encode() for token, index in tokens.target.specials.items()}
-        self._silent = frozenset(tokens.target.start)
         # A draft that begins texts with nothing still has to read a token before it can write one.
         self._empty = [next((one for one in (tokens.draft.eos,) if one is not None), 0)]
         self.tokens: list[int] = []
@@ -40,7 +39,9 @@ class DraftText:
         """Add a token of the target's; how many of the draft's ids from the start stay as they were."""
         if self._opens(token):
             kept = self._put(closed=True)
-            self._words.append((len(self.tokens), len(self.ids)))
+            # A draft that begins texts with nothing reads the first word in place of what stands for an empty text.
+            place = len(self._map.draft.start if self._silent(len(self.tokens)) else self.ids)
+            self._words.append((len(self.tokens), place))
         else:
             kept = len(self.ids)
         self.tokens.append(token)
@@ -72,7 +73,7 @@ class DraftText:
     def _put(self, *, closed: bool) -> int:
         """Write the ids of the last word; how many ids from the start stay as they were."""
         start, place = self._words[-1]
-        new = self._read(self.tokens[start:], closed, first=len(self._words) == 1)
+        new = [] if self._silent(len(self.tokens)) else self._read(self.tokens[start:], closed)
         if not place and not new:
             new = self._empty
         old = self.ids[place:]
@@ -80,19 +81,18 @@ class DraftText:
         self.ids[place:] = new
         return place + same
 
-    def _read(self, word: Sequence[int], closed: bool, *, first: bool) -> Sequence[int]:
+    def _read(self, word: Sequence[int], closed: bool) -> Sequence[int]:
         own = self._map.draft_id
         if len(word) == 1 and word[0] in self._spelt:
-            if first and word[0] in self._silent:
-                return []
             return [own[word[0]]] if word[0] in own else self._map.draft.encode(self._spelt[word[0]])
-        begins = self._begins(first)
+        begins = self._silent(self._words[-1][0])
         spaced = begins and self._map.target.puts_space
         if not closed and not spaced and all(token in own for token in word):
             return [own[token] for token in word]
         text = self._map.target.text(word)
         return self._map.draft.encode(text.removeprefix(b" ") if spaced else text, first=begins)
 
-    def _begins(self, first: bool) -> bool:
-        """Whether the last word is the text's first, perhaps behind what begins the text."""
-        return first or (len(self._words) == 2 and self.tokens[0] in self._silent)
+    def _silent(self, count: int) -> bool:
+        """Whether so many tokens from the start of the text are what the target's tokenizer puts before every one."""
+        start = self._map.target.start
+        return count <= len(start) and start[:count] == (*self.tokens[:count],)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import takewhile
 
 from specctl.models.files.tokenizer import PROBES, Tokenizer
 from specctl.models.files.vocabulary import known_ids
@@ -49,10 +50,13 @@ class TokenBytes:
         special = {*self.specials.values()}
         spelt = {token: i for token, i in tokenizer.get_vocab().items() if i not in special and i < self.whole}
         of_bytes = sum("Ġ" in token for token in spelt) > sum(SPACE in token for token in spelt)
-        self.of: Mapping[int, bytes] = {i: _of_letters(t) if of_bytes else _of_piece(t) for t, i in spelt.items()}
+        self.of: Mapping[int, bytes] = {
+            i: _of_piece(t) if not of_bytes else t.encode() if i in tokenizer.added_tokens_decoder else _of_letters(t)
+            for t, i in spelt.items()
+        }
         order = sorted(spelt, key=lambda token: (BYTE.fullmatch(token) is None, -spelt[token]))
         self.ids: Mapping[bytes, int] = {self.of[spelt[token]]: spelt[token] for token in order if token}
-        self.start = tuple(index for index in tokenizer.encode("", add_special_tokens=True) if index in special)
+        self.start = tuple(takewhile(special.__contains__, tokenizer.encode("a", add_special_tokens=True)))
         self._longest = max(map(len, self.ids), default=0)
         self._known: dict[tuple[bytes, bool], list[int]] = {}
 
@@ -97,6 +101,12 @@ class TokenBytes:
         """Whether it puts a space before every text."""
         return self.text(self._tokenizer.encode("a", add_special_tokens=False)) == b" a"
 
+    @cached_property
+    def _anchors(self) -> Mapping[str, list[int]]:
+        return {
+            anchor: self._tokenizer.encode(anchor, add_special_tokens=False) if anchor else [] for anchor in ANCHORS
+        }
+
     def _cut(self, piece: bytes, first: bool) -> list[int]:
         try:
             text = piece.decode()
@@ -104,8 +114,7 @@ class TokenBytes:
             # The end of a character may come with the next token; bytes elsewhere are no text at all.
             whole = piece[: error.start] if error.end == len(piece) else b""
             return [*(self.encode(whole, first=first) if whole else ()), *self._longest_first(piece[len(whole) :])]
-        for anchor in ANCHORS:
-            before = self._tokenizer.encode(anchor, add_special_tokens=False) if anchor else []
+        for anchor, before in self._anchors.items():
             found = self._tokenizer.encode(anchor + text, add_special_tokens=False)
             ids = found[len(before) :]
             if found[: len(before)] == before and not self._differs(ids, piece, first and not anchor):
@@ -129,7 +138,7 @@ class TokenBytes:
 
 
 def _of_letters(token: str) -> bytes:
-    """Of byte-level BPE; a token that was added may be plain text."""
+    """Of byte-level BPE; what is spelt by other letters is plain text."""
     letters = [LETTERS.get(letter) for letter in token]
     return token.encode() if None in letters else bytes(letter for letter in letters if letter is not None)
 

@@ -45,6 +45,8 @@ class TokenMap:
         written |= {
             own: index for index, own in self.draft_id.items() if target.ids.get(target.of.get(index, b"")) == index
         }
+        if draft.eos is not None and target.eos is not None and self.draft_id.get(target.eos) == draft.eos:
+            written[draft.eos] = target.eos  # whatever else of the target's is spelt like the draft's end
         own_of = {index: own for own, index in written.items()}
         self.vocabulary = DraftVocabulary(own_of, whole)
         self.columns: npt.NDArray[np.int64] = np.array([own_of[index] for index in self.vocabulary.ids], dtype=np.int64)
@@ -63,8 +65,3 @@ class TokenMap:
     def told(self) -> str:
         """How many tokens are shared, in words."""
         return f"{len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"
-
-    @property
-    def share(self) -> float:
-        """Of the target's ids, the part that the draft can write."""
-        return len(self.vocabulary) / self.target.whole

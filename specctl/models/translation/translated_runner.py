@@ -73,7 +73,11 @@ class TranslatedRunner(Around):
         self._forget(self._text.truncate(length))
 
     def _outside(self, length: int) -> int:
-        """How many ids at the start of a text of some length the draft does not read: halves of its context."""
+        """How many ids at the start of a text of some length the draft does not read: halves of its context.
+
+        Of the length alone, though rounds that draft across the border read twice: else what is drafted, and with it
+        the text of a seed and a replay, would depend on the rounds before.
+        """
         half = max(1, self.runner.context // 2)
         return max(0, -((self.runner.context - length) // half)) * half
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_models import needs_onnx, small_pair
+from checkpoints import save_model
+from onnx_models import needs_onnx, small_config, small_pair
+from other_tokenizers import byte_level
 from safetensors.torch import load_file, save_file
 
 from specctl.decoding.composition import build_drafter
@@ -104,6 +106,18 @@ def test_a_draft_of_few_tokens_is_opened_by_its_ids(profile: Profile, monkeypatc
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
         assert written(pair, few(40), **sampling) == written(loaded, few(40), **sampling)
     assert written(pair, profile) == written(loaded, profile)
+
+
+def test_a_draft_with_another_tokenizer_is_opened_too(profile: Profile, tmp_path: Path) -> None:
+    assert profile.draft is not None
+    draft = save_model(tmp_path / "draft", small_config())
+    byte_level(258).save_pretrained(draft)
+    other = profile.model_copy(update={"draft": profile.draft.model_copy(update={"model": str(draft)})})
+    loaded = load_pair(other, torch_weights=False)
+    pair = opened(other)
+    assert pair is not None
+    assert pair.drafts[0].translates == loaded.drafts[0].translates is not None
+    assert written(pair, other) == written(loaded, other)
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,21 @@ def test_blocks_of_one_shape_do_not_depend_on_how_they_were_cut() -> None:
     assert torch.equal(torch.cat(rows), expected)
 
 
+@pytest.mark.parametrize("keep", [0, 1])
+def test_blocks_keep_the_states_of_every_pass(keep: int) -> None:
+    """Passes of up to 64 tokens share a place in memory for each power of two."""
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    for each in (runner, plain):
+        each.watch([0])
+    blocks = FixedWidthRunner(runner)
+    for prompt in range(25, 32):
+        for each in (blocks, plain):
+            each.rollback(0)
+        blocks.extend(TOKENS[:3], keep=0) if keep else None
+        plain.extend(TOKENS[:3], keep=0) if keep else None
+        same(*(each.extend(TOKENS[each.length : prompt], keep=keep) for each in (blocks, plain)))
+
+
 def test_branches_are_those_of_the_eager_engine() -> None:
     found: list[list[list[int]]] = []
     for runner in (sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)):
