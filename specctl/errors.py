@@ -1,6 +1,22 @@
 """Errors for users: what is wrong, how to fix it, and the exit code."""
 
+import sys
 from typing import Any
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether that is what an exception of Python, torch or onnxruntime says; neither library is imported."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    # On a CPU they have no class of their own for it.
+    found = "DefaultCPUAllocator" if type(error) is RuntimeError else "Failed to allocate memory"
+    return found in str(error) and (type(error) is RuntimeError or of_onnxruntime(error))
+
+
+def of_onnxruntime(error: BaseException) -> bool:
+    """Whether onnxruntime raised an exception: its classes have no base of their own."""
+    return type(error).__module__.startswith("onnxruntime.")
 
 
 def reason(error: BaseException) -> str:

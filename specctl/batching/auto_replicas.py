@@ -19,7 +19,8 @@ class AutoReplicas:
 
     Args:
         alone: answers one question at a time.
-        rows: makes the rows for so many questions that are there; None where that does not pay yet.
+        rows: makes the rows for so many questions that are there; None where that does not pay yet. Making and timing
+            passes takes long, so it is asked again only when twice as many are there.
         places: how many questions may be taken at once.
     """
 
@@ -28,6 +29,7 @@ class AutoReplicas:
         self._rows: RowReplicas | None = None
         self._waiting: deque[tuple[int, Any]] = deque()
         self._answered: dict[int, int] = {}  # the place whose question a row has
+        self._tried = 1  # as many that were there were not enough for rows
 
     @property
     def count(self) -> int:
@@ -42,8 +44,9 @@ class AutoReplicas:
 
     def wait(self, seconds: float | None = None) -> list[Event]:
         """As in `Replicas`; returns after one pass of the rows, or one question that was alone."""
-        if self._rows is None and len(self._waiting) > 1:
-            self._rows = self._make(len(self._waiting))
+        if self._rows is None and len(self._waiting) >= 2 * self._tried:
+            self._tried = len(self._waiting)
+            self._rows = self._make(self._tried)
         if self._waiting and (self._rows is None or (len(self._waiting) == 1 and not self._answered)):
             place, question = self._waiting.popleft()
             return [Answered(place, self._alone(question))]

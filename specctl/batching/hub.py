@@ -1,12 +1,12 @@
 """Several texts at once: each is written by its own loop, and what they ask of a model is read in one pass."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from specctl.errors import out_of_memory
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import OwnClock, working_seconds
 
@@ -166,12 +166,6 @@ class Hub(Generic[T]):
         finally:
             if text.run.dead:
                 self._texts.pop(text.run, None)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether that is what an error says."""
-    torch = sys.modules.get("torch")
-    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
 def _alone(shared: Shared[Asked, Given], request: Asked) -> Given | Exception:

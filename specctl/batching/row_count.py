@@ -5,6 +5,7 @@ from time import perf_counter, process_time
 from typing import Literal
 
 from specctl.batching.pair_rows import passes_of, read_models, why_alone
+from specctl.errors import out_of_memory
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
@@ -79,7 +80,10 @@ class _Alone:
 
 def worthwhile(pair: Pair, tokens: int) -> bool:
     """Whether so many tokens take a pair long enough for several texts at once to be tried."""
-    return tokens * min(_seconds(pair, [[_Alone(pair.target)]], 0)[0]) >= WORTH
+    try:
+        return tokens * min(_seconds(pair, [[_Alone(pair.target)]], 0)[0]) >= WORTH
+    finally:
+        pair.target.rollback(0)
 
 
 def most_rows(pair: Pair, limit: int) -> int:
@@ -91,15 +95,22 @@ def most_rows(pair: Pair, limit: int) -> int:
     """
     tokens = min(pair.context, limit + PROMPT)
     needed: dict[str, int] = {}
+    held: dict[str, int] = {}  # by the two numbers of texts of which one is tried
     models = iter(pair.models)
     for runner in (pair.target, *pair.drafts):
         model = next(models, None) if runner.runs_model else None
         bytes_ = runner.token_bytes
         if not bytes_ and model is not None:
             bytes_ = cached_values(model.config) * model.dtype.itemsize
-        needed[str(runner.device)] = needed.get(str(runner.device), 0) + bytes_ * tokens
+        device = str(runner.device)
+        needed[device] = needed.get(device, 0) + bytes_ * tokens
+        held[device] = held.get(device, 0) + 2 * runner.rows_bytes
     free = {memory.name: memory.free for memory in device_memory(set(needed))}
-    room = [int(SPARED * free[device] / bytes_) for device, bytes_ in needed.items() if bytes_ and device in free]
+    room = [
+        int((SPARED * free[device] - held[device]) / bytes_)
+        for device, bytes_ in needed.items()
+        if bytes_ and device in free
+    ]
     return max(1, min([MOST, *room]))
 
 
@@ -118,9 +129,14 @@ def fastest_passes(pair: Pair, most: int, tokens: int) -> list[RowPasses] | None
     while (rows := 2 * now[-1].rows) <= most:
         clock = _clock(pair)
         began = clock()
-        more = passes_of(pair, rows)
-        took = clock() - began
-        fewer, twice = map(min, _seconds(pair, [now, more], drafted))
+        try:
+            more = passes_of(pair, rows)
+            took = clock() - began
+            fewer, twice = map(min, _seconds(pair, [now, more], drafted))
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            break
         gain = min(gain, 2 * fewer / twice)
         if gain <= GAIN:
             break

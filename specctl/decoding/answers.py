@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.errors import RecordError, reason
+from specctl.errors import RecordError, of_onnxruntime, out_of_memory, reason
 from specctl.jsonl import Record
 from specctl.processes.interrupts import interrupt
 from specctl.profile.schema import SamplingTable
@@ -133,10 +133,13 @@ def failures_of_a_text() -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, IndexError) as error:
+    except Exception as error:
+        if out_of_memory(error):
+            what = reason(error) or type(error).__name__
+            raise RecordError("out_of_memory", f"not enough memory for this text: {what}") from error
+        if not (isinstance(error, RuntimeError | IndexError) or of_onnxruntime(error)):
+            raise
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(error, torch.OutOfMemoryError):
-            raise RecordError("out_of_memory", f"not enough device memory for this text: {error}") from error
         if interrupt.became(error) or (torch is not None and isinstance(error, torch.AcceleratorError)):
             raise
         what = f"{type(error).__name__}: {reason(error)}"

@@ -54,8 +54,13 @@ class Drafter(Protocol):
             generator: for draws; drafters on other devices derive their own from it.
         """
 
-    def prefill(self, sequence: Sequence[int]) -> None:
-        """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is."""
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+        """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is.
+
+        Args:
+            sequence: the prompt.
+            begins: whether a text begins, rather than goes on.
+        """
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
@@ -163,7 +168,9 @@ class ModelDrafter:
         self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops, ids)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
-    def prefill(self, sequence: Sequence[int]) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+        if begins:
+            self.policy.reset()  # it decides whether to read the text
         if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
             self.runner.extend(pending, keep=0)
 

@@ -96,9 +96,11 @@ class PreVerifiedDrafter:
     def witness(self, start: int, states: States) -> None:
         """It reads no states."""
 
-    def prefill(self, sequence: Sequence[int]) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+        if begins:
+            self.policy.reset()
         if self.policy.draft_limit():
-            prefill(self.runner, self.inner, sequence)
+            prefill(self.runner, self.inner, sequence, begins=begins)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
@@ -112,7 +114,7 @@ class PreVerifiedDrafter:
             if seen is not None and seen < len(text) - 2:
                 # A block without tokens was offered. A draft head drafts without the state of one place, never of more:
                 # what it drafts follows from where its round begins and whether that place lacks.
-                prefill(self.runner, self.inner, text)
+                prefill(self.runner, self.inner, text, begins=False)
 
             def read(forward: Forward, probs: Numbers | None, tokens: Sequence[int]) -> None:
                 added.extend(self._steps(forward, tokens, first))

@@ -41,8 +41,8 @@ class LeafDrafter:
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self.inner.begin(sampling, eos, generator)
 
-    def prefill(self, sequence: Sequence[int]) -> None:
-        self.inner.prefill(sequence)
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+        self.inner.prefill(sequence, begins=begins)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         draft = self.inner.draft(sequence, budget)

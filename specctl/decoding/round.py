@@ -28,13 +28,20 @@ ReadPass = Callable[[Forward, Numbers | None, Sequence[int]], None]
 (None when greedy), and the n tokens that the round emits, whose positions are the first n rows."""
 
 
-def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:
-    """Cache all but the last token of the prompt, so that every round's forward pass is a short one."""
+def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], *, begins: bool = True) -> None:
+    """Cache all but the last token of the prompt, so that every round's forward pass is a short one.
+
+    Args:
+        verifier: of the drafts.
+        drafter: None without drafts.
+        sequence: the prompt.
+        begins: as in `Drafter.prefill`.
+    """
     if drafter is not None and drafter.witnessed is not None:
         verifier.rollback(drafter.witnessed)  # it has not seen the states of the places behind
     _catch_up(verifier, drafter, sequence)
     if drafter is not None:
-        drafter.prefill(sequence)
+        drafter.prefill(sequence, begins=begins)
 
 
 def _catch_up(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:

@@ -207,7 +207,8 @@ class RoundRobin:
     def _warm(self, lane: _Lane, number: int) -> bool:
         """Let a candidate run a prompt, in every row; whether it could."""
         found = self._outcomes(lane, [number] * self._batch, 0, WARM_UP_TOKENS, lambda *_: None)
-        return not any(isinstance(one, Skipped) for one in found)
+        # All of them: rows that still write would go on in the next lane's passes.
+        return not [one for one in found if isinstance(one, Skipped)]
 
     def _fail(self, lane: _Lane, error: PeerError) -> None:
         self._failed.add(lane.candidate.label)

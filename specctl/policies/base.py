@@ -55,7 +55,7 @@ class StoppingPolicy(Protocol):
     def current_threshold(self) -> float | None: ...
 
     def reset(self) -> None:
-        """A new sequence begins."""
+        """A new sequence begins; called once or more before its first round."""
 
     def draft_limit(self) -> int:
         """The most tokens to draft in the next round; repeated calls before the round return the same number."""

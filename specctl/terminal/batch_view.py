@@ -63,7 +63,7 @@ class BatchView:
         max_new_tokens: the token limit of each text.
 
     Attributes:
-        tokens: of all texts so far.
+        tokens: of all texts so far, but for those that were given up.
     """
 
     def __init__(self, console: Console, title: str, policy: str, max_new_tokens: int) -> None:
@@ -89,6 +89,9 @@ class BatchView:
         self._texts = [*self._texts, shown]  # another thread may be drawing the list that was
         try:
             yield shown
+        except BaseException:
+            self.tokens -= shown.tokens  # it begins again when there is room, or is none
+            raise
         finally:
             self._texts = [one for one in self._texts if one is not shown]
 

@@ -98,3 +98,17 @@ def test_where_rows_do_not_pay_all_are_answered_alone() -> None:
     played = Played(pays=False)
     assert answers(played, iter([3, 2, None, 2])) == [(3, 30), (2, 20), (2, 20)]
     assert played.alone == [3, 2, 2]
+
+
+def test_rows_that_do_not_pay_are_tried_again_only_with_twice_as_many() -> None:
+    played = Played(pays=False)
+    with played.replicas(8) as replicas:
+        for place in range(3):
+            replicas.ask(place, 1)
+        for _ in range(2):
+            replicas.wait()
+        for place in range(3, 8):
+            replicas.ask(place, 1)
+        for _ in range(6):
+            replicas.wait()
+    assert played.counts == [3, 6]

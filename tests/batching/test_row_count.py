@@ -80,6 +80,24 @@ def test_few_tokens_are_not_worth_a_try(monkeypatch: pytest.MonkeyPatch) -> None
     pair, _ = pair_of(monkeypatch, {1: 0.5})
     assert not worthwhile(pair, 7)
     assert worthwhile(pair, 8)
+    assert pair.target.length == 0, "the next text begins at its beginning"
+
+
+def test_memory_that_runs_out_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, target = pair_of(monkeypatch, dict.fromkeys((1, 2, 4), 1.0))
+    make = target.rows
+
+    def rows(count: int) -> Any:
+        if count > 2:
+            raise MemoryError
+        return make(count)
+
+    monkeypatch.setattr(target, "rows", rows)
+    assert fastest_passes(pair, 16, LONG)[-1].rows == 2  # type: ignore[index]
+    assert target.length == 0
+    monkeypatch.setattr(target, "rows", lambda _: make(0 / 0))
+    with pytest.raises(ZeroDivisionError):
+        fastest_passes(pair, 16, LONG)
 
 
 def test_caches_take_a_part_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +107,7 @@ def test_caches_take_a_part_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert most_rows(pair, 8) == MOST, "nothing is known of its cache"
     target.token_bytes = 20  # of 512 tokens, the context
     assert most_rows(pair, 8) == 7
+    target.rows_bytes = 20_000
+    assert most_rows(pair, 8) == 3, "two sessions have weights of their own"
     memory.free = 0
     assert most_rows(pair, 8) == 1

@@ -163,7 +163,11 @@ def test_a_bad_record_is_its_own_error():
     assert caught.value is error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("256 against 257"), IndexError("256 against 257")])
+class EngineError(Exception):
+    __module__ = "onnxruntime.capi.onnxruntime_pybind11_state"
+
+
+@pytest.mark.parametrize("error", [kind("256 against 257") for kind in (RuntimeError, IndexError, EngineError)])
 def test_an_error_of_a_pass_is_the_records_error(error):
     notes, answers = answerer()
     notes.error = error
@@ -188,9 +192,30 @@ def test_an_interrupt_that_native_code_made_another_error_ends_the_run(monkeypat
         answers.answer(Record(1, 1, {"prompt": "a"}))
 
 
-def test_a_full_device_is_the_records_error():
+def without_room(kind):
+    """What is raised where memory runs out."""
+    if kind == "onnxruntime":
+        state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
+        return state.Fail("1 : FAIL : bfc_arena.cc Failed to allocate memory for requested buffer of size 4")
+    if kind == "cpu":
+        with pytest.raises(RuntimeError) as caught:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return caught.value
+    return {"python": MemoryError(), "device": torch.OutOfMemoryError("no room")}[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("device", "no room"),
+        ("python", "text: MemoryError"),
+        ("cpu", "allocate"),
+        ("onnxruntime", "Failed to allocate"),
+    ],
+)
+def test_memory_that_runs_out_is_the_records_error(kind, said):
     notes, answers = answerer()
-    notes.error = torch.OutOfMemoryError("no room")
-    with pytest.raises(RecordError, match="no room") as caught:
+    notes.error = without_room(kind)
+    with pytest.raises(RecordError, match=said) as caught:
         answers.answer(Record(1, 1, {"prompt": "a"}))
     assert caught.value.kind == "out_of_memory"

@@ -1,6 +1,7 @@
 """A session that keeps its caches reads only what is new in a prompt, and writes what a fresh session writes."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
 from toys import STOPPING, Replays, noisy_copy, random_model, seeded
 from transformers import PreTrainedModel
 
+from specctl.batching.row_count import worthwhile
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -272,3 +274,10 @@ def test_each_turn_of_a_record_reads_only_what_is_new() -> None:
         assert [sum(taken) for taken in chat.taken()] == read[turns], "nothing is kept from record to record"
     for model in (0, 1):
         assert read[20][model] - read[10][model] == 2 * (read[10][model] - read[5][model]), read
+
+
+def test_a_turn_after_passes_were_timed_is_read_from_its_beginning() -> None:
+    chat, prompt = Chat(), [5, 3, 9]
+    prompt += [*chat.say(prompt), 7]
+    worthwhile(replace(chat.pair, vocabulary=64), 1)
+    chat.say(prompt)

@@ -64,3 +64,22 @@ def test_what_a_draft_has_read_is_told_from_its_rounds(prefilled: bool) -> None:
     assert [read.round(*round_) for round_ in rounds] == [0, 0, 0, 2 if prefilled else 15, 0]
     assert read.missing(18) == 0
     assert read.missing(21) == 3
+
+
+class UntilReset(Script):
+    """Wants drafts until a text begins."""
+
+    limit = 2
+
+    def reset(self) -> None:
+        self.limit = 0
+
+    def draft_limit(self) -> int:
+        return self.limit
+
+
+def test_whether_a_draft_reads_the_prompt_is_decided_for_the_text_that_begins() -> None:
+    draft = TableRunner(TARGET)
+    for begins, read in ((True, []), (False, [len(PROMPT) - 1])):
+        prefill(TableRunner(TARGET), ModelDrafter(draft, UntilReset()), PROMPT, begins=begins)
+        assert draft.extended == read

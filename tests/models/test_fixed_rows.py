@@ -5,9 +5,11 @@ import random
 import pytest
 import torch
 from few_tokens import trimmed
-from toys import FAMILIES, random_model
+from toys import FAMILIES, Replays, random_model
 
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.graph import GraphRunner
+from specctl.models.running.row_passes.row_cache import RowLayer
 from specctl.models.running.runner import RowRequest
 from specctl.models.running.static import StaticRunner
 
@@ -64,3 +66,80 @@ def test_a_draft_of_few_tokens_is_read_with_others() -> None:
     (found,) = one.rows(2).run([RowRequest(1, 0, [1, 5, 9], 2)])
     assert found.vocabulary is not None
     torch.testing.assert_close(found.logits, one.extend([1, 5, 9], 2).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+def test_passes_that_were_tried_leave_no_hooks(engine: type[EagerRunner] | type[StaticRunner]) -> None:
+    model = random_model("llama", 2, 3)
+    one = engine(model, VOCABULARY)
+    one.watch([0, -1])
+
+    def hooks() -> int:
+        one.rows(2).run([RowRequest(0, 0, [1, 2], 1, hidden=True)])
+        return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+    assert hooks() == hooks()
+
+
+def test_where_memory_runs_out_between_two_layers_the_next_pass_makes_room_in_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, alone = (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
+    passes, tokens = one.rows(2), [number % VOCABULARY for number in range(300)]
+    passes.run([RowRequest(0, 0, tokens[:250], 0)])
+    alone.extend(tokens[:250], 0)
+    grown: list[RowLayer] = []
+    grow = RowLayer.grow
+
+    def full(layer: RowLayer, capacity: int) -> None:
+        if grown:
+            raise MemoryError
+        grown.append(layer)
+        grow(layer, capacity)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowLayer, "grow", full)
+        with pytest.raises(MemoryError):
+            passes.run([RowRequest(0, 250, tokens[250:], 1), RowRequest(1, 0, tokens, 1)])
+    (found,) = passes.run([RowRequest(0, 250, tokens[250:], 1)])
+    torch.testing.assert_close(found.logits, alone.extend(tokens[250:], 1).logits, rtol=0, atol=2e-4)
+
+
+def test_captured_passes_of_each_number_of_rows_have_a_capture_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Replays):
+        made: list["Own"] = []  # noqa: RUF012
+
+        def __init__(self, device: torch.device) -> None:
+            super().__init__()
+            self.made.append(self)
+            assert device.type == "cpu"
+
+    monkeypatch.setattr("specctl.models.running.graph.CudaCapture", Own)
+    runner = GraphRunner(random_model("llama"), VOCABULARY, Own(torch.device("cpu")))
+    for number in (2, 3):
+        passes = runner.rows(2)
+        for after in range(2):
+            passes.run([RowRequest(0, after, [1], 1)])
+        assert [capture.captured for capture in Own.made] == [0, *[1] * (number - 1)]
+
+
+def test_nothing_is_captured_before_all_buffers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = Replays()
+    passes = GraphRunner(random_model("llama"), VOCABULARY, capture).rows(2)
+    made: list[RowLayer] = []
+    buffers = RowLayer.lazy_initialization
+
+    def full(layer: RowLayer, *states: torch.Tensor) -> None:
+        if made:
+            raise MemoryError
+        made.append(layer)
+        buffers(layer, *states)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowLayer, "lazy_initialization", full)
+        with pytest.raises(MemoryError):
+            passes.run([RowRequest(0, 0, [1], 1)])
+    for after in range(2):
+        assert capture.captured == 0, "captured passes make no buffers"
+        passes.run([RowRequest(0, after, [1], 1)])
+    assert capture.captured == 1

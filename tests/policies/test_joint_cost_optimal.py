@@ -1,6 +1,7 @@
 """One decision for all texts of a batch, and one learner."""
 
 import random
+from copy import copy
 from itertools import combinations
 
 import pytest
@@ -8,6 +9,7 @@ from made_traces import flat_costs, traces
 
 from specctl.batching.decisions import Decisions
 from specctl.policies import NONE, Setting
+from specctl.policies.draft_allowance import DraftAllowance
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -41,7 +43,7 @@ def test_drafting_goes_on_with_the_best_set_of_all() -> None:
     joint, views = batch_of(6)
     times, chance, sizes = joint.shared._times, random.Random(1), set()
     for _ in range(60):
-        joint._rows, joint._drafted = 6, chance.randrange(12)
+        joint._round, joint._drafted = {*views}, chance.randrange(12)
         for view in views:
             view.gain, view.drafted = chance.random() ** 2, 1
 
@@ -61,6 +63,36 @@ def test_what_a_pass_over_fewer_rows_takes_is_learned() -> None:
     joint, _ = batch_of(8, rounds=80)
     assert joint._share(8, 8) == 1
     assert joint._share(2, 8) == pytest.approx(1.4 / 2.6, abs=0.05)
+
+
+@pytest.mark.parametrize("others", ["draft", "wait for their verification"])
+def test_a_text_that_comes_later_has_its_round_with_the_others(others: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftAllowance, "longest", lambda *_: 5)
+    joint, (one, other, late) = batch_of(3)
+    known = copy(joint._pass)
+    one.gain = other.gain = late.gain = 0.9
+    assert min(joint.run([one, other])) > 0
+    one.drafted = other.drafted = 1
+    asking = [one, other] if others == "draft" else []
+    assert min(joint.run([*asking, late])) > 0, "no draft is cut short"
+    assert joint._round == {one, other, late}
+    for row, length in ((one, 3), (other, 3), (late, 1)):
+        steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
+        row._begins = row is late
+        row.observe(Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, 9.0, 1.0, 10.0, context=30))
+        row.drafted = 0
+    joint.run([one, other])
+    assert joint._round == {one, other}
+    assert joint._pass == known, "its passes were not those of the others"
+
+
+def test_a_text_whose_first_round_begins_with_those_of_others_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftAllowance, "longest", lambda *_: 5)
+    joint, (one, late) = batch_of(2)
+    one.observe(Round(0, (), 0, 9, ExtraToken.BONUS, StopReason.POLICY, None, 0.0, 1.0, 1.0, context=30))
+    one.drafted, late.drafted, one.gain, late.gain = 0, 1, 0.9, 0.9
+    assert min(joint.run([one, late])) > 0
+    assert (joint._round, joint._drafted) == ({one, late}, 3)
 
 
 def test_what_one_text_teaches_all_know_and_each_has_its_own_text() -> None:

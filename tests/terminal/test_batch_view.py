@@ -1,9 +1,11 @@
 """The live view of several texts: the oldest as a panel, a line for each other one."""
 
+from contextlib import nullcontext
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from specctl.terminal.batch_view import BatchView, ShownText
@@ -40,8 +42,19 @@ def test_the_oldest_is_a_panel_and_others_have_a_line_each() -> None:
             assert [line.split()[:3] for line in shown[others + 1 :]] == [["b", "7", "tokens"], ["c", "1", "tokens"]]
             assert shown[others + 1].endswith("the end")
         assert view.tokens == 10
-        assert not any("7 tokens" in line for line in seen(view)), "those that ended are gone"
+        assert not any(" 7 tokens" in line for line in seen(view)), "those that ended are gone"
     assert "waiting for records" in seen(view)[0]
+
+
+def test_tokens_of_a_text_that_begins_again_count_once() -> None:
+    view = BatchView(Console(file=StringIO()), "big", "svip", 99)
+    for error in (GeneratorExit, None):
+        with pytest.raises(GeneratorExit) if error else nullcontext(), view.text("a", "Once") as text:
+            text.panel.add = lambda *_: None  # type: ignore[method-assign]
+            text.on_round(SimpleNamespace(emitted=range(5)), [])  # type: ignore[arg-type]
+            if error:
+                raise error
+    assert view.tokens == 5
 
 
 def test_more_texts_than_rows_of_the_screen_are_counted() -> None:

@@ -47,9 +47,9 @@ class ChainedDrafter:
         self._chaining.begin()
         self.model.begin(sampling, eos, generator)
 
-    def prefill(self, sequence: Sequence[int]) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         self._chaining.read_prompt(sequence[self._chaining.length : -1])
-        self.model.prefill(sequence)
+        self.model.prefill(sequence, begins=begins)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         chaining, policy = self._chaining, self.model.policy

@@ -49,7 +49,9 @@ class LookupDrafter:
         self._rates = MatchRates()
         self.policy.reset()
 
-    def prefill(self, sequence: Sequence[int]) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+        if begins:
+            self.policy.reset()
         if self.policy.draft_limit():
             self._index(sequence[:-1])
 

@@ -2,12 +2,11 @@
 
 import difflib
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.errors import AbsentError, ModelError, reason
+from specctl.errors import AbsentError, ModelError, out_of_memory, reason
 
 CONVERT = (
     "Convert it once on a machine where you trust the files: "
@@ -62,15 +61,6 @@ def _unreachable(error: BaseException) -> bool:
     return isinstance(error, silent) and not isinstance(error, hub.HfHubHTTPError)
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    """Torch's own is only raised where torch has been imported."""
-    if "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
 def _from_type(error: BaseException, subject: str, role: str, name: str) -> tuple[str, str] | None:
     import huggingface_hub.errors as hub
     from safetensors import SafetensorError
@@ -104,7 +94,7 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
                 f"{subject} has damaged weights: {_first_line(error)}.",
                 "Copy or download the .safetensors files again; the last download may have been cut short.",
             )
-        case _ if _out_of_memory(error):
+        case _ if out_of_memory(error):
             return f"{subject} ran out of memory while loading: {_first_line(error)}", MEMORY_HINT
         case hub.HfHubHTTPError():
             return (

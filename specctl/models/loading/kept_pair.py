@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, of_onnxruntime
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.stored_weights import stored_weights
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
@@ -157,8 +157,10 @@ def kept_pair(
                 return None
             graphs.append(graph)
         return _opened(profile, settings, graphs, Places(levels), began, progress) if _enough(profile, graphs) else None
-    except (ModelError, OSError, RuntimeError):  # onnxruntime's own are RuntimeErrors
-        return None
+    except Exception as error:
+        if isinstance(error, ModelError | OSError | RuntimeError) or of_onnxruntime(error):
+            return None
+        raise
 
 
 def _ids(table: ModelTable, above: Sequence[Graph]) -> DraftVocabulary | None:

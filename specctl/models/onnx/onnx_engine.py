@@ -7,7 +7,7 @@ from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, of_onnxruntime
 from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
 from specctl.models.passes.tree_sight import WIDEST
@@ -232,7 +232,9 @@ def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: i
     try:
         found = difference(runner.passes, model, vocabulary, quantize)
         widths = widths_apart(runner, vocabulary)
-    except RuntimeError as error:  # onnxruntime's own, of every kind
+    except Exception as error:
+        if not (isinstance(error, RuntimeError) or of_onnxruntime(error)):
+            raise
         raise Unable(f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})") from error
     if found > (most := limit(quantize, model.dtype)):
         raise Unable(

@@ -69,6 +69,8 @@ class OnnxRunner(Runner):
         self.facts: Path | None = None
         self.passes = passes
         self.token_bytes = passes.token_bytes
+        if path is not None and self.no_rows is None:
+            self.rows_bytes = sum(file.stat().st_size for file in path.parent.iterdir())  # a session of their own
         self._watched: tuple[int, ...] = ()
         self._sight = TreeSight()
         self._tree = 0  # the length before the last tree

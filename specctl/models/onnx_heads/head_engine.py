@@ -154,7 +154,7 @@ def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Runner
     """Raise `Unable` unless a head's graphs compute what its network computes."""
     try:
         found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
-    except (RuntimeError, ValueError) as error:  # onnxruntime's own, and of sizes that were taken for constants
+    except Exception as error:  # whatever onnxruntime raises, torch can still run the head
         raise Unable(f"onnxruntime cannot run its graphs ({_first_line(error)})") from error
     if found > (most := ROUNDING[torch.float32]):
         raise Unable(

@@ -24,7 +24,8 @@ class Around(Runner):
         self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
         self.no_trees, self.no_rows = runner.no_trees, runner.no_rows
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
-        self.token_bytes, self.threads, self.tried = runner.token_bytes, runner.threads, runner.tried
+        self.token_bytes, self.rows_bytes = runner.token_bytes, runner.rows_bytes
+        self.threads, self.tried = runner.threads, runner.tried
         self.draft_vocabulary, self.translates = runner.draft_vocabulary, runner.translates
 
     @property

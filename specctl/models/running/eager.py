@@ -67,7 +67,7 @@ class EagerRunner(Runner):
     def rows(self, count: int) -> RowPasses:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self._vocabulary, watched=self._watch.layers)
+        return FixedRows(self._model, count, self._vocabulary, self._watch, self._last)
 
     @property
     def model(self) -> PreTrainedModel:

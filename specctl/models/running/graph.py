@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.cuda_capture import Capture, prevents_capture, reason_of
+from specctl.models.passes.cuda_capture import Capture, CudaCapture, prevents_capture, reason_of
 from specctl.models.passes.fixed_buffers import FixedBuffers, PassKind
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
@@ -212,8 +212,10 @@ class GraphRunner(Capturing, StaticRunner):
             self._model,
             count,
             self.vocabulary,
-            self._capture,
+            self._watch,
+            self._last,
+            # Graphs of one capture are dropped together, and these go with their passes.
+            CudaCapture(self.device) if isinstance(self._capture, CudaCapture) else self._capture,
             self._notice,
             self._name,
-            watched=self._watch.layers,
         )

@@ -88,6 +88,7 @@ class Runner(ABC):
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
         token_bytes: of its cache for each token; 0 where that is not known.
+        rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
         tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
@@ -108,6 +109,7 @@ class Runner(ABC):
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
     token_bytes: int = 0
+    rows_bytes: int = 0
     threads: int | None = None
     tried: Mapping[int, float] = MappingProxyType({})
 

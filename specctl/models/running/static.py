@@ -59,6 +59,7 @@ class StaticRunner(FixedBufferRunner):
         self.no_rows = None
         self.draft_vocabulary = vocabulary_of(model)
         self._watch = LayerWatch(model)
+        self._last = LayerWatch(model)  # of passes over several sequences
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
         self._tree = 0  # the length before the last tree
@@ -77,7 +78,7 @@ class StaticRunner(FixedBufferRunner):
     def rows(self, count: int) -> RowPasses:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self.vocabulary, watched=self._watch.layers)
+        return FixedRows(self._model, count, self.vocabulary, self._watch, self._last)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)

@@ -38,8 +38,9 @@ class JointCostOptimal:
     def __init__(self, policy: "CostOptimal") -> None:
         self.shared = policy
         self.ended: list[Ended] = []
-        self._rows = 1
+        self._round: set[CostOptimalRow] = set()  # those of which the verification that comes reads a token
         self._drafted = 0
+        self._late = False  # whether a draft of the round began after others
         self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
 
     def row(self, ask: "Callable[[CostOptimalRow], int]") -> "CostOptimalRow":
@@ -48,16 +49,22 @@ class JointCostOptimal:
 
     def run(self, rows: "Sequence[CostOptimalRow]", /) -> list[int]:
         """As in `Joint`."""
-        starts = [row for row in rows if not row.drafted]
-        chosen = self._begin(starts) if starts else self._worth(rows)
+        starts = {row for row in rows if not row.drafted}
+        if starts and (self.ended or starts >= self._round):
+            chosen = self._begin(rows)
+        else:  # a text that begins while others draft or wait for their verification has its round with them
+            self._round.update(rows)
+            self._late |= bool(starts)
+            chosen = self._worth(rows)
         self._drafted += len(chosen)
         limit = self.shared._limit
         return [limit if row in chosen else 0 for row in rows]
 
     def _begin(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
         """The rows that draft in a round that begins."""
-        shared, ended, self.ended = self.shared, self.ended, []
-        self._rows, self._drafted = len(rows), 0
+        shared, ended, self.ended, late = self.shared, self.ended, [], self._late
+        self._round, self._drafted = {*rows}, sum(row.drafted for row in rows)
+        self._late = self._drafted > 0
         if ended:
             if (
                 shared._allowance.dozes
@@ -66,10 +73,15 @@ class JointCostOptimal:
             ):
                 shared._allowance.doze()
                 return set()
-            self._learn(ended)
+            self._learn(ended, late=late)
         if len(rows) == 1:
-            shared._last_token = rows[0].own._last_token
-            shared._decide(rows[0].unread)
+            (row,) = rows
+            shared._last_token = row.own._last_token
+            shared._decide(row.unread, begins=shared._timing and bool(ended) and ended[0].begins)
+            if row._begins:
+                shared._timing = False
+                shared._allowance.begin()
+                shared.decide_start()
             return set(rows)
         chosen, times = self._worth(rows), shared._times
         first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
@@ -80,7 +92,7 @@ class JointCostOptimal:
 
     def _worth(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
         """The rows with which drafting goes on."""
-        shared, count = self.shared, self._rows
+        shared, count = self.shared, len(self._round)
         if count == 1:
             (row,) = rows
             return {row} if shared._goes_on(row.drafted, row.gain, row.own._following) else set()
@@ -99,8 +111,11 @@ class JointCostOptimal:
             return 1.0
         return self._pass.at(rows) / (self._pass.at(count) or 1.0)
 
-    def _learn(self, ended: "Sequence[Ended]") -> None:
-        """Learn from a round of the batch: in the mean over its rows, but for times, which are those of all."""
+    def _learn(self, ended: "Sequence[Ended]", *, late: bool) -> None:
+        """Learn from a round of the batch: in the mean over its rows, but for times, which are those of all.
+
+        Where a draft began after others, how many rows had a pass is not known.
+        """
         shared, rows, rounds = self.shared, len(ended), [each.round for each in ended]
         lengths = sorted((len(round_.steps) for round_ in rounds), reverse=True)
         drafting, verifying = sum(each.draft_seconds for each in rounds), sum(each.verify_seconds for each in rounds)
@@ -108,7 +123,7 @@ class JointCostOptimal:
         unread = sum(each.unread for each in ended) // rows
         steps: float = passes
         if passes and rows > 1:
-            if unread <= FEW:
+            if unread <= FEW and not late:
                 self._pass.learn(total / passes, drafting / passes)
             taking_part = (sum(length >= place for length in lengths) for place in range(1, passes + 1))
             steps = sum(self._share(each, rows) for each in taking_part)
@@ -121,7 +136,11 @@ class JointCostOptimal:
             for round_ in rounds:
                 if round_.steps:
                     shared._drafts.learn(round_)
-        shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread)
+        else:
+            shared._times.pass_over(total > 0)
+        # Several texts read their prompts at different times, each while all others wait.
+        prompt = shared.learn_prompt(ended[0].prompt, total > 0) if rows == 1 and ended[0].begins else 0
+        shared._allowance.book(steps, width, sum(map(kept, rounds)) / rows, unread, prompt)
 
 
 class Ended(NamedTuple):
@@ -132,12 +151,14 @@ class Ended(NamedTuple):
         emitted: tokens that it added.
         unread: tokens of the text that its draft had to read first.
         begins: whether it was its text's first.
+        prompt: tokens that a draft reads before that.
     """
 
     round: Round
     emitted: int
     unread: int
     begins: bool
+    prompt: int
 
 
 class CostOptimalRow:
@@ -160,6 +181,7 @@ class CostOptimalRow:
         self.joint, self._ask = joint, ask
         self.drafted, self.gain, self.unread = 0, 0.0, 0
         self._limit: int | None = None
+        self._begins = True
         self.reset()
 
     @property
@@ -172,6 +194,8 @@ class CostOptimalRow:
 
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
+        if not self._begins:
+            self.own._before = self.own._read
         self.own._last_token, self.own._read, self._begins = None, TextRead(), True
 
     def draft_limit(self) -> int:
@@ -193,5 +217,5 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self._begins))
+        joint.ended.append(Ended(round_, emitted, unread, self._begins, own.prompt_of(round_)))
         self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False

@@ -1,6 +1,6 @@
 """Passes over several sequences, captured as CUDA graphs and replayed."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from specctl.models.passes.cuda_capture import Capture, prevents_capture, reason
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
+from specctl.models.passes.watching import LayerWatch
 from specctl.models.running.graph import span_class, width_class
 from specctl.models.running.row_passes.fixed_rows import WIDE, FixedRows, Found, Shape
 from specctl.models.running.runner import RowRequest
@@ -31,7 +32,7 @@ class CapturedRows(FixedRows):
     tokens alone are wanted, or of all. Missing sequences are padding.
 
     Args:
-        model, rows, vocabulary, watched: as there.
+        model, rows, vocabulary, watch, last: as there.
         capture: a `CudaCapture` of its own, or a stand-in for it.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
         name: the model's, in messages.
@@ -42,20 +43,25 @@ class CapturedRows(FixedRows):
         model: PreTrainedModel,
         rows: int,
         vocabulary: int,
+        watch: LayerWatch,
+        last: LayerWatch,
         capture: Capture,
         notice: Callable[[str], None],
         name: str,
-        *,
-        watched: Set[int] = frozenset(),
     ) -> None:
-        super().__init__(model, rows, vocabulary, watched=watched)
+        super().__init__(model, rows, vocabulary, watch, last)
         self._capture: Capture | None = capture
         self._captured: dict[tuple[Shape, bool], _Captured] = {}
         self._notice, self._name = notice, name
 
+    @property
+    def _made(self) -> bool:
+        """Whether all buffers are there: memory may have run out between two layers of the first pass."""
+        return all(layer.is_initialized for layer in self._layers)
+
     def _shape(self, requests: Sequence[RowRequest], longest: int) -> Shape:
         shape = super()._shape(requests, longest)
-        if self._capture is None or shape.width > WIDE or not self._layers[0].is_initialized:
+        if self._capture is None or shape.width > WIDE or not self._made:
             return shape
         width = width_class(shape.width)
         count = min(1 << (shape.count - 1).bit_length(), self.rows)
@@ -64,7 +70,7 @@ class CapturedRows(FixedRows):
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:
         captured = None
-        if shape.width <= WIDE and self._layers[0].is_initialized:
+        if shape.width <= WIDE and self._made:
             captured = self._captured.get((shape, hidden)) or self._new(shape, packed, hidden)
         if captured is None:
             return super()._results(shape, packed, hidden)

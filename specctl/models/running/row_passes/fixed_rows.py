@@ -1,6 +1,6 @@
 """Passes of torch over several sequences, each with its row of the key-value buffers."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,10 +46,12 @@ class FixedRows:
         model: in eval mode, on one device.
         rows: how many sequences.
         vocabulary: as for `EagerRunner`.
-        watched: layers whose states every pass gives, as `Runner.watch` numbers them.
+        watch: catches the layers whose states every pass gives.
+        last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
+            that is tried would run in all later passes.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int, *, watched: Set[int] = frozenset()) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int, watch: LayerWatch, last: LayerWatch) -> None:
         self._model, self._rows, self._vocabulary = model, rows, vocabulary
         self._ids = vocabulary_of(model)
         self._device = device_of(model)
@@ -60,8 +62,7 @@ class FixedRows:
         # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
         self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._watch, self._last = LayerWatch(model), LayerWatch(model)
-        self._watch.watch(watched)
+        self._watch, self._last = watch, last
 
     @property
     def rows(self) -> int:
@@ -131,9 +132,14 @@ class FixedRows:
         return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
 
     def _reserve(self, slots: int) -> None:
-        """Make room for so many tokens of each sequence."""
+        """Make room for so many tokens of each sequence.
+
+        Raises:
+            torch.OutOfMemoryError: what is cached stays; the next pass goes on where this one stopped.
+        """
         if slots <= self._capacity:
             return
-        self._capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
+        capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
         for layer in self._layers:
-            layer.grow(self._capacity + 1)
+            layer.grow(capacity + 1)
+        self._capacity = capacity  # not before every layer has it

@@ -33,12 +33,12 @@ class RowLayer(CacheLayerMixin):
         self._cursor, self._rows, self._capacity = cursor, rows, capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
-        self.keys, self.values = (
-            states.new_zeros(self._rows, states.shape[1], self._capacity, states.shape[3])
-            for states in (key_states, value_states)
-        )
+        self.keys, self.values = self._buffer(key_states, self._capacity), self._buffer(value_states, self._capacity)
         self.is_initialized = True
+
+    def _buffer(self, states: torch.Tensor, capacity: int) -> torch.Tensor:
+        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
+        return states.new_zeros(self._rows, states.shape[1], capacity, states.shape[3])
 
     def update(
         self,
@@ -57,13 +57,16 @@ class RowLayer(CacheLayerMixin):
         return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
 
     def grow(self, capacity: int) -> None:
-        """Move all rows to larger buffers; the last slot of a row is where padding goes, and stays behind."""
-        old_capacity, self._capacity = self._capacity, capacity
+        """Move all rows to larger buffers, or none; the last slot of a row is where padding goes, and stays behind."""
+        if capacity <= self._capacity:
+            return
         if self.is_initialized:
             old = self.keys, self.values
-            self.lazy_initialization(*old)
-            for new, had in zip((self.keys, self.values), old, strict=True):
-                new[:, :, : old_capacity - 1] = had[:, :, :-1]
+            grown = self._buffer(self.keys, capacity), self._buffer(self.values, capacity)
+            for new, had in zip(grown, old, strict=True):
+                new[:, :, : self._capacity - 1] = had[:, :, :-1]
+            self.keys, self.values = grown
+        self._capacity = capacity
 
     def get_seq_length(self) -> int:
         return 0  # who makes the passes counts; positions and masks come from it
