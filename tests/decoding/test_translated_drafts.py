@@ -113,6 +113,7 @@ def llama(vocabulary: int, seed: int) -> LlamaForCausalLM:
         num_attention_heads=2,
         max_position_embeddings=256,
         initializer_range=0.3,
+        eos_token_id=None,  # else `generate` ends with what happens to be id 2
     )
     return LlamaForCausalLM(config).eval()
 
