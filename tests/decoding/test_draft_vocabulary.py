@@ -178,7 +178,7 @@ def test_every_engine_drafts_alike(sampling: Sampling) -> None:
 
 
 @needs_onnx
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_graph_computes_the_logits_of_few_ids(quantize: str | None) -> None:
     model = trimmed("llama", SOME)
     runner = onnx_runner(model, 64, quantize)

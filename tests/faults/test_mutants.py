@@ -73,6 +73,7 @@ def test_every_module_has_tests_near_it() -> None:
     assert all(near(module, 0.0, {}) for module in ("api/processors.py", "policies/rules/constant.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 1e6])
 def test_tests_of_the_mirrored_folder_come_first(seconds: float) -> None:
     tests = near("replicas/local.py", seconds, {})

@@ -314,6 +314,7 @@ def test_a_command_whose_follower_was_stopped_can_be_ended(tmp_path, signals, co
     assert not left
 
 
+@pytest.mark.slow
 def test_a_follower_that_cannot_go_on_is_told_once_and_ends_the_run(families):
     """The last test with the shared follower: nothing can be done with its shares afterwards."""
     pair = families("llama").sharded()

@@ -73,6 +73,7 @@ def outcomes(results):
     return [(run.key, [turn.tokens for turn in run.turns]) for run in results.runs]
 
 
+@pytest.mark.slow
 def test_runs_are_those_of_one_process_in_its_order_and_are_resumed(asked, alone, tmp_path):
     path = tmp_path / "results.jsonl"
     with Outputs() as outputs:

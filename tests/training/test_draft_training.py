@@ -16,8 +16,8 @@ from specctl.training.drafts.lessons import Teacher
 from specctl.training.epochs import Schedule, Training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COURSES)
-@pytest.mark.representatives("eagle3")
 def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
     target = chain_target()
     answers = greedy_answers(target, 28)

@@ -132,6 +132,7 @@ def test_a_wide_tree_at_the_end_of_the_context(family: str) -> None:
     assert runner.length == runner.context
 
 
+@pytest.mark.slow
 def test_graphs_that_read_chains_say_why() -> None:
     assert sure_runner(model_of("llama"), VOCABULARY).no_trees == "its onnx graph was made for chains"
     assert "sliding window" in str(sure_runner(model_of("gemma2"), VOCABULARY, trees=True).no_trees)
