@@ -62,7 +62,7 @@ def same(found: Forward, expected: Forward) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("qwen3", WIDE_HEADS)
+@pytest.mark.representatives(WIDE_HEADS)
 @given(
     prompt=st.integers(1, 100),
     rounds=st.lists(st.lists(st.floats(0, 0.999), min_size=1, max_size=12), min_size=1, max_size=4),
@@ -89,7 +89,7 @@ def test_trees_and_paths_are_torchs_own(family: str, prompt: int, rounds: list[l
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("qwen3", WIDE_HEADS)
+@pytest.mark.representatives(WIDE_HEADS)
 def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
     runner, plain = sure_runner(model_of(family), VOCABULARY, trees=True), EagerRunner(plain_copy(family), VOCABULARY)
     for each in (runner, plain):
