@@ -97,7 +97,7 @@ class DraftAllowance:
         """Passes that a draft saved."""
         return kept - self.times.lost(drafted, width)
 
-    def longest(self, pays: bool, unread: float, begins: bool = False) -> int:
+    def longest(self, pays: bool, unread: float, *, begins: bool = False) -> int:
         """The longest next draft that the account covers, in tokens; 0 for none.
 
         Args:

@@ -265,7 +265,7 @@ class CostOptimal(Rule):
         times = self._times
         first = self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
-        self._limit = min(self.max_draft, self._allowance.longest(pays, unread, begins))
+        self._limit = min(self.max_draft, self._allowance.longest(pays, unread, begins=begins))
 
     def first_gain(self) -> float:
         """The probability that the first token of the next draft is accepted."""

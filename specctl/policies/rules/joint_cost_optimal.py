@@ -82,7 +82,7 @@ class JointCostOptimal:
             (row,) = rows
             shared._last_token = row.own._last_token
             shared._decide(row.unread, begins=shared._timing and bool(ended) and ended[0].begins)
-            if row._begins:
+            if row.begins:
                 shared._timing = False
                 shared._allowance.begin()
                 shared.decide_start()
@@ -191,6 +191,7 @@ class CostOptimalRow:
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
+        begins: whether the next round is its text's first.
     """
 
     keep_trigger = True
@@ -218,7 +219,7 @@ class CostOptimalRow:
 
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
-        if not self._begins:
+        if not self.begins:
             self.own._before = self.own._read
         self.own._last_token, self.own._read, self._begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
@@ -242,5 +243,5 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self._begins, own.prompt_of(round_)))
-        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
+        joint.ended.append(Ended(round_, emitted, unread, self.begins, own.prompt_of(round_)))
+        self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
