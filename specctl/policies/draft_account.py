@@ -35,8 +35,7 @@ class DraftAccount:
 
     The one exception is what `read` books: a draft that is expected to pay may read one text on credit, since only a
     text that was read tells what drafts save on it. So drafts may lose what reading a single prompt takes besides, and
-    read no further one until that is made up for. And what was booked at a price that was not known yet may have taken
-    more.
+    read no further one until that is made up for.
 
     A draft that is not expected to pay is a probe. Probes go on as long as they save, and after some that lost x passes
     in all the next one comes after x / SHARE further rounds or more, up to PATIENCE times as many if several failed in

@@ -139,10 +139,6 @@ class CostOptimal(Rule):
         self._last_token, self._read, self._begins = None, TextRead(), True
         self._allowance.begin()
         # A draft that is wanted when a text begins reads the prompt; what another one lacks is known after a round.
-        self.decide_start()
-
-    def decide_start(self) -> None:
-        """Decide on a text's first round, before which the draft reads the prompt."""
         if self._limit:
             if self._times.beyond(self._prompt) and (self._times.doubted or self._prompt > FARTHER * self._tried):
                 # In the second round, reading the prompt is part of the draft's time.
@@ -224,21 +220,18 @@ class CostOptimal(Rule):
                 self._drafts.learn(round_)
         else:
             self._times.pass_over(bool(round_.steps))
-        prompt = self.learn_prompt(self.prompt_of(round_), bool(round_.steps)) if first else 0
+        prompt = self._learn_prompt(round_) if first else 0
         allowance.book(len(round_.steps), width_of(round_), kept(round_), unread, prompt)
         self._decide(self._read.missing(round_.context + emitted), begins=first and self._timing)
 
-    def prompt_of(self, round_: Round) -> int:
-        """How many tokens a draft reads before a text's first round.
+    def _learn_prompt(self, round_: Round) -> int:
+        """How many tokens of the prompt the draft has read before a text's first round, 0 if it was not wanted.
 
         A text that begins with more tokens than the draft had read of the one before is taken to go on with that.
         """
-        return self._before.missing(round_.context) or round_.context
-
-    def learn_prompt(self, unread: int, drafted: bool) -> int:
-        """Learn that a text began with so many unread tokens; how many were read, none if nothing was drafted."""
+        unread = self._before.missing(round_.context) or round_.context
         self._prompt = (self._prompt + unread) / 2 if self._prompt else unread
-        return unread if drafted else 0
+        return unread if round_.steps else 0
 
     def wake(self) -> None:
         """A draft was made, the first one for long."""

@@ -79,13 +79,8 @@ class JointCostOptimal:
                 return set()
             self._learn(ended, late=late)
         if len(rows) == 1:
-            (row,) = rows
-            shared._last_token = row.own._last_token
-            shared._decide(row.unread, begins=shared._timing and bool(ended) and ended[0].begins)
-            if row.begins:
-                shared._timing = False
-                shared._allowance.begin()
-                shared.decide_start()
+            shared._last_token = rows[0].own._last_token
+            shared._decide(rows[0].unread)
             return set(rows)
         chosen, times = self._worth(rows), shared._times
         first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
@@ -172,14 +167,12 @@ class Ended(NamedTuple):
         emitted: tokens that it added.
         unread: tokens of the text that its draft had to read first.
         begins: whether it was its text's first.
-        prompt: tokens that a draft reads before that.
     """
 
     round: Round
     emitted: int
     unread: int
     begins: bool
-    prompt: int
 
 
 class CostOptimalRow:
@@ -191,7 +184,6 @@ class CostOptimalRow:
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
-        begins: whether the next round is its text's first.
     """
 
     keep_trigger = True
@@ -243,5 +235,5 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self.begins, own.prompt_of(round_)))
-        self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
+        joint.ended.append(Ended(round_, emitted, unread, self._begins))
+        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
