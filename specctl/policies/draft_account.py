@@ -16,7 +16,7 @@ MOST_TOKENS = 1 << 10
 RISK = 1 / 3
 """The part of the balance that one draft of more than two tokens may lose."""
 PROVEN = 5.0
-"""The balance from which on a draft that pays reads what it missed of a text whatever that costs."""
+"""The balance from which on the draft reads a whole prompt without asking what that costs."""
 IMPATIENCE, PATIENCE = 1.5, 4.0
 """By how much the waiting grows with each probe that failed, and how often 1 / SHARE times the loss it is at most."""
 
@@ -33,21 +33,15 @@ class DraftAccount:
     they have saved before. This is the constraint of conservative bandits (Wu et al. 2016, arXiv 1602.04282): at any
     time the reward is at least 1 - SHARE times that of the default action, here the target alone.
 
-    The one exception is what `read` books: a draft that is expected to pay may read one text on credit, since only a
-    text that was read tells what drafts save on it. So drafts may lose what reading a single prompt takes besides, and
-    read no further one until that is made up for.
-
     A draft that is not expected to pay is a probe. Probes go on as long as they save, and after some that lost x passes
     in all the next one comes after x / SHARE further rounds or more, up to PATIENCE times as many if several failed in
     a row. So probes alone take at most SHARE of the time, and less where none has been of use for long.
 
     Attributes:
         balance: in passes.
-        sunk: how much of it reading the current text has taken on credit, which the text's further drafts do not lose.
     """
 
     balance: float = ALLOWANCE
-    sunk: float = 0.0
     _owed: float = ADVANCE
     _found: float = 0.0  # what the probes since the last waiting saved
     _wait: float = 0.0  # rounds until the next probe
@@ -69,18 +63,12 @@ class DraftAccount:
             entry: what a draft may lose whatever its length, in passes.
             step: what each token may lose besides.
         """
-        balance = self.balance + self.sunk
-        if balance < entry + step:
+        if self.balance < entry + step:
             return 0
-        if balance <= SCANTY or balance < entry + 2 * step:
+        if self.balance <= SCANTY or self.balance < entry + 2 * step:
             return 1
-        spare = RISK * balance - entry
+        spare = RISK * self.balance - entry
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
-
-    def read(self, cost: float) -> None:
-        """The draft read a text, or what it missed of it, which took so many passes: the text's drafts go on."""
-        self.balance -= cost
-        self.sunk = cost
 
     def book(self, gain: float, *, probe: bool, rounds: int = 1) -> None:
         """A round is over, or several without a draft.

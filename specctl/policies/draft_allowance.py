@@ -36,8 +36,7 @@ class DraftAllowance:
     _resting: int = 0
     _unseen: int = 0
     _gain: float = 0.0
-    _credit: bool = False
-    _unbooked: tuple[float, float, float, int, bool, bool] | None = field(default=None)
+    _unbooked: tuple[float, float, float] | None = field(default=None)
 
     @property
     def dozes(self) -> bool:
@@ -49,11 +48,7 @@ class DraftAllowance:
         self.idle += 1
         self._skipped += 1
 
-    def begin(self) -> None:
-        """A text begins."""
-        self.account.sunk = 0.0
-
-    def book(self, drafted: float, width: float, kept: float, unread: int, prompt: int = 0) -> None:
+    def book(self, drafted: float, width: float, kept: float, unread: int) -> None:
         """Book what a round's draft saved.
 
         Args:
@@ -61,17 +56,13 @@ class DraftAllowance:
             width: of `RoundTimes`.
             kept: how many of them stay, in expectation over the verdict where that is known.
             unread: tokens of the text that the draft had to read first.
-            prompt: tokens that it had read before the round, in time that was no round's.
         """
-        if prompt:
-            self.account.read(self.times.catching_up(prompt))
         if not drafted:
+            gain = 0.0
             if self._unbooked is not None and (self.times.knows_target or self._resting <= 1):
-                drafted, width, kept, unread, probe, credit = self._unbooked
-                self._unbooked = None
-                self._enter(self._gained(drafted, width, kept), self.times.catching_up(unread), probe, credit)
+                gain, self._unbooked = self._gained(*self._unbooked), None
             self._resting, self._unseen = max(0, self._resting - 1), 0
-            self.account.book(0.0, probe=False, rounds=1 + self._skipped)
+            self.account.book(gain, probe=False, rounds=1 + self._skipped)
             self._skipped = 0
             return
         gain = self._gained(drafted, width, kept)
@@ -79,38 +70,28 @@ class DraftAllowance:
         self._unseen += 1
         if not self.times.knows_target and kept < UNLIKELY:
             self._resting = RESTING
-            # What it lost is known when the target's time is.
-            self._unbooked = drafted, width, kept, unread, self.probing, self._credit
+            self._unbooked = drafted, width, kept  # what it lost is known when the target's time is
             return
         if self._unseen >= UNSEEN and self._gain < SMALL:
             self._resting = RESTING
-        self._enter(gain, self.times.caught_up(unread), self.probing, self._credit)
-
-    def _enter(self, gain: float, reading: float, probe: bool, credit: bool) -> None:
-        """Book a draft, and what it took it to read what it missed of the text."""
-        if credit and reading:
-            self.account.read(reading)
-            reading = 0.0
-        self.account.book(gain - reading, probe=probe)
+        reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
+        self.account.book(gain - reading, probe=self.probing)
 
     def _gained(self, drafted: float, width: float, kept: float) -> float:
         """Passes that a draft saved."""
         return kept - self.times.lost(drafted, width)
 
-    def longest(self, pays: bool, unread: float, *, begins: bool = False) -> int:
+    def longest(self, pays: bool, unread: int) -> int:
         """The longest next draft that the account covers, in tokens; 0 for none.
 
         Args:
             pays: whether it is expected to.
             unread: tokens of the text that it has to read first.
-            begins: whether it has to read the text at all: whatever that costs, if the draft is expected to pay and the
-                texts before have not lost.
         """
         times, account = self.times, self.account
         self.probing = not pays
         if self._resting or not (pays or account.probes):
             return 0
-        self._credit = pays and (begins or account.proven)
-        reading = 0.0 if self._credit else times.catching_up(unread)
+        reading = 0.0 if account.proven and pays else times.catching_up(unread)
         doubt = 0.5 ** (self.idle / DOUBTED)
-        return account.longest(doubt * times.lost_entry + reading, doubt * times.lost_step)
+        return account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)

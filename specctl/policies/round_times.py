@@ -12,11 +12,9 @@ DRAFT_ANCHOR = 1.0
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
-MOST_WIDER = 0.5
-"""What each token more of a pass takes at most, as a share of a pass over one."""
-LIKELY, FARTHER = 0.04, 2.0
-"""What reading many tokens at once is taken to cost, as a share of as many draft steps, until FARTHER times fewer were
-timed: what short readings took says nothing of long ones."""
+AT_MOST, MOST_WIDER = 0.15, 0.5
+"""What reading many tokens at once takes at most, as a share of as many draft steps; and what each token more of a pass
+takes at most, as a share of a pass over one."""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
 """Until so many drafts were timed, a step is taken to last at most so many times what `cost_ratio` says."""
 FIRST = 4.0
@@ -31,11 +29,6 @@ RISING = 1.02
 """By how much the least time of a pass is taken to have risen when the next one is timed."""
 FEW = 4
 """Tokens that a draft reads in its first step for the time of one; what it takes to read more is learned apart."""
-
-
-def _through_origin() -> RunningLine:
-    """Seconds by tokens, of which none take none until their numbers have varied."""
-    return RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
 
 
 @dataclass(slots=True)
@@ -68,15 +61,16 @@ class RoundTimes:
     _speed: float = field(init=False)
     _begin: float = field(init=False)  # tokens lost by the time of a round before any of a draft
     _one_pass: float = field(init=False, default=1.0)  # seconds of a pass of the target alone
-    _draft: RunningLine = field(init=False, default_factory=_through_origin)
+    _draft: RunningLine = field(
+        init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
+    )
     _verify: WidthTimes = field(
         init=False, default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY, restarts=FIRST))
     )
     _alone: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=FIRST))
-    _catching_up: RunningLine = field(init=False, default_factory=_through_origin)
-    _caught: float = field(init=False, default=0)  # the most tokens whose reading was timed
-    doubted: bool = field(init=False, default=False)  # whether the first reading took too long to be believed
-    _took: float | None = field(init=False, default=None)  # seconds of it in the round that was last learned
+    _catching_up: RunningLine = field(
+        init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
+    )
     _slowdown: Slowdown = field(init=False, default_factory=Slowdown)
     _emitted: float = field(init=False, default=0.0)
     _seconds: float = field(init=False, default=0.0)
@@ -106,27 +100,12 @@ class RoundTimes:
                     spent[width] += speed * surplus
         return spent
 
-    def catching_up(self, unread: float) -> float:
+    def catching_up(self, unread: int) -> float:
         """Passes of the target alone that a draft takes to read ``unread`` tokens before its first step."""
         if unread <= FEW:
             return 0.0
-        seconds = self._catching_up.at(unread) if self._catching_up.known else 0.0
-        if self.beyond(unread):
-            seconds = max(seconds, self._step * max(1.0, LIKELY * unread))
+        seconds = self._catching_up.at(unread) if self._catching_up.known else self._step
         return seconds / self._one_pass
-
-    def beyond(self, unread: float) -> bool:
-        """Whether no reading was timed, or believed, that tells what it takes to read so many tokens."""
-        return unread > FARTHER * self._caught
-
-    def caught_up(self, unread: int) -> float:
-        """What `catching_up` took in the round that was last learned, or is expected to if it was not timed."""
-        took, self._took = self._took, None
-        return self.catching_up(unread) if took is None or unread <= FEW else took / self._one_pass
-
-    def pass_over(self, drafted: bool) -> None:
-        """A round went by that is not learned from, with a draft or without one."""
-        self._drafted_before, self._took = drafted, None
 
     def further(self, drafted: float, more: float, steps: float) -> float:
         """Tokens that are lost by the time of so many steps, and of verifying ``more`` tokens besides ``drafted``."""
@@ -191,7 +170,7 @@ class RoundTimes:
             drafting, verifying: seconds.
             emitted, unread: as in `learn`.
         """
-        behind, self._took = unread > FEW, None
+        behind = unread > FEW
         draft, verify = self._draft, self._verify
         slowdown = self._slowdown
         if drafted and drafting and not behind and draft.known:
@@ -210,7 +189,9 @@ class RoundTimes:
         self._least[nearest] = verifying if verifying < least else least
         if behind:
             steps = draft.at(drafted) if draft.known else self.cost_ratio * verify.at(0) * drafted
-            self._learn_catching_up(unread, drafting - steps, steps / drafted)
+            # Reading tokens at once takes a part of what as many draft steps take.
+            most = AT_MOST * unread * steps / drafted
+            self._catching_up.learn(unread, max(0.0, min(most, drafting - steps)))
             drafting = steps
         elif drafted:
             draft.learn(drafted, drafting)
@@ -225,19 +206,6 @@ class RoundTimes:
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
         self._prior *= SPEED_MEMORY
         self._set_prices()
-
-    def _learn_catching_up(self, unread: int, seconds: float, step: float) -> None:
-        """Learn what reading so many tokens took; with times of far shorter readings, it would seem an outlier."""
-        if self.beyond(unread) or self.doubted:
-            self._catching_up = _through_origin()
-        # Tokens that are read at once take no longer than one by one, but in a bad moment, or if that is seen again.
-        self.doubted = not (self._caught or self.doubted) and seconds > unread * step
-        if self.doubted:
-            seconds = unread * step
-        self._took = seconds = max(0.0, seconds)
-        if unread > self._caught and not self.doubted:
-            self._caught = unread
-        self._catching_up.learn(unread, seconds)
 
     def _set_prices(self) -> None:
         line, draft, alone = self._verify.line, self._draft, self._one_pass

@@ -13,7 +13,7 @@ from specctl.policies.draft_allowance import DraftAllowance
 from specctl.policies.drafting import TextRead
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import DraftSums, TokenRates
-from specctl.policies.round_times import FARTHER, SPEED_MEMORY, RoundTimes, width_of
+from specctl.policies.round_times import SPEED_MEMORY, RoundTimes, width_of
 from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 from specctl.records import DraftStep, Round
 
@@ -45,11 +45,8 @@ class CostOptimal(Rule):
     than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
     in one pass. Whatever is expected of them, drafts are paid from a `DraftAccount`, so that over T passes they lose at
     most max(1.5, 0.01 T + 0.5) passes beyond what they saved before: probes, and with each what it takes the draft to
-    read the text that it missed, and prompts. So a run is at least 0.99 as fast as the target alone, but for 1.5 passes
-    at its beginning, in which a draft shows what it is worth; for what the first two drafts, and the first two prompts
-    that are read, take more than was expected; and for the reading of one text, on credit (`DraftAccount`).
-    What reading a prompt takes is seen in the second text, which therefore begins without a draft: before a first round
-    it is in no round's time. Texts of a batch that decide together do not book their prompts.
+    read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.5 passes at its
+    beginning, in which a draft shows what it is worth; and for what the first two drafts take more than was expected.
 
     Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
@@ -89,10 +86,6 @@ class CostOptimal(Rule):
     _limit: int = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
     _begins: bool = field(init=False, repr=False)
-    _before: TextRead = field(init=False, repr=False)
-    _prompt: float = field(init=False, repr=False)  # tokens of it that are read, in the mean over the last texts
-    _tried: float = field(init=False, repr=False)  # for the reading of how many tokens a first round went without
-    _timing: bool = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
@@ -111,8 +104,7 @@ class CostOptimal(Rule):
         self._times = RoundTimes(self.cost_ratio)
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._begins, self._read, self._before = None, True, TextRead(), TextRead()
-        self._prompt, self._tried, self._timing = 0.0, 0.0, False
+        self._last_token, self._begins, self._read = None, True, TextRead()
         self._decide(0)
 
     @classmethod
@@ -134,17 +126,10 @@ class CostOptimal(Rule):
         if not self.carry_over:
             self._restart()
             return
-        if not self._begins:
-            self._before, self._timing = self._read, False
+        # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
         self._last_token, self._read, self._begins = None, TextRead(), True
-        self._allowance.begin()
-        # A draft that is wanted when a text begins reads the prompt; what another one lacks is known after a round.
         if self._limit:
-            if self._times.beyond(self._prompt) and (self._times.doubted or self._prompt > FARTHER * self._tried):
-                # In the second round, reading the prompt is part of the draft's time.
-                self._limit, self._tried, self._timing = 0, self._prompt, True
-            else:
-                self._decide(self._prompt, begins=True)
+            self._decide(0)
 
     def draft_limit(self) -> int:
         return self._limit
@@ -218,20 +203,8 @@ class CostOptimal(Rule):
             self._times.learn(round_, emitted, unread)
             if round_.steps:
                 self._drafts.learn(round_)
-        else:
-            self._times.pass_over(bool(round_.steps))
-        prompt = self._learn_prompt(round_) if first else 0
-        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread, prompt)
-        self._decide(self._read.missing(round_.context + emitted), begins=first and self._timing)
-
-    def _learn_prompt(self, round_: Round) -> int:
-        """How many tokens of the prompt the draft has read before a text's first round, 0 if it was not wanted.
-
-        A text that begins with more tokens than the draft had read of the one before is taken to go on with that.
-        """
-        unread = self._before.missing(round_.context) or round_.context
-        self._prompt = (self._prompt + unread) / 2 if self._prompt else unread
-        return unread if round_.steps else 0
+        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
+        self._decide(self._read.missing(round_.context + emitted))
 
     def wake(self) -> None:
         """A draft was made, the first one for long."""
@@ -248,17 +221,12 @@ class CostOptimal(Rule):
             self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
         return emitted, unread
 
-    def _decide(self, unread: float, *, begins: bool = False) -> None:
-        """Decide on the next round, before which the draft has to read so many tokens of the text.
-
-        Args:
-            unread: how many.
-            begins: as in `DraftAllowance.longest`.
-        """
+    def _decide(self, unread: int) -> None:
+        """Decide on the next round, before which the draft has to read so many tokens of the text."""
         times = self._times
         first = self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
-        self._limit = min(self.max_draft, self._allowance.longest(pays, unread, begins=begins))
+        self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
 
     def first_gain(self) -> float:
         """The probability that the first token of the next draft is accepted."""
