@@ -107,6 +107,10 @@ class RoundTimes:
         seconds = self._catching_up.at(unread) if self._catching_up.known else self._step
         return seconds / self._one_pass
 
+    def pass_over(self, drafted: bool) -> None:
+        """A round went by that is not learned from, with a draft or without one."""
+        self._drafted_before = drafted
+
     def further(self, drafted: float, more: float, steps: float) -> float:
         """Tokens that are lost by the time of so many steps, and of verifying ``more`` tokens besides ``drafted``."""
         verify = self._verify

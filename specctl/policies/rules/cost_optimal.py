@@ -46,7 +46,9 @@ class CostOptimal(Rule):
     in one pass. Whatever is expected of them, drafts are paid from a `DraftAccount`, so that over T passes they lose at
     most max(1.5, 0.01 T + 0.5) passes beyond what they saved before: probes, and with each what it takes the draft to
     read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.5 passes at its
-    beginning, in which a draft shows what it is worth; and for what the first two drafts take more than was expected.
+    beginning, in which a draft shows what it is worth; for what the first two drafts, and the first readings of a
+    missed text, take more than was expected; and for prompts: where drafts are wanted when a text begins, what the draft
+    takes to read its prompt is not counted, nor, with much saved before, what it takes to read one later.
 
     Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
@@ -203,6 +205,8 @@ class CostOptimal(Rule):
             self._times.learn(round_, emitted, unread)
             if round_.steps:
                 self._drafts.learn(round_)
+        else:
+            self._times.pass_over(bool(round_.steps))
         allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
         self._decide(self._read.missing(round_.context + emitted))
 

@@ -129,9 +129,7 @@ class JointCostOptimal:
         shared._allowance.idle += not total
         if not self._learn_times(ended, steps, unread):
             shared._times.pass_over(total > 0)
-        # Several texts read their prompts at different times, each while all others wait.
-        prompt = shared.learn_prompt(ended[0].prompt, total > 0) if rows == 1 and ended[0].begins else 0
-        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread, prompt)
+        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread)
 
     def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
         """Learn what a round takes that so many draft steps were made in; whether it tells that.
@@ -211,8 +209,6 @@ class CostOptimalRow:
 
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
-        if not self.begins:
-            self.own._before = self.own._read
         self.own._last_token, self.own._read, self._begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
 
