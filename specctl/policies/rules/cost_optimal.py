@@ -47,8 +47,8 @@ class CostOptimal(Rule):
     most max(1.5, 0.01 T + 0.5) passes beyond what they saved before: probes, and with each what it takes the draft to
     read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.5 passes at its
     beginning, in which a draft shows what it is worth; for what the first two drafts, and the first readings of a
-    missed text, take more than was expected; and for prompts: where drafts are wanted when a text begins, what the draft
-    takes to read its prompt is not counted, nor, with much saved before, what it takes to read one later.
+    missed text, take more than was expected; and for prompts: where drafts are wanted when a text begins, what the
+    draft takes to read its prompt is not counted, nor, with much saved before, what it takes to read one later.
 
     Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
