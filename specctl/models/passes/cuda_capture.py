@@ -88,7 +88,14 @@ def _waits_refused() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def prevents_capture(error: RuntimeError) -> bool:
+def why_uncaptured(error: RuntimeError | UserWarning) -> str:
+    """Why a pass that failed while it was captured cannot be; raises the error if it failed for another reason."""
+    if isinstance(error, RuntimeError) and not _prevents_capture(error):
+        raise error
+    return _reason_of(error)
+
+
+def _prevents_capture(error: RuntimeError) -> bool:
     """Whether a pass failed because it was captured, and so works uncaptured.
 
     Not so: memory that has run out, and errors of a device's kernels, after which the device does nothing any more.
@@ -97,7 +104,7 @@ def prevents_capture(error: RuntimeError) -> bool:
     return not isinstance(error, torch.OutOfMemoryError) and (code is None or code in CAPTURE_ERRORS)
 
 
-def reason_of(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """The first line of what went wrong first: the error at a capture's end tells only that there was one before."""
     while isinstance(error.__context__, RuntimeError | UserWarning):
         error = error.__context__

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.cuda_capture import Capture, CudaCapture, prevents_capture, reason_of
+from specctl.models.passes.cuda_capture import Capture, CudaCapture, why_uncaptured
 from specctl.models.passes.fixed_buffers import FixedBuffers, PassKind
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
@@ -170,9 +170,7 @@ class Capturing(FixedBuffers):
             with preparing():
                 replay = self._capture(step)
         except (RuntimeError, UserWarning) as error:
-            if isinstance(error, RuntimeError) and not prevents_capture(error):
-                raise
-            self._notice(f"{self._name} runs uncaptured from here on: {reason_of(error)}")
+            self._notice(f"{self._name} runs uncaptured from here on: {why_uncaptured(error)}")
             self._capture = None
             self._captured.clear()
             return None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specctl.models.passes.cuda_capture import Capture, prevents_capture, reason_of
+from specctl.models.passes.cuda_capture import Capture, why_uncaptured
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
@@ -94,9 +94,7 @@ class CapturedRows(FixedRows):
             with preparing():
                 replay = self._capture(lambda: self._network(shape, given, hidden))
         except (RuntimeError, UserWarning) as error:
-            if isinstance(error, RuntimeError) and not prevents_capture(error):
-                raise
-            self._notice(f"{self._name} runs uncaptured from here on: {reason_of(error)}")
+            self._notice(f"{self._name} runs uncaptured from here on: {why_uncaptured(error)}")
             self._capture = None
             self._captured.clear()
             return None
