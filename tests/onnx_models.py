@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,9 +74,18 @@ def exported_once(folder: Path) -> Iterator[None]:
         return shared(structure_of(modules, "head"), modules, lambda: usual_of_head(head))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
+        _torchs_operations_listed_once(monkeypatch)
         monkeypatch.setattr(export, "exported", exported)
         monkeypatch.setattr(head_engine, "graphs_of", graphs_of)
         yield
+
+
+def _torchs_operations_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch lists all operations that it can export anew for each export, which takes half a second."""
+    with suppress(ImportError):
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
 
 
 OWN = "own weights"

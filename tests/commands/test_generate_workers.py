@@ -135,7 +135,7 @@ def wait_for_lines(path, count):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-@pytest.mark.representatives("SIGKILL")
+@pytest.mark.representatives("SIGKILL", slow=("SIGINT",))
 def test_a_run_that_was_ended_is_resumed(tmp_path, how):
     slow = [{**record, "act": {"seconds": 0.1 * (number % 4)}} for number, record in enumerate(RECORDS)]
     source = write_records(tmp_path / "in.jsonl", slow)

@@ -346,7 +346,7 @@ def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     for rule in accepted:
         rounds = [
             round_
-            for seed, opening in product(range(10), OPENINGS)
+            for seed, opening in product(range(3), OPENINGS)
             for round_ in session.generate(
                 pair.tokenizer.encode(opening),
                 profile.sampling.model_copy(update={"seed": seed, "max_new_tokens": 64, "verification": rule}),

@@ -240,3 +240,9 @@ def test_a_verdict_of_a_round_reads_the_drafts_ids() -> None:
     logits = torch.tensor([[0.0, 0.0, 50.0, 0.0], [0.0, 50.0, 0.0, 0.0]])
     verdict, _ = judge(draft, Forward(logits), Sampling(temperature=1.0), seeded(0))
     assert (verdict.accepted, verdict.extra) == (0, 2)
+
+
+def test_a_runner_of_fewer_rows_gives_states_to_who_asks() -> None:
+    runner = NarrowRunner(TableRunner(DRAFT[..., :2]), 2, 3)
+    assert runner.extend([0, 2], keep=1, hidden=True).hidden is not None
+    assert runner.extend([1], keep=1).hidden is None

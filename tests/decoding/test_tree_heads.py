@@ -142,7 +142,7 @@ def test_a_tree_of_one_beam_is_the_chain(kind: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("GliDe-uncompiled")
+@pytest.mark.representatives("GliDe-uncompiled", slow=("EAGLE-3-graph",))
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine: str) -> None:
     def new() -> TreeDrafter:
         return TreeDrafter(HEADS[engine](KINDS[kind]()), Constant(3), TreeSize(20, 4))
@@ -160,7 +160,7 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine:
         text += round_.emitted
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_trees_are_the_same() -> None:
     heard: list[str] = []

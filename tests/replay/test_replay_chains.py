@@ -178,3 +178,11 @@ def test_a_trace_without_prompts_says_so() -> None:
     with pytest.raises(UsageError, match="holds no prompts"):
         list(play(players, replace(trace, prompt_ids=[]), frozenset()))
     assert list(play(players_of(SETTINGS[0], [None]), replace(trace, prompt_ids=[]), frozenset()))
+
+
+def test_the_prompt_is_read_before_the_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, lengths = Chaining.begin, list[int]()
+    monkeypatch.setattr(Chaining, "begin", lambda chaining: (lengths.append(chaining.length), begin(chaining))[1])
+    _, (trace, _) = greedy_pair()
+    list(play(players_of(chained(SETTINGS[0]), [None]), trace, frozenset()))
+    assert lengths == [trace.prompt_tokens - 1]

@@ -95,7 +95,7 @@ def test_cost_optimal_learns_early() -> None:
 
 
 @pytest.mark.parametrize("ratios", [(8,), (3, 30)], ids=["8", "3 and 30"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("8",))
 def test_every_policy_is_compared_on_every_part_of_a_trace_file(tmp_path, monkeypatch, capsys, ratios) -> None:
     monkeypatch.setattr("tools.comparison.regimes.RATIOS", ratios)
     path, compared = tmp_path / "t.jsonl", []
