@@ -177,8 +177,9 @@ def test_every_engine_drafts_alike(sampling: Sampling) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 @needs_onnx
-@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_graph_computes_the_logits_of_few_ids(quantize: str | None) -> None:
     model = trimmed("llama", SOME)
     runner = onnx_runner(model, 64, quantize)

@@ -164,7 +164,7 @@ def pair(name: str, engine: str = "eager") -> Any:
 @pytest.mark.representatives(
     "a larger one-static",
     "a smaller one-graph",
-    "pieces-eager",
+    "bytes for pieces-eager",
     slow=("pieces-onnx", "bytes for pieces-static", "a larger one-graph", "a smaller one-eager"),
 )
 def test_greedy_tokens_are_those_of_generate(name: str, engine: str) -> None:

@@ -184,6 +184,7 @@ def batched(draft: float, target: float, per_row: float) -> CostTable:
 
 
 @pytest.mark.parametrize("per_row", [0.02, 0.3])
+@pytest.mark.representatives("0.3")
 def test_no_constant_length_is_faster_by_more_than_a_hundredth(per_row: float) -> None:
     """Alone, each text takes what it waits for as its own price, and the batch loses a tenth and more."""
     texts, costs = traces(5, prompts=48).traces, batched(1.0, 8.0, per_row)

@@ -122,7 +122,7 @@ def laws(toy: Toy, sampling: Sampling, setting: Setting, *, as_chain: bool) -> f
 
 @pytest.mark.usefixtures("drafts_at_will")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.representatives("token", "block")
+@pytest.mark.representatives("token")
 def test_sampled_rounds_have_the_law_of_live_ones(case: str) -> None:
     assert laws(*CASES[case], as_chain=True) < EXACT
 
