@@ -90,7 +90,10 @@ def test_records_with_grammars_are_written_in_rows_as_alone(folder: Path, tmp_pa
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     asked = ("-i", tmp_path / "in.jsonl", "-n", 12, "-t", 1, "-q")
     alone, rows = (
-        [json.loads(line) for line in invoke("generate", *models(folder), *asked, "--batch", count).stdout.splitlines()]
+        [
+            json.loads(line)
+            for line in invoke("generate", *models(folder), *asked, "--batch", count, code=1).stdout.splitlines()
+        ]
         for count in (1, 3)
     )
     assert [one.get("completion") for one in alone] == [one.get("completion") for one in rows]
