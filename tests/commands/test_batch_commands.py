@@ -88,7 +88,7 @@ def test_records_with_grammars_are_written_in_rows_as_alone(folder: Path, tmp_pa
     rules: list[dict[str, Any]] = [{"regex": "[ab]{3,5}!"}, {"schema": {"enum": ["red", 7]}}, {}, {"regex": "(["}]
     records = [{"prompt": text, **rule} for text, rule in zip(TEXTS, rules, strict=False)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    asked = ("-i", tmp_path / "in.jsonl", "-n", 12, "-t", 1, "-q")
+    asked = ("--policy", "constant", "-i", tmp_path / "in.jsonl", "-n", 12, "-t", 1, "-q")
     alone, rows = (
         [
             json.loads(line)
