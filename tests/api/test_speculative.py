@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from specctl import hub_folder, speculative
+from specctl.decoding.loop import decode
 from specctl.errors import ProfileError, SpecctlError, UsageError
 from specctl.policies import Setting
 from specctl.profile.embedded import model_path
@@ -300,6 +301,18 @@ def test_a_draft_by_name(embedded, draft, policy, head):
     assert embedded.generate(ids, max_new_tokens=16, do_sample=False, custom_generate=fast).equal(plain)
     assert fast.metrics.accepted > 0
     assert not any(parameter.is_inference() for parameter in embedded.parameters())
+
+
+def test_the_draft_reads_the_prompt_before_the_first_round(monkeypatch):
+    read: list[int] = []
+
+    def watched(target, drafter, text, *more):
+        read.append(drafter.runner.length)
+        return decode(target, drafter, text, *more)
+
+    monkeypatch.setattr("specctl.api.speculative.decode", watched)
+    written("llama", LONG, custom_generate=speculative(noisy_copy("llama"), "constant"))
+    assert read == [LONG.shape[1] - 1]
 
 
 @pytest.fixture(scope="module")
