@@ -133,7 +133,7 @@ def test_texts_of_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.representatives("eagle3", "dflash", slow=("mtp", "gated"))
+@pytest.mark.representatives("eagle3", slow=("dflash", "mtp", "gated"))
 def test_greedy_texts_with_draft_heads_on_torch_are_those_of_each_alone(kind: str) -> None:
     target, head = EagerRunner(verifier(), VOCABULARY), torch_runner(HEADS[kind]())
     target.watch(head.layers)

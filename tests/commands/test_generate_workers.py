@@ -100,6 +100,7 @@ def test_bad_records_are_error_lines_in_their_place(tmp_path):
     assert [line["line"] for line in found] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_record_that_no_replica_survives_is_an_error_line(tmp_path):
     records = [*RECORDS[:3], {"id": "poison", "prompt": "x", "act": {"dies": True}}, *RECORDS[3:6]]
     source = write_records(tmp_path / "in.jsonl", records)

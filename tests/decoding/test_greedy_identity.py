@@ -40,10 +40,10 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.representatives(
     "llama",
-    "qwen3-svip",
+    "qwen3-svip-noisy copy",
     "gpt-neox-cost-optimal",
-    "gemma2-constant",
-    "mistral-svip",
+    "gemma2-constant-noisy copy",
+    "mistral-svip-noisy copy",
     slow=("constant", "cost-optimal-noisy copy"),
 )
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:

@@ -162,7 +162,6 @@ def pair(name: str, engine: str = "eager") -> Any:
 @pytest.mark.parametrize("engine", ["eager", "static", "graph", pytest.param("onnx", marks=needs_onnx)])
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.representatives(
-    "a larger one-static",
     "a smaller one-graph",
     "bytes for pieces-eager",
     slow=("pieces-onnx", "bytes for pieces-static", "a larger one-graph", "a smaller one-eager"),

@@ -114,7 +114,7 @@ def played(drafter: ModelDrafter, prompt: Sequence[int], limit: int = 40) -> tup
 
 @pytest.mark.parametrize("prompt", [TEXT[:1], TEXT])
 @pytest.mark.parametrize("engine", HEADS)
-@pytest.mark.representatives("graph-prompt0", "uncompiled-prompt1")
+@pytest.mark.representatives("uncompiled-prompt1")
 def test_the_text_is_the_targets_own(engine: str, prompt: list[int]) -> None:
     drafter = TreeDrafter(HEADS[engine](head([*range(1, 64, 2)])), Constant(4), TreeSize(30, 5))
     target = EagerRunner(random_model("llama"), 64)

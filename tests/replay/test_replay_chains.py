@@ -64,6 +64,7 @@ def told(played: Round) -> tuple[object, ...]:
 
 @pytest.mark.usefixtures("drafts_at_will")
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.policy)
+@pytest.mark.representatives("svip", "cost-optimal")
 def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts in turn, so that what was learned of the first counts in the second."""
     monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))

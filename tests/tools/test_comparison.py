@@ -23,6 +23,7 @@ EOS = frozenset({0})
 
 
 @pytest.mark.parametrize("ratio", [3, 30])
+@pytest.mark.representatives("3")
 def test_the_signal_bound_lies_between_the_policies_and_the_oracle(ratio: float) -> None:
     some, ids = traces(4), [f"p{n}" for n in range(12)]
     costs = flat_costs(1, ratio)
