@@ -18,6 +18,7 @@ from specctl.commands.options import (
     complete_profile,
     warn,
 )
+from specctl.profile.base_tables import MOST_LOGPROBS
 from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
@@ -194,6 +195,17 @@ class SamplingOptions:
         ),
     ] = None
 
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MOST_LOGPROBS,
+            metavar="N",
+            help="Add to JSON results the target's log-probability of each token, and the N likeliest ids with theirs.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+
     @property
     def flags(self) -> dict[str, Any]:
         """What they set in a profile, by dotted key; None is an option that was not given."""
@@ -201,7 +213,7 @@ class SamplingOptions:
         return {**values, "sampling.stop": self.stop or None}
 
 
-FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop"))]
+FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop", "logprobs"))]
 """Without those that shape the distribution and the end of a text."""
 LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]
 """The length of texts alone."""
