@@ -39,7 +39,7 @@ def serve(
 
     [cyan]specctl serve -p my-profile --port 8000[/]
 
-    [cyan]curl localhost:8000/v1/completions --json '{"prompt": "Once upon a time"}'[/]
+    [cyan]curl localhost:8000/v1/models[/]
     """
     if clients.api_key == "":
         raise UsageError("the API key is empty", "give one, or leave --api-key and SPECCTL_API_KEY out")

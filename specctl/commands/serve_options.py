@@ -56,7 +56,7 @@ class BoundOptions:
     max_waiting: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="Requests that may wait; others are told to come back.", rich_help_panel=BOUNDS
+            min=1, metavar="N", help="Requests that may wait; others are told to come back.", rich_help_panel=BOUNDS
         ),
     ] = 256
     max_body: Annotated[

@@ -90,4 +90,4 @@ class Key:
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             return False
-        return hmac.compare_digest(given.strip().encode(), self._key)
+        return hmac.compare_digest(given.strip().encode("latin-1"), self._key)

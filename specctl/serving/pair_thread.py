@@ -21,6 +21,9 @@ Told = Sequence[tuple[Ticket, Event]]
 """What happened in a round, in order."""
 
 
+CLOSING, FAILED = "the server is shutting down", "the models have failed"
+
+
 class BusyError(SpecctlError):
     """As many orders wait as may."""
 
@@ -95,7 +98,7 @@ class PairThread:
         """
         with self._changed:
             if self.closing:
-                raise ClosedError("the server is shutting down" if self.died is None else "the models have failed")
+                raise ClosedError(CLOSING if self.died is None else FAILED)
             if len(self._waiting) >= self._most_waiting:
                 raise BusyError(f"{len(self._waiting)} requests wait already")
             self._waiting.append(ticket)
@@ -114,7 +117,7 @@ class PairThread:
             self._closing = True
             waiting, self._waiting = self._waiting, deque()
             self._changed.notify()
-        self._tell([(ticket, ClosedError("the server is shutting down")) for ticket in waiting])
+        self._tell([(ticket, ClosedError(CLOSING)) for ticket in waiting])
 
     def give_up(self) -> None:
         """`close`, and end what is being written."""
@@ -189,6 +192,9 @@ class PairThread:
             self._alone = ticket, writer.play(ticket.order)
         except SpecctlError as error:
             self._happened.append((ticket, error))
+        except Exception:
+            self._happened.append((ticket, ClosedError(FAILED)))
+            raise
 
     def _go_on(self, rows: RowReplicas | None) -> None:
         """A round of the text that is alone, and a pass of the others."""
@@ -242,7 +248,7 @@ class PairThread:
         ended: list[Any] = [*self._running.values(), *waiting]
         if self._alone is not None:
             ended.append(self._alone[0])
-        self._tell([(ticket, ClosedError("the models have failed")) for ticket in ended])
+        self._tell([*self._happened, *((ticket, ClosedError(FAILED)) for ticket in ended)])
 
 
 def _next(playing: Generator[Round, bool | None, Completion]) -> Round | Completion:

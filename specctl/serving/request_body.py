@@ -1,5 +1,6 @@
 """The bodies of requests, as OpenAI's clients send them."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -156,7 +157,7 @@ def body_of(kind: type[TextBody], data: Any) -> TextBody:
     for key in NOTHING.keys() & given.keys():
         value = given.pop(key)
         if value is not None and not any(type(value) is type(none) and value == none for none in NOTHING[key]):
-            raise ApiError(400, f"{key} is not supported{_but(key)}; leave it out", key, "unsupported_parameter")
+            raise ApiError(400, _unsupported(key), key, "unsupported_parameter")
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
@@ -165,9 +166,11 @@ def body_of(kind: type[TextBody], data: Any) -> TextBody:
     return body
 
 
-def _but(key: str) -> str:
+def _unsupported(key: str) -> str:
     only = NOTHING[key]
-    return f" but {only[0]!r}" if only and not isinstance(only[0], list) else ""
+    if not only or isinstance(only[0], list):
+        return f"{key} is not supported; leave it out"
+    return f"{key} can only be {json.dumps(only[0])} here; leave it out"
 
 
 def _require_agreement(body: TextBody) -> None:
