@@ -12,6 +12,7 @@ from specctl.commands.serve_options import BoundOptions, ClientOptions
 from specctl.commands.tasks.record_answerer import load_answering
 from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.errors import UsageError
+from specctl.profile.base_tables import GRAMMARS
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
 NEEDS = ("prometheus_client", "starlette", "uvicorn")
@@ -23,7 +24,7 @@ def serve(
     models: PairOptions,
     policy: PolicyOption = None,
     run: Annotated[RunOptions, But(("force",))],
-    sampling: Annotated[SamplingOptions, But(("seed", "stop", "logprobs"), help=SERVE_HELP)],
+    sampling: Annotated[SamplingOptions, But(("seed", "stop", "logprobs", *GRAMMARS), help=SERVE_HELP)],
     clients: ClientOptions,
     bounds: BoundOptions,
     replicas: Annotated[ReplicaOptions, But(("workers", "cluster", "keep_warm"))],

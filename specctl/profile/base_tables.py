@@ -1,8 +1,8 @@
 """What every table of a profile is, and those that name no model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specctl.policies import Setting
 
@@ -11,6 +11,8 @@ Verification = Literal["token", "block"]
 DEFAULT_POLICY = "svip"
 MOST_LOGPROBS = 20
 """Of how many ids a result tells log-probabilities at each token."""
+GRAMMARS = ("json_schema", "regex", "grammar")
+"""The keys of a sampling table that say which texts there may be."""
 
 
 class Table(BaseModel):
@@ -33,6 +35,23 @@ class SamplingTable(Table):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Of each token its log-probability, and how many of the likeliest ids are told with theirs; None for neither."""
+    json_schema: dict[str, Any] | bool | None = None
+    """The text is JSON that fits this schema; true and {} stand for any JSON."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    """The whole text matches this regular expression, in the syntax of Rust's regex."""
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    """The text follows this grammar, in llguidance's variant of Lark."""
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        if len(self.names_grammar) > 1:
+            raise ValueError(f"{' and '.join(self.names_grammar)} each say what the text may be; give one of them")
+        return self
+
+    @property
+    def names_grammar(self) -> list[str]:
+        """The keys that say which texts there may be: none, or one."""
+        return [name for name in GRAMMARS if getattr(self, name) is not None]
 
 
 class PromptTable(Table):

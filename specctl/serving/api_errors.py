@@ -57,6 +57,8 @@ def told(error: Exception) -> ApiError:
         if error.kind in _OURS:
             status = 503 if error.kind == "out_of_memory" else 500
             return ApiError(status, error.message, code=error.kind, kind="server_error")
+        if error.kind in ("invalid_grammar", "no_grammars"):
+            return ApiError(400, error.message, "response_format", error.kind)
         code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
         return ApiError(400, error.message, "prompt", code)
     if isinstance(error, ProfileError | UsageError):

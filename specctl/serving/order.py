@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import count
 
-from specctl.decoding.request_rules import RequestRules
+from specctl.models.running.rules.request_rules import RequestRules
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
 

@@ -10,7 +10,6 @@ from specctl.profile.base_tables import MOST_LOGPROBS
 from specctl.profile.wording import did_you_mean
 from specctl.serving.api_errors import ApiError
 
-_TEXT = {"type": "text"}
 NOTHING: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -21,7 +20,6 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": (_TEXT,),
     "modalities": (["text"],),
     "prediction": (),
     "audio": (),
@@ -57,6 +55,30 @@ class Extras(Body):
     rounds: bool = False
 
 
+class NamedSchema(Body):
+    """A JSON schema as OpenAI's clients send it; every one is held to, ``strict`` or not."""
+
+    name: str
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the text is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @property
+    def asked(self) -> dict[str, Any] | None:
+        """The schema that the text must fit; None for any text."""
+        if self.type == "text":
+            return None
+        named = self.json_schema.schema_ if self.type == "json_schema" and self.json_schema is not None else None
+        return {"type": "object"} if named is None else named
+
+
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -78,6 +100,7 @@ class TextBody(Body):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
     specctl: Extras = Extras()
 
     @property
@@ -145,7 +168,12 @@ class ChatBody(TextBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-PARTS = (("specctl", Extras), ("stream_options", StreamOptions), ("messages", MessageBody))
+PARTS = (
+    ("specctl", Extras),
+    ("stream_options", StreamOptions),
+    ("messages", MessageBody),
+    ("response_format", ResponseFormat),
+)
 """Parameters that are objects, or lists of them."""
 
 
@@ -176,6 +204,10 @@ def _unsupported(key: str) -> str:
 def _require_agreement(body: TextBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is for streams; set stream, or leave it out", "stream_options")
+    form = body.response_format
+    if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
+        what = "response_format has json_schema, and needs it, where its type is json_schema"
+        raise ApiError(400, what, "response_format")
     if isinstance(body, ChatBody):
         both = body.max_tokens, body.max_completion_tokens
         if None not in both and both[0] != both[1]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.request_rules import RequestRules
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules.request_rules import RequestRules
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable
@@ -142,10 +142,15 @@ class Service:
             raise ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
         given = {key: getattr(body, key) for key in NAMES if key in SamplingTable.model_fields and hasattr(body, key)}
         given |= {"max_new_tokens": limit, "logprobs": body.likeliest}
+        if body.response_format is not None and (schema := body.response_format.asked) is not None:
+            given |= {"json_schema": schema}
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
         # Two clients that ask the same are not to hear the same.
         given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)
-        own = self.profile.sampling.model_copy(update={key: value for key, value in given.items() if value is not None})
+        update = {key: value for key, value in given.items() if value is not None}
+        if "json_schema" in update:
+            update |= {"regex": None, "grammar": None}
+        own = self.profile.sampling.model_copy(update=update)
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 
     def _rules(self, body: TextBody) -> RequestRules:

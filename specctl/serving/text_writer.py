@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import Drafter
-from specctl.decoding.request_rules import ruled
 from specctl.decoding.session import Session
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules.request_rules import ruled
 from specctl.policies import Setting
 from specctl.profile import Profile, parse_policy
 from specctl.profile.schema import PolicyTable

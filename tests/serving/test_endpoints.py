@@ -146,6 +146,17 @@ def test_seeds_and_rules(client: TestClient) -> None:
     assert text(**rules) == text(**rules, specctl={"draft": False}) != text()
 
 
+def test_a_text_fits_its_schema(client: TestClient) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "hue", "schema": {"enum": ["red", "green"]}}}
+    body = {"prompt": "a", "response_format": schema, "logprobs": 1, "max_tokens": 40}
+    answer = client.post(TEXT, json=body).json()["choices"][0]
+    assert (json.loads(answer["text"]) in ("red", "green"), answer["finish_reason"]) == (True, "stop")
+    assert max(answer["logprobs"]["token_logprobs"]) <= 0
+    wrong = {**schema, "json_schema": {"name": "hue", "schema": {"type": "colour"}}}
+    answer = client.post(TEXT, json={**body, "response_format": wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
 WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (TEXT, {}, 400, "prompt"),
     (TEXT, {"prompt": ""}, 400, "prompt"),
@@ -178,6 +189,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, 400, "top_logprobs"),
     (TEXT, {"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format"),
+    (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "response_format"),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "max_completion_tokens": 2}, 400,
      "max_completion_tokens"),
 ]  # fmt: skip

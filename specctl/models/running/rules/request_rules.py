@@ -9,7 +9,7 @@ from specctl.models.running.pair import Pair
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.running.token_rules import TokenRules
+    from specctl.models.running.rules.token_rules import TokenRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RequestRules:
         """The rules behind a prompt of so many tokens."""
         from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-        from specctl.models.running.token_rules import TokenRules
+        from specctl.models.running.rules.token_rules import TokenRules
 
         made: list[Any] = []
         if self.bias:
@@ -69,7 +69,7 @@ class WrittenPenalty:
 
 def ruled(pair: Pair, rules: "TokenRules") -> Pair:
     """A pair whose target and drafts follow token rules; what a lookup copies against them the target rejects."""
-    from specctl.models.running.ruled import RuledRunner
+    from specctl.models.running.rules.ruled import RuledRunner
 
     drafts = (draft if draft.index is not None else RuledRunner(draft, rules) for draft in pair.drafts)
     return replace(pair, target=RuledRunner(pair.target, rules), drafts=tuple(drafts))
