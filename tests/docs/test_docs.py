@@ -44,9 +44,7 @@ COMMANDS = (
     "doctor",
     "profiles",
 )
-SUBCOMMANDS = tuple(
-    ["generate", "chat", "serve", "bench", "calibrate", "analyze", "train-head", "train-draft", "doctor", "profiles"]
-)
+SUBCOMMANDS = ("list", "show", "check", "path", "new")
 DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"
 _MARKED = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```(\w*)\n(.*?)^```$", re.M | re.S)
 _FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
