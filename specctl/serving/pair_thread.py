@@ -21,6 +21,8 @@ Told = Sequence[tuple[Ticket, Event]]
 """What happened in a round, in order."""
 
 
+ROUND = 16
+"""Passes after which rows have ended a round, or read long prompts: then a text that is alone has its next one."""
 CLOSING, FAILED = "the server is shutting down", "the models have failed"
 
 
@@ -197,7 +199,8 @@ class PairThread:
             raise
 
     def _go_on(self, rows: RowReplicas | None) -> None:
-        """A round of the text that is alone, and a pass of the others."""
+        """A round of the text that is alone, and for the others a pass, or as many as a round takes."""
+        passes = 1 if self._alone is None else ROUND
         if self._alone is not None:
             ticket, playing = self._alone
             try:
@@ -212,7 +215,9 @@ class PairThread:
                     self._alone = None
                 else:
                     self._wrote(ticket, ticket.heard, found)
-        if rows is not None and self._running:
+        before = len(self._happened)
+        while rows is not None and self._running and passes and len(self._happened) == before:
+            passes -= 1
             for event in rows.wait():
                 assert isinstance(event, Answered), "rows end with this process"
                 self._happened.append((self._running.pop(event.replica), event.answer))

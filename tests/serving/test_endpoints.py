@@ -7,17 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
 from typing import Any
 
+import httpx
 import pytest
+from invoked import invoke
 from onnx_models import needs_onnx, small_pair
 from starlette.testclient import TestClient
 from transformers import AutoTokenizer
 
 import specctl
 from specctl.batching.pair_rows import passes_of
-from specctl.errors import UsageError
+from specctl.errors import ModelError, UsageError
 from specctl.serving import pair_thread
 from specctl.serving.endpoints import application
-from specctl.serving.listening import address_of, bound
+from specctl.serving.listening import Listener, address_of, bound
 from specctl.serving.service import Limits, Service
 
 pytestmark = needs_onnx
@@ -317,6 +319,27 @@ def test_models_that_fail_end_all_texts(decoder: specctl.Decoder, monkeypatch: p
         assert client.get("/health").status_code == 503
     assert ended
     assert isinstance(service.thread.died, ValueError)
+
+
+def test_models_that_fail_end_the_program(decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("no device any more")
+
+    monkeypatch.setattr(pair_thread.TextWriter, "play", fail)
+    service = service_of(decoder, 1)
+    listener = Listener(application(service), service, 5)
+    with bound("127.0.0.1", 0) as listening, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(httpx.post, f"{address_of(listening)}{TEXT}", json={"prompt": "a"}, timeout=30)
+        with pytest.raises(ModelError, match="the models failed: ValueError: no device any more"):
+            listener.serve_on(listening)
+        assert asked.result().status_code == 503
+
+
+def test_without_the_extra_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else True)
+    with pytest.raises(UsageError, match="serve needs uvicorn, which is not installed") as raised:
+        invoke("serve")
+    assert raised.value.hint == "pip install 'specctl[serve]'"
 
 
 def test_who_comes_when_too_many_wait_is_told_to_come_again(decoder: specctl.Decoder) -> None:
