@@ -49,6 +49,9 @@ class SamplingSettings(TypedDict, total=False):
     seed: int
     stop: list[str]
     logprobs: int
+    json_schema: dict[str, Any] | bool
+    regex: str
+    grammar: str
 
 
 def load(

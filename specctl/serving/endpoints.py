@@ -86,7 +86,7 @@ class Endpoints:
                     order = self.service.order(body)
                 if self._log_prompts:
                     log["request"] = data
-                heard = await stack.enter_async_context(self.service.heard(order))
+                heard = await stack.enter_async_context(self.service.heard(order, every=bool(body.stream)))
                 text = AnswerText(
                     self.service.pair.tokenizer, order.prompt, order.settings.stop, order.settings.logprobs is not None
                 )

@@ -62,13 +62,14 @@ class Ticket:
     Attributes:
         number: tells it from all others.
         order: what is asked.
+        every: whether each of its rounds is told, or the first one alone.
         cancelled: set by whoever does not want the text any more.
         heard: how many of its tokens were told.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, *, every: bool = True) -> None:
         self.number = next(_NUMBERS)
-        self.order = order
+        self.order, self.every = order, every
         self.cancelled = False
         self._told: list[int] = []
 

@@ -64,6 +64,7 @@ class PairThread:
         self._closing = False
         self._happened: list[tuple[Ticket, Event]] = []
         self._running: dict[int, Ticket] = {}  # by row
+        self._rounds = 0  # that have ended
         self._alone: tuple[Ticket, Generator[Round, bool | None, Completion]] | None = None
         self._thread = threading.Thread(target=self._work, name="models", daemon=True)
         self.died: Exception | None = None
@@ -215,8 +216,8 @@ class PairThread:
                     self._alone = None
                 else:
                     self._wrote(ticket, ticket.heard, found)
-        before = len(self._happened)
-        while rows is not None and self._running and passes and len(self._happened) == before:
+        before = self._rounds
+        while rows is not None and self._running and passes and self._rounds == before:
             passes -= 1
             for event in rows.wait():
                 assert isinstance(event, Answered), "rows end with this process"
@@ -243,7 +244,8 @@ class PairThread:
         new = ticket.hear(seen, round_)
         if new is None:
             raise RecordError("out_of_memory", "memory ran out, and the text went on otherwise when it was begun again")
-        if new.tokens:
+        self._rounds += 1
+        if new.tokens and (ticket.every or ticket.heard == len(new.tokens)):
             self._happened.append((ticket, new))
 
     def _die(self, error: Exception) -> None:

@@ -86,13 +86,17 @@ class Service:
         await asyncio.to_thread(self.thread.join, self.limits.seconds)
 
     @asynccontextmanager
-    async def heard(self, order: Order) -> AsyncIterator["asyncio.Queue[Event]"]:
+    async def heard(self, order: Order, *, every: bool = True) -> AsyncIterator["asyncio.Queue[Event]"]:
         """What is heard of an order; behind the block nobody wants its text any more.
+
+        Args:
+            order: what is asked.
+            every: as of `Ticket`.
 
         Raises:
             BusyError, ClosedError: it is not taken.
         """
-        ticket = Ticket(order)
+        ticket = Ticket(order, every=every)
         queue = self._heard[ticket.number] = asyncio.Queue()
         try:
             self.thread.submit(ticket)
