@@ -90,6 +90,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "on the host-with fewer rows than the target-T=1",
     "as on a device-a chain-T=1",
     "as on a device-leaves-T=0.7",
+    slow=("T=1 by block",),
 )
 def test_the_output_has_the_law_of_the_target(name: str, sampling: str) -> None:
     length = 3 if name == "below another draft" else LENGTH
