@@ -188,7 +188,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
             self._cursor.positions, self._cursor.span = positions, slots.shape[0]
             offset = slots - positions[0]
             mask = (slots < known) | ((offset >= 0) & (offset < head.block_size))  # (S,)
-            found = head(ids, positions, mask[None, None, None], self._cache)
+            found = head(ids, positions, mask[None, None, None], self._cache, slots)
             return found.logits, found.hidden, None
 
         return block_of

@@ -101,6 +101,10 @@ def _mtp(_: Config, __: Set[str]) -> bool:
     return False  # MTP layers do not make a head of their target's files, and alone they are speculators'
 
 
+def _dflash2(config: Config, names: Set[str]) -> bool:
+    return "DFlash2DraftModel" in _architectures(config) or "candidate_selector.successor_codebook" in names
+
+
 def _dflash(config: Config, names: Set[str]) -> bool:
     return _block(config, names) and not _sequential(config, names)
 
@@ -144,6 +148,7 @@ FORMATS = {
         ),
         HeadFormat("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide_format", _glide),
         MTP,
+        HeadFormat("dflash2", "DFlash2", "z-lab 2026", "block_format", _dflash2, speculators=True, blocks=True),
         HeadFormat("dflash", "DFlash", "arXiv 2602.06036", "block_format", _dflash, speculators=True, blocks=True),
         HeadFormat("dspark", "DSpark", "arXiv 2607.05147", "block_format", _dspark, speculators=True, blocks=True),
     )

@@ -140,8 +140,11 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
         states = dict.fromkeys(head.layers, state)
         fuses = {} if head.fuse(states) is state else {FUSE: fusing(head)}
         return {PASS: chain_pass(head), **fuses}
+    from specctl.models.onnx.exporting import CannotExport
     from specctl.models.onnx_heads.block_export import block_confidence, block_pass, block_row, remembering
 
+    if head.config.sights or head.config.taps:
+        raise CannotExport("its layers have windows or convolutions")
     found = {PASS: block_pass(head), REMEMBER: remembering(head)}
     if head.config.markov is not None:
         found[ROW] = block_row(head)
