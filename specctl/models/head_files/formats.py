@@ -35,6 +35,7 @@ class HeadFormat:
         is_one: whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown.
         speculators: whether speculators has this kind, by the same name, and heads are written in its layout.
         blocks: whether one pass drafts several tokens.
+        trained: whether there is a course for it.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class HeadFormat:
     is_one: Callable[[Config, Set[str]], bool]
     speculators: bool = False
     blocks: bool = False
+    trained: bool = True
 
     def read(
         self,
@@ -148,7 +150,9 @@ FORMATS = {
         ),
         HeadFormat("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide_format", _glide),
         MTP,
-        HeadFormat("dflash2", "DFlash2", "z-lab 2026", "block_format", _dflash2, speculators=True, blocks=True),
+        HeadFormat(
+            "dflash2", "DFlash2", "z-lab 2026", "block_format", _dflash2, speculators=True, blocks=True, trained=False
+        ),
         HeadFormat("dflash", "DFlash", "arXiv 2602.06036", "block_format", _dflash, speculators=True, blocks=True),
         HeadFormat("dspark", "DSpark", "arXiv 2607.05147", "block_format", _dspark, speculators=True, blocks=True),
     )

@@ -39,7 +39,7 @@ def build_head_runner(
     device = next(head.parameters()).device
     its = None if verifier is None else ENGINES.get(verifier.engine.partition(",")[0])
     where = Where((str(device),), weight_bytes(head))
-    choice: Choice | None = chosen_for_head(settings.engine, where, settings, its)
+    choice: Choice | None = chosen_for_head(settings.engine, where, settings, its, blocks=isinstance(head, BlockHead))
     while choice is not None:
         for line in choice.said:
             settings.notice(f"{name} {line}")
