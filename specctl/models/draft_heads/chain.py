@@ -34,10 +34,12 @@ class ChainHead(DraftHead, ABC):
 
     Attributes:
         sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
+        window: W, a token attends to the last W tokens, itself included; 0 for all.
         lm_head: its own output layer, where nothing else is its `output_layer`.
     """
 
     sees_first = False
+    window = 0
     lm_head: nn.Linear
 
     @property
@@ -73,7 +75,13 @@ class ChainHead(DraftHead, ABC):
 
     def attended(self, seen: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What is left of tokens that could be seen, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        if self.window:
+            seen = seen & self.near(slots, positions)
         return seen if self.sees_first else seen & ((slots > 0) | (positions[:, None] == 0))
+
+    def near(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Which places are within the window, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        return slots > positions[:, None] - self.window
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:

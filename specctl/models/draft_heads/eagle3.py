@@ -28,6 +28,7 @@ class Eagle3Config:
         norm_before_fc: whether the concatenated states go through one RMSNorm.
         fc_norm: whether each layer's states go through an RMSNorm of their own.
         norm_output: whether the recursion is the normed output, not the output itself (EAGLE-3.1).
+        window: of its layers, all of them alike; 0 where they see the whole text.
         context: the most tokens it can read.
     """
 
@@ -41,6 +42,7 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    window: int = 0
     context: int = 2048
 
 
@@ -99,7 +101,7 @@ class Eagle3Head(ChainHead):
         self.config = config
         self.layers, self.state_size, self.width = config.layers, config.target_hidden_size, shape.hidden_size
         self.vocabulary, self.draft_vocabulary = config.vocabulary, config.draft_vocabulary
-        self.num_layers, self.context = config.num_layers, config.context
+        self.num_layers, self.context, self.window = config.num_layers, config.context, config.window
         self.cached_values = config.num_layers * shape.cached_values
         self._embeddings = None if embeddings is None else Borrowed(embeddings)
         if embeddings is None:

@@ -12,7 +12,14 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.head_files.head_config import BOOKKEEPING, ROPE_THETA, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_config import (
+    BOOKKEEPING,
+    ROPE_THETA,
+    HeadConfig,
+    layer_shape,
+    layer_windows,
+    transformer_table,
+)
 from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import borrowed_embeddings, context_of, require_layers, require_same
@@ -50,6 +57,8 @@ def read(
 def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An EAGLE-3 head in speculators' layout; see `HeadFormat.describe`."""
     config = head.config
+    if config.window:
+        raise ValueError("windows are written by nobody here")
     described = {
         "architectures": ["Eagle3DraftModel"],
         "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -85,8 +94,11 @@ def _parsed(
         inner, normed, theta = table, True, None
     else:
         inner, normed, theta = table, any(name.endswith(".q_norm.weight") for name in weights), ROPE_THETA
+    vocabulary, depth = inner.take("vocab_size", int), inner.take("num_hidden_layers", int, 1)
+    windows = layer_windows(inner, depth)
+    if len(set(windows)) > 1:
+        raise ModelError(f"{subject}: its layers have different windows, which specctl does not run in this kind.")
     shape = layer_shape(inner, qk_norm=normed, rope_theta=theta)
-    vocabulary = inner.take("vocab_size", int)
     text = target.config.get_text_config(decoder=True)
     layers = _layers(table, text.num_hidden_layers)
     parsed = Eagle3Config(
@@ -95,11 +107,12 @@ def _parsed(
         vocabulary=vocabulary,
         draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
         target_hidden_size=table.take("target_hidden_size", int, shape.hidden_size),
-        num_layers=inner.take("num_hidden_layers", int, 1),
+        num_layers=depth,
         norm_before_residual=table.take("norm_before_residual", bool, False),
         norm_before_fc=table.take("norm_before_fc", bool, False),
         fc_norm=table.take("fc_norm", bool, False),
         norm_output=table.take("norm_output", bool, False),
+        window=windows[0],
         context=context_of(shape, target),
     )
     for each in (inner, table):

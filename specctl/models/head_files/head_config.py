@@ -33,7 +33,7 @@ _ROPE = frozenset(
     {
         *("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
         *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
-        *("mscale", "mscale_all_dim", "truncate"),
+        *("mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor"),
     }
 )
 _SAME_IN_TEXT = frozenset({"mrope_section", "mrope_interleaved"})
@@ -134,8 +134,8 @@ def layer_windows(config: HeadConfig, count: int) -> tuple[int, ...]:
     """
     types = config.texts("layer_types")
     window = config.take("sliding_window", int, 0, least=0)
-    ordinary = config.take("model_type", str, "qwen3") != "qwen3"  # only Qwen3's configuration has the switch
-    used = config.take("use_sliding_window", bool, ordinary)
+    said = config.take("use_sliding_window", bool, False)
+    used = said or config.take("model_type", str, "qwen3") != "qwen3"  # only Qwen3's configuration has the switch
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             raise config.wrong("layer_types", kind, "full_attention or sliding_attention")
@@ -144,8 +144,8 @@ def layer_windows(config: HeadConfig, count: int) -> tuple[int, ...]:
         raise config.wrong("layer_types", list(types), f"of {count} layers")
     if any(sliding) and not (used and window):
         raise config.wrong("layer_types", list(types), "full_attention where no sliding_window is set and in use")
-    if used and not ordinary and not types:
-        raise config.wrong("use_sliding_window", used, "false where layer_types does not say which layers have one")
+    if said and not types:
+        raise config.wrong("use_sliding_window", said, "false where layer_types does not say which layers have one")
     return tuple(window if slides else 0 for slides in sliding)
 
 

@@ -132,15 +132,22 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
 
 
 def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
-    """The graphs that a head needs, by file, as torch exports them."""
+    """The graphs that a head needs, by file, as torch exports them.
+
+    Raises:
+        CannotExport: its attention cannot be expressed by them.
+    """
+    from specctl.models.onnx.exporting import CannotExport
+
     if isinstance(head, ChainHead):
+        if head.window:
+            raise CannotExport("its layers have windows")
         from specctl.models.onnx_heads.chain_export import chain_pass, fusing
 
         state = torch.zeros(1, head.state_size)
         states = dict.fromkeys(head.layers, state)
         fuses = {} if head.fuse(states) is state else {FUSE: fusing(head)}
         return {PASS: chain_pass(head), **fuses}
-    from specctl.models.onnx.exporting import CannotExport
     from specctl.models.onnx_heads.block_export import block_confidence, block_pass, block_row, remembering
 
     if head.config.sights or head.config.taps:
