@@ -153,8 +153,9 @@ class TreeDrafter(ModelDrafter):
             # A draft head goes back to what it was shown by itself, and it was shown the states of what stays.
             self.runner.rollback(self._start + len(round_.kept_tokens))
             return
-        if len(self._places) == 1:
-            return  # no pass but the one over the text
+        if len(self._places) == 1:  # no pass but the one over the text
+            self.runner.rollback(self._start)
+            return
         path, at = [0], ROOT
         for token in round_.kept_tokens:
             child = self._tree.child(at, token)

@@ -55,9 +55,11 @@ def read_sequence(
     Raises:
         UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
     """
-    require_recordable(len(pair.drafts), any(draft.reads_states for draft in pair.drafts))
+    by_round = [draft.reads_states or draft.longest is not None for draft in pair.drafts]
+    require_recordable(len(pair.drafts), any(by_round))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
-    if (draft := pair.drafts[0]).layers:
+    draft = pair.drafts[0]
+    if by_round[0]:  # what it drafts depends on where the round began
         predictors = pair.named_predictors[0]
         return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:
