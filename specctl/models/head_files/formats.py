@@ -95,6 +95,10 @@ def _eagle3(config: Config, names: Set[str]) -> bool:
     return tensors or bool(known & _architectures(config))
 
 
+def _peagle(config: Config, names: Set[str]) -> bool:
+    return bool({"PEagleSpeculator", "PEagleDraftModel"} & _architectures(config)) or "mask_hidden" in names
+
+
 def _glide(config: Config, names: Set[str]) -> bool:
     return "smallLlamaForCausalLM" in _architectures(config) or "model.layers.0.cross_attn.q_proj.weight" in names
 
@@ -140,6 +144,16 @@ FORMATS = {
     row.kind: row
     for row in (
         HeadFormat("eagle1", "EAGLE-1", "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077", "eagle1_format", _eagle1),
+        HeadFormat(
+            "peagle",
+            "P-EAGLE",
+            "arXiv 2602.01469",
+            "eagle3_format",
+            _peagle,
+            speculators=True,
+            blocks=True,
+            trained=False,
+        ),
         HeadFormat(
             "eagle3",
             "EAGLE-3",

@@ -140,8 +140,8 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
     from specctl.models.onnx.exporting import CannotExport
 
     if isinstance(head, ChainHead):
-        if head.window:
-            raise CannotExport("its layers have windows")
+        if head.window or head.mask_token is not None:
+            raise CannotExport("its layers have windows, or it reads masks")
         from specctl.models.onnx_heads.chain_export import chain_pass, fusing
 
         state = torch.zeros(1, head.state_size)
