@@ -1,6 +1,7 @@
 """Drafts that read masks in the stead of tokens to come, and so write several in a pass (PARD)."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from checkpoints import llama_config, save_model
 from law_table import DRAFT, SAMPLINGS, enumerate_decode, error, expected_law
+from toy_heads import random_block
 from toys import TableRunner, noisy_copy, random_model
 from traced import live, pair_of, shape, trace_of
 
@@ -19,9 +21,12 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ModelError, ProfileError
+from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, Setting
@@ -138,3 +143,43 @@ def test_a_profile_names_one_by_its_files(tmp_path: Path) -> None:
     saved(tmp_path / "draft", 258)
     with pytest.raises(ModelError, match=r"pard_token in its config.json is 258"):
         load_pair(profile)
+
+
+class Forces:
+    """A rule by which only one token may follow every third text, and a certain one never."""
+
+    def apply(self, rows: Any, text: Sequence[int]) -> Any:
+        ruled = torch.as_tensor(rows).clone()
+        for place, row in enumerate(ruled, start=len(text) - len(ruled) + 1):
+            row[11] = -torch.inf
+            if (token := self.forced(text[:place])) is not None:
+                row[:] = -torch.inf
+                row[token] = 0
+        return ruled
+
+    def forced(self, text: Sequence[int]) -> int | None:
+        return 7 + len(text) % 4 if len(text) % 3 == 0 else None
+
+
+@pytest.mark.parametrize("tree", [None, TreeSize(16, 4)], ids=["chain", "tree"])
+@pytest.mark.parametrize("prompt", [TEXT, TEXT[:3]], ids=["free", "forced"])
+@pytest.mark.parametrize("kind", ["PARD", "DFlash"])
+@pytest.mark.representatives("PARD-forced-tree", "PARD-free-chain", "DFlash-forced-tree")
+def test_rules_hold_in_a_block(kind: str, prompt: list[int], tree: TreeSize | None) -> None:
+    """What may follow depends on the path, so that the tokens of a level do not share a row."""
+    rule = Forces()
+    layers = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+    block = BlockRunner(random_block(layers=(0, 1), block_size=5, vocabulary=64, shape=layers, spread=0.3), 64)
+
+    def said(drafter: Drafter | None) -> list[int]:
+        inner = EagerRunner(random_model("llama"), 64)
+        inner.watch((0, 1))
+        target = RuledRunner(inner, rule)
+        with torch.inference_mode():
+            prefill(target, drafter, prompt)
+            return [token for one in decode(target, drafter, prompt, 24, GREEDY) for token in one.emitted]
+
+    runner = RuledRunner(draft() if kind == "PARD" else block, rule)
+    assert not runner.marginals
+    drafter = ModelDrafter(runner, Constant(4)) if tree is None else TreeDrafter(runner, Constant(4), tree)
+    assert said(drafter) == said(None)

@@ -45,17 +45,15 @@ class ParallelRunner(Around):
         count: K.
     """
 
-    marginals = True
-
     def __init__(self, runner: Runner, mask: int, count: int = TRAINED) -> None:
         super().__init__(runner)
-        self.verifies, self.no_trees = False, None
+        self.verifies, self.no_trees, self.marginals = False, None, True
         self.longest = count
         self.context = runner.context - count + 1
         self._mask = mask
         self._block: Forward | None = None
         self._row = 0
-        self._newest = 0  # the last token of the text that the block follows
+        self._newest = 0  # the last token that was read of the text
         self._fed: list[int] = []  # since the block's pass
 
     @property
@@ -73,6 +71,7 @@ class ParallelRunner(Around):
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """As in `Runner`; rows of a block are those of its pass, and tokens of the text before it are read as ever."""
         if self._block is None and keep != 1:
+            self._newest = tokens[-1]
             return self.runner.extend(tokens, keep, hidden=hidden)
         if self._block is None:
             return self._begun(tokens, hidden)
@@ -97,7 +96,10 @@ class ParallelRunner(Around):
         Raises:
             ValueError: the block has no further row.
         """
-        assert before, "the newest token is read by `extend`, which makes the pass"
+        assert before, "the newest token is read by `extend`"
+        if self._block is None:  # without a row behind it
+            self.runner.rollback(self.runner.length - 1)
+            self._begun([self._newest], hidden)
         if self._row + 1 == self.longest:
             raise ValueError(f"the block drafts {self.longest} tokens")
         self._row += 1
