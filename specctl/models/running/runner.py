@@ -170,6 +170,11 @@ class Runner(ABC):
         return bool(self.layers)
 
     @property
+    def drafts_by_round(self) -> bool:
+        """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
+        return self.reads_states or self.longest is not None
+
+    @property
     def witnessed(self) -> int:
         """Of a draft head W, the first W places of the sequence are those whose states it was given."""
         return 0

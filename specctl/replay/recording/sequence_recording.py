@@ -55,11 +55,9 @@ def read_sequence(
     Raises:
         UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
     """
-    by_round = [draft.reads_states or draft.longest is not None for draft in pair.drafts]
-    require_recordable(len(pair.drafts), any(by_round))
+    require_recordable(len(pair.drafts), any(draft.drafts_by_round for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
-    draft = pair.drafts[0]
-    if by_round[0]:  # what it drafts depends on where the round began
+    if (draft := pair.drafts[0]).drafts_by_round:
         predictors = pair.named_predictors[0]
         return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:
