@@ -23,6 +23,7 @@ from specctl.serving.api_errors import ApiError, told
 from specctl.serving.event_stream import EventStream, disconnected
 from specctl.serving.http_manners import AccessLog, Key
 from specctl.serving.order import Event, Order, Wrote
+from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
 from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
@@ -64,6 +65,9 @@ class Endpoints:
         if asked != self.service.name:
             raise ApiError(404, f"there is no model {asked!r} here", "model", "model_not_found")
         return JSONResponse(one)
+
+    async def offer(self, _: Request) -> Response:
+        return JSONResponse(self.service.offer)
 
     async def health(self, _: Request) -> Response:
         if self.service.thread.closing:
@@ -275,8 +279,10 @@ def application(
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{name:path}", endpoints.models),
+            Route("/v1/specctl", endpoints.offer),
             Route("/health", endpoints.health),
             Route("/metrics", endpoints.figures),
+            *page_routes(),
         ],
         middleware=middleware,
         exception_handlers={ApiError: told_to_client, HTTPException: told_to_client},

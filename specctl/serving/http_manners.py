@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specctl.serving.api_errors import ApiError
+from specctl.serving.page_files import FILES
 from specctl.serving.server_metrics import ServerMetrics
 
-OPEN = frozenset({"/health"})
+OPEN = frozenset({"/health", *FILES})
 """Paths that need no key."""
 
 

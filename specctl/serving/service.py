@@ -16,6 +16,7 @@ from specctl.profile.schema import SamplingTable
 from specctl.record_settings import NAMES
 from specctl.serving.answer_text import Spellings
 from specctl.serving.api_errors import ApiError
+from specctl.serving.offer import offer
 from specctl.serving.order import Event, Order, Ticket
 from specctl.serving.pair_thread import PairThread, Told
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
@@ -53,6 +54,7 @@ class Service:
 
     Attributes:
         failed: called once if the models fail.
+        offer: a JSON document about what may be asked besides OpenAI's parameters.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Service:
         self.limits = limits or Limits()
         self.spellings = Spellings(pair.tokenizer)
         self.failed: Callable[[], None] = lambda: None
+        self.offer = offer(pair, profile, name)
         self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
         self._texts = PromptFormat(pair.tokenizer, chat=False)
         self._chats = PromptFormat(pair.tokenizer, chat=True, system=profile.prompt.system)

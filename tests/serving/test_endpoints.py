@@ -10,9 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from invoked import invoke
-from onnx_models import needs_onnx, small_pair
+from onnx_models import needs_onnx
 from starlette.testclient import TestClient
-from transformers import AutoTokenizer
 
 import specctl
 from specctl.batching.pair_rows import passes_of
@@ -34,18 +33,6 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": "the th", "specctl": {"draft": False}},
     {"prompt": ["it was"], "temperature": 1.0, "seed": 8, "frequency_penalty": 1.0, "logit_bias": {"9": 4.0}},
 ]
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> specctl.Decoder:
-    folder = tmp_path_factory.mktemp("pair")
-    small_pair(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    tokenizer.save_pretrained(folder / "target")
-    models = {"target": str(folder / "target"), "draft": str(folder / "draft")}
-    settings = ["engine=onnx", "sampling.max_new_tokens=12", "prompt.chat=false"]
-    return specctl.load(**models, policy="constant:draft_length=3", overrides=settings)
 
 
 def service_of(decoder: specctl.Decoder, rows: int = 3, limits: Limits | None = None) -> Service:
