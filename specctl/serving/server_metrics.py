@@ -42,6 +42,12 @@ class ServerMetrics:
         )
         running = Gauge("specctl_texts_running", "Texts that are being written.", registry=registry)
         running.set_function(lambda: thread.running)
+        # Counts of the thread's own, which never fall.
+        prompts = Gauge(
+            "specctl_prompt_tokens", "Tokens of prompts: read, or kept in caches.", ["how"], registry=registry
+        )
+        prompts.labels("kept").set_function(lambda: thread.kept_tokens)
+        prompts.labels("read").set_function(lambda: thread.prompt_tokens - thread.kept_tokens)
         waiting = Gauge("specctl_requests_waiting", "Requests that wait for a row.", registry=registry)
         waiting.set_function(lambda: thread.waiting)
 

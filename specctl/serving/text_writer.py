@@ -29,9 +29,14 @@ class TextWriter:
     def __init__(self, pair: Pair, profile: Profile) -> None:
         self._pair, self._profile = pair, profile
         draft = profile.draft
-        self._session = Session(pair, None)
+        self._session = Session(pair, None, keep_caches=True)
         self._own = None if draft is None else build_drafter(pair, draft.setting)
         self._others: dict[Setting, Drafter | None] = {}
+
+    @property
+    def kept(self) -> int:
+        """Tokens of the last text's prompt that the target had in its cache."""
+        return self._session.kept
 
     def play(self, order: Order) -> Generator[Round, bool | None, Completion]:
         """The rounds of a text.
