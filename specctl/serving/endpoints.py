@@ -21,7 +21,7 @@ from specctl.serving.answer_body import AnswerBody
 from specctl.serving.answer_text import AnswerText, drafted_and_accepted
 from specctl.serving.api_errors import ApiError, told
 from specctl.serving.event_stream import EventStream, disconnected
-from specctl.serving.http_manners import AccessLog, Key
+from specctl.serving.http_manners import AccessLog, Hosts, Key
 from specctl.serving.order import Event, Order, Wrote
 from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
@@ -237,6 +237,7 @@ def application(
     *,
     key: str | None = None,
     cors: str | None = None,
+    hosts: frozenset[str] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     log_prompts: bool = False,
 ) -> Starlette:
@@ -246,6 +247,7 @@ def application(
         service: writes texts; it begins and ends with the application.
         key: that a client must have; None to ask for none.
         cors: the origin whose pages may ask; None for none.
+        hosts: names by which clients may call the server; None for any.
         log: takes the line of each request; None for no access log.
         log_prompts: whether lines have prompts and texts.
     """
@@ -270,6 +272,7 @@ def application(
         return JSONResponse(known.body, known.status, headers)
 
     middleware = [Middleware(AccessLog, log=log, metrics=endpoints.metrics)]
+    middleware.append(Middleware(Hosts, names=hosts, told=told_to_client))
     if cors is not None:
         middleware.append(Middleware(CORSMiddleware, allow_origins=[cors], allow_methods=["*"], allow_headers=["*"]))
     middleware.append(Middleware(Key, key=key, told=told_to_client))
