@@ -15,7 +15,7 @@ from specctl.records import DraftStep
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.forward import Numbers
+    from specctl.models.passes.forward import Forward, Numbers
 
 TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 """Names of the largest probabilities in a reading on the host, from the likeliest down."""
@@ -118,9 +118,9 @@ class Reader:
         return read_within(self, logits, uniform, hidden, previous, foresee)
 
     def read_rows(
-        self, logits: "Numbers", uniforms: Sequence[float | None]
+        self, forwards: "Sequence[Forward]", about: Sequence[float | None]
     ) -> "list[tuple[list[float], Numbers | None]]":
         """As of `TokenReader`; each row is given what it is given alone, to the last bit."""
-        from specctl.decoding.rows.several_texts import read_rows
+        from specctl.decoding.rows.several_texts import read_rows, rows_together
 
-        return read_rows(self, logits, uniforms)
+        return read_rows(self, rows_together([forward.columns for forward in forwards]), about)

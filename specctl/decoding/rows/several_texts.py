@@ -8,7 +8,7 @@ import numpy as np
 from specctl.decoding.rows.host_laws import Floats, Softmaxes, blocks, picked, processed
 from specctl.decoding.rows.rows import array
 from specctl.decoding.rows.rows_of import on_host
-from specctl.models.passes.forward import Numbers
+from specctl.models.passes.forward import Numbers, joined_numbers
 from specctl.models.passes.synchronisation import sent
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ Reading = tuple[list[float], Numbers | None]
 
 
 def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None]) -> list[Reading]:
-    """A token of each row ``(R, N)``, see `Rows.read`; nothing is predicted of it."""
+    """A token of each row ``(R, N)``, see `Rows.read`; nothing is predicted of it.
+
+    The rows may be overwritten afterwards.
+    """
     draws = [uniform for uniform in uniforms if uniform is not None]
     if not isinstance(logits, np.ndarray) and not on_host(logits):
         return _on_device(reader, logits, draws)
@@ -30,7 +33,7 @@ def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None
     softmaxes = Softmaxes(rows) if unfiltered or reader.wanted or reader.tops else None
     laws: Floats | None
     if not draws:
-        laws = rows if reader.laws else None
+        laws = rows.copy() if reader.laws else None
         tokens = rows.argmax(-1).tolist() if softmaxes is None else softmaxes.best
     else:
         temperature = reader.sampling.temperature
@@ -49,6 +52,30 @@ def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None
             if reader.tops:
                 numbers += softmax.tops()
         found.append((numbers, None if laws is None else laws[row]))
+    return found
+
+
+def rows_together(parts: Sequence[Numbers]) -> Numbers:  # each (R, N)
+    """Rows one below the other: where they are parts of one array and lie so, that part of it, else copied."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, np.ndarray) and isinstance(whole := first.base, np.ndarray) and whole.ndim == 2:
+        start = end = _address(first)
+        for part in parts:
+            if not isinstance(part, np.ndarray) or part.base is not whole or _address(part) != end:
+                break
+            end += len(part) * whole.strides[0]
+        else:
+            row, rest = divmod(start - _address(whole), whole.strides[0])
+            if not rest and first.strides == whole.strides:
+                found: Floats = whole[row : row + (end - start) // whole.strides[0], : first.shape[1]]
+                return found
+    return joined_numbers(parts)
+
+
+def _address(array: Floats) -> int:
+    found: int = array.__array_interface__["data"][0]
     return found
 
 
@@ -94,5 +121,5 @@ def _on_device(reader: "Reader", logits: "torch.Tensor", draws: Sequence[float])
         columns.append(read_top_probs(logits).double())
     numbers = torch.cat(columns, dim=1).tolist()
     if laws is None and reader.laws:
-        laws = logits.float()
+        laws = logits.to(torch.float32, copy=True)
     return [(row, None if laws is None else laws[place]) for place, row in enumerate(numbers)]

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.draft_vocabulary import DraftVocabulary
     from specctl.models.passes.forward import Numbers
-    from specctl.models.passes.token_reader import Foresee, Token, TokenReader
+    from specctl.models.passes.token_reader import Foresee, PassReader, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
 
@@ -29,9 +29,8 @@ class RowRequest:
         tokens: T ids, at least one.
         keep: logits of the last so many are wanted.
         hidden: whether hidden states are wanted of these, too.
-        reader: what reads the last token, whose reading is the answer then; None for the pass as it is. Its reading
-            needs no hidden state.
-        uniform: for the reader, or None.
+        reader: what reads the pass, told ``about``, whose reading is the answer then; None for the pass as it is. That
+            of a token needs no hidden state.
     """
 
     row: int
@@ -39,8 +38,8 @@ class RowRequest:
     tokens: Sequence[int]
     keep: int
     hidden: bool = False
-    reader: "TokenReader | None" = None
-    uniform: float | None = None
+    reader: "PassReader | None" = None
+    about: Any = None
 
     @property
     def size(self) -> float:
@@ -75,6 +74,7 @@ class Runner(ABC):
         device: of the logits.
         runs_model: whether it runs one of `Pair.models`: neither a draft head nor a draft without files.
         verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
+        judges: whether `extend_judged` can be called: drafts of several texts are judged at once.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
         no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
@@ -87,6 +87,7 @@ class Runner(ABC):
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
+        fixed_width: tokens of every pass that decides, see `FixedWidthRunner`; None where they have any number.
         token_bytes: of its cache for each token; 0 where that is not known.
         rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
@@ -97,6 +98,7 @@ class Runner(ABC):
     device: "torch.device"
     runs_model: bool = True
     verifies: bool = True
+    judges: bool = False
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
     no_rows: str | None = "it reads one text at a time"
@@ -108,6 +110,7 @@ class Runner(ABC):
     index: "SuffixIndex | None" = None
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
+    fixed_width: int | None = None
     token_bytes: int = 0
     rows_bytes: int = 0
     threads: int | None = None
@@ -229,6 +232,12 @@ class Runner(ABC):
         """
         raise NotImplementedError("its logits are read after the pass")
 
+    def extend_judged(
+        self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
+    ) -> Any:
+        """Extend as `extend` does, and give what a judge, who is told ``about``, makes of it and of others' passes."""
+        raise NotImplementedError("its passes are of one text")
+
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
@@ -265,11 +274,12 @@ class Runner(ABC):
         """Another one that has read nothing; they have nothing in common but what never changes."""
         raise NotImplementedError("there is one of it")
 
-    def rows(self, count: int) -> RowPasses:
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
         """The same model over several sequences at once, with caches of their own.
 
         Args:
             count: how many sequences, at least 2.
+            width: of all passes that give logits, which then do not depend on the others; None for any.
         """
         raise NotImplementedError(self.no_rows)
 
