@@ -171,12 +171,20 @@ class Replication:
             return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
 
         replicas: Replicas
+        places = PLACES if batch == "auto" else batch
         if self.cluster is not None:
             from specctl.replicas.on_ray import RayReplicas
 
             with progress.doing("connecting to Ray"):
                 replicas = RayReplicas.on(
-                    self.cluster, self.workers, profile, job, warn, self.warm_seconds, exclusive=exclusive
+                    self.cluster,
+                    self.workers,
+                    profile,
+                    job,
+                    warn,
+                    self.warm_seconds,
+                    exclusive=exclusive,
+                    places=places,
                 )
         else:
             gpus = gpus_here()
@@ -192,7 +200,6 @@ class Replication:
             # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
             one_by_one = not all(share.alone for share in each) or profile.compile is True
             environments = [share.environment for share in each]
-            places = PLACES if batch == "auto" else batch
             replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
         with replicas:
             with progress.doing("starting replicas"):
