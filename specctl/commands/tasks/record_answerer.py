@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specctl.models.running.pair import Pair
     from specctl.policies import Setting, Signal
     from specctl.profile import Profile
+    from specctl.records import Completion
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
     from specctl.terminal.work_progress import TerminalProgress
@@ -67,7 +68,11 @@ class Answering:
             record = Record(question["line"], question["id"], question["data"])
             trace: list[dict[str, Any]] = []
             on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
-            done, on_turn = question.get("done", ()), question.get("on_turn", lambda *_: None)
+            done, keep = question.get("done", ()), question.get("on_turn", lambda *_: None)
+
+            def on_turn(turn: int, completion: "Completion") -> None:
+                keep(turn, completion, [line for line in trace if line["turn"] == turn])
+
             with question.get("watch", trace_alone)(record, on_round) as heard:
                 reply = reply_to(
                     record,
