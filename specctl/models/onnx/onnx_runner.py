@@ -146,9 +146,9 @@ class OnnxRunner(Runner):
 
     def rows(self, count: int, width: int | None = None) -> PackedPasses:
         assert self._path is not None, self.no_rows
-        from specctl.models.onnx.packed.packed_graph import packed_graph
+        from specctl.models.onnx.packed.kept_packed import kept_packed
 
-        session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
+        session = open_session(self._path, self.device, self.threads, kept_packed(self._path, count))
         capacity = min(CAPACITY, self.context)
         alone = self.passes.session if self.passes.narrowest == 1 else None
         ids, apart = self.draft_vocabulary, width is not None
