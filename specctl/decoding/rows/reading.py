@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import joined_numbers
 from specctl.models.passes.token_reader import Foresee
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
@@ -121,6 +122,7 @@ class Reader:
         self, forwards: "Sequence[Forward]", about: Sequence[float | None]
     ) -> "list[tuple[list[float], Numbers | None]]":
         """As of `TokenReader`; each row is given what it is given alone, to the last bit."""
-        from specctl.decoding.rows.several_texts import read_rows, rows_together
+        from specctl.decoding.rows.several_texts import read_rows
 
-        return read_rows(self, rows_together([forward.columns for forward in forwards]), about)
+        columns = [forward.columns for forward in forwards]
+        return read_rows(self, columns[0] if len(columns) == 1 else joined_numbers(columns), about)

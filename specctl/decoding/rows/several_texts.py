@@ -8,7 +8,7 @@ import numpy as np
 from specctl.decoding.rows.host_laws import Floats, Softmaxes, blocks, picked, processed
 from specctl.decoding.rows.rows import array
 from specctl.decoding.rows.rows_of import on_host
-from specctl.models.passes.forward import Numbers, joined_numbers
+from specctl.models.passes.forward import Numbers
 from specctl.models.passes.synchronisation import sent
 
 if TYPE_CHECKING:
@@ -52,30 +52,6 @@ def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None
             if reader.tops:
                 numbers += softmax.tops()
         found.append((numbers, None if laws is None else laws[row]))
-    return found
-
-
-def rows_together(parts: Sequence[Numbers]) -> Numbers:  # each (R, N)
-    """Rows one below the other: where they are parts of one array and lie so, that part of it, else copied."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, np.ndarray) and isinstance(whole := first.base, np.ndarray) and whole.ndim == 2:
-        start = end = _address(first)
-        for part in parts:
-            if not isinstance(part, np.ndarray) or part.base is not whole or _address(part) != end:
-                break
-            end += len(part) * whole.strides[0]
-        else:
-            row, rest = divmod(start - _address(whole), whole.strides[0])
-            if not rest and first.strides == whole.strides:
-                found: Floats = whole[row : row + (end - start) // whole.strides[0], : first.shape[1]]
-                return found
-    return joined_numbers(parts)
-
-
-def _address(array: Floats) -> int:
-    found: int = array.__array_interface__["data"][0]
     return found
 
 
