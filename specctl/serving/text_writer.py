@@ -8,7 +8,6 @@ from specctl.decoding.drafters import Drafter
 from specctl.decoding.session import Session
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.request_rules import ruled
 from specctl.policies import Setting
 from specctl.profile import Profile, parse_policy
 from specctl.profile.schema import PolicyTable
@@ -41,16 +40,12 @@ class TextWriter:
             ProfileError: there is no such policy, or the draft makes no signals for it.
             UsageError: a policy is named, and there is no draft for it to stop.
         """
-        session, setting = self._session, self._setting(order)
-        if order.rules.active:
-            # Decided for itself: what all rows decide together is about drafts without rules.
-            pair = ruled(alone(self._pair), order.rules.token_rules(len(order.prompt)))
-            session = Session(pair, None if setting is None else build_drafter(pair, setting))
-        elif order.plain:
-            session.drafter = self._own
+        setting = self._setting(order)
+        if order.plain:
+            self._session.drafter = self._own
         else:
-            session.drafter = None if setting is None else self._kept(setting)
-        return session.play(order.prompt, order.settings)
+            self._session.drafter = None if setting is None else self._kept(setting)
+        return self._session.play(order.prompt, order.settings)
 
     def _setting(self, order: Order) -> Setting | None:
         draft = self._profile.draft
