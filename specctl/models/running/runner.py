@@ -29,8 +29,7 @@ class RowRequest:
         tokens: T ids, at least one.
         keep: logits of the last so many are wanted.
         hidden: whether hidden states are wanted of these, too.
-        reader: what reads the pass, told ``about``, whose reading is the answer then; None for the pass as it is. That
-            of a token needs no hidden state.
+        reader: what reads the pass, told ``about``, whose reading is the answer then, without hidden states; or None.
     """
 
     row: int
@@ -93,7 +92,7 @@ class Runner(ABC):
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
-        fixed_width: tokens of every pass that decides, see `FixedWidthRunner`; None where they have any number.
+        fixed_width: tokens of every pass that decides; None where they have any number.
         token_bytes: of its cache for each token; 0 where that is not known.
         rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
@@ -134,7 +133,6 @@ class Runner(ABC):
     @abstractmethod
     def rollback(self, length: int) -> None:
         """Drop all but the first ``length`` tokens; no effect if fewer are cached.
-
         A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards. That
         of a draft head goes back to what came from its verifier's states, so that what it drafts does not depend on
         earlier rounds.
@@ -183,7 +181,6 @@ class Runner(ABC):
 
     def witness(self, start: int, states: "States") -> None:
         """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
-
         Where the state of the place before a token is not known, it reads its own output in its stead.
 
         Args:
@@ -194,10 +191,7 @@ class Runner(ABC):
 
     @property
     def foresee(self) -> "Foresee | None":
-        """What it predicts of tokens that are not drawn yet, after the last pass; None if nothing.
-
-        One that also reads passes within them gives the reader its own.
-        """
+        """What it predicts of tokens not drawn yet, after the last pass; `read` gives its reader its own. Or None."""
         return None
 
     @property
@@ -241,8 +235,8 @@ class Runner(ABC):
     def extend_judged(
         self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
     ) -> Any:
-        """Extend as `extend` does, and give what a judge, who is told ``about``, makes of it and of others' passes."""
-        raise NotImplementedError("its passes are of one text")
+        """`extend`, and what a judge, who is told ``about``, makes of it with others' passes."""
+        raise NotImplementedError
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
@@ -277,15 +271,15 @@ class Runner(ABC):
         raise NotImplementedError(self.no_trees)
 
     def fresh(self) -> "Runner":
-        """Another one that has read nothing; they have nothing in common but what never changes."""
-        raise NotImplementedError("there is one of it")
+        """Another one that has read nothing."""
+        raise NotImplementedError
 
     def rows(self, count: int, width: int | None = None) -> RowPasses:
         """The same model over several sequences at once, with caches of their own.
 
         Args:
             count: how many sequences, at least 2.
-            width: of all passes that give logits, which then do not depend on the others; None for any.
+            width: of all passes that give logits, which then hang on no others; None for any.
         """
         raise NotImplementedError(self.no_rows)
 
