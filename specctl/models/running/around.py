@@ -26,7 +26,8 @@ class Around(Runner):
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
         self.token_bytes, self.rows_bytes = runner.token_bytes, runner.rows_bytes
         self.threads, self.tried = runner.threads, runner.tried
-        self.draft_vocabulary, self.translates = runner.draft_vocabulary, runner.translates
+        self.draft_vocabulary = runner.draft_vocabulary
+        self.translates, self.writes_text = runner.translates, runner.writes_text
 
     @property
     def length(self) -> int:

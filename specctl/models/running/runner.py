@@ -87,6 +87,8 @@ class Runner(ABC):
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
+        writes_text: whether that is text of which its target's tokens are cut: what it predicts is certain, and neither
+            it nor others can be drafted from a law.
         token_bytes: of its cache for each token; 0 where that is not known.
         rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
@@ -108,6 +110,7 @@ class Runner(ABC):
     index: "SuffixIndex | None" = None
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
+    writes_text: bool = False
     token_bytes: int = 0
     rows_bytes: int = 0
     threads: int | None = None
