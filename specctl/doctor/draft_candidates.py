@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.doctor.diagnosis import Diagnosis
-from specctl.doctor.draft_places import models_here, models_on_hub
+from specctl.doctor.draft_places import files_here_only, models_here, models_on_hub
 from specctl.doctor.expectations import Expectation, expectations, weight_reads
 from specctl.doctor.model_facts import Overlap
 from specctl.doctor.outlook import CACHED, LONGEST, pays_from, priced
@@ -92,7 +92,8 @@ def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) ->
         pass
     for name in dict.fromkeys(models_here(target.files, folders)):
         try:
-            one = target.judged(name)
+            with files_here_only():
+                one = target.judged(name)
         except (ModelError, ProfileError) as error:
             left_out[name] = error.message
             continue

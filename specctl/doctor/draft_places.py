@@ -1,6 +1,7 @@
 """Where drafts for a target are looked for: this package, folders, the hub's cache, and the hub."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -33,6 +34,19 @@ def models_here(target: Checkpoint, folders: Sequence[Path]) -> Iterator[str]:
         name = folder.name.removeprefix("models--").replace("--", "/")
         if name != target.name and any(folder.glob("snapshots/*/config.json")):
             yield name
+
+
+@contextmanager
+def files_here_only() -> Iterator[None]:
+    """Ask the hub nothing inside the block: what is in its cache is taken as it is."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _models_in(folder: Path, depth: int) -> Iterator[Path]:
