@@ -21,9 +21,9 @@ from specctl.models.loading.loaded_target import assembled, form_of, in_memory
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
-from specctl.models.running.token_rules import TokenRules
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 
@@ -249,8 +249,10 @@ class _Target:
     def _drafter(self, target: Runner, rules: TokenRules) -> Drafter | None:
         stages = [
             Stage(
-                # A lookup has no scores: what it copies against the rules the target rejects.
-                RuledRunner(runner, rules) if rules.active and runner.index is None else runner,
+                # A lookup has no scores, nor has text: what they draft against the rules the target rejects.
+                RuledRunner(runner, rules)
+                if rules.active and runner.index is None and not runner.writes_text
+                else runner,
                 policy,
                 setting.once,
                 predictor_of(heads, setting),
