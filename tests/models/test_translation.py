@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from specctl.errors import ModelError, ProfileError
 from specctl.models.files.tokenizer import BareTokenizer, Spelling
+from specctl.models.loading import vocabularies
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.vocabularies import COVERED, covered, token_map
+from specctl.models.loading.vocabularies import covered, token_map
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.runner import Forward
 from specctl.models.translation.draft_text import DraftText
@@ -242,7 +243,8 @@ def test_a_pair_without_a_common_token_is_an_error(vocabulary: Any) -> None:
         token_map(table, ToyTokenizer("<end>", "a"), ToyTokenizer("<end>", "b"), 2, 2)
 
 
-def test_text_is_written_where_shared_tokens_are_too_small_a_part_of_texts() -> None:
+def test_text_is_written_where_shared_tokens_are_too_small_a_part_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabularies, "COVERED", 0.9)
     target, whole = OTHERS(), len(OTHERS())
     for draft, writes in ((PIECES(), True), (byte_level(440, "<|begin|>", "<|end|>"), False)):
         asked = DraftTable(model="small"), target, draft, whole, len(draft)
@@ -250,7 +252,7 @@ def test_text_is_written_where_shared_tokens_are_too_small_a_part_of_texts() -> 
         assert found is not None
         assert needed is not None
         assert (found.writes_text, needed.writes_text) == (writes, False)
-        assert (covered(found, target) < COVERED) is writes
+        assert (covered(found, target) < 0.9) is writes
     with pytest.raises(ProfileError, match="it cannot verify a faster draft"):
         token_map(DraftTable(model="small", vocabulary="text"), *asked[1:], needs_law=True)
 

@@ -17,7 +17,7 @@ from specctl.models.translation.written_runner import WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
-COVERED = 0.9
+COVERED = 0.75
 """The share of a text that shared tokens have to be, for a draft to draft those rather than to write text."""
 
 
