@@ -49,8 +49,7 @@ class Answering:
 
         pair, draft = pair or self.pair, self.profile.draft
         drafter = build_drafter(pair, draft.setting, self.signals) if draft is not None else None
-        session = Session(pair, drafter, keep_caches=True)  # from turn to turn of a record, and no further
-        return Answerer(session, self.prompts, self.profile.sampling, session.forget)
+        return Answerer(Session(pair, drafter, keep_caches=True), self.prompts, self.profile.sampling)
 
     def answer(self, pair: "Pair | None" = None) -> "Answer":
         """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
@@ -102,7 +101,9 @@ class Answering:
         from specctl.batching.row_replicas import RowReplicas
 
         limit = self.profile.sampling.max_new_tokens
-        return RowReplicas.of(self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn)
+        return RowReplicas.of(
+            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=True
+        )
 
 
 def load_answering(

@@ -64,6 +64,12 @@ class RowPasses(Protocol):
         again: it writes the same places.
         """
 
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        """Let a sequence hold what another one has cached of its tokens from ``start`` to ``stop``, and no more behind.
+
+        Both have the same tokens up to there.
+        """
+
 
 class Runner(ABC):
     """A model that extends and rolls back one sequence; it knows nothing of rounds.
