@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from specctl.models.files.checkpoint import Checkpoint, hushed_hub
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.hushing import hushed_hub
 
 DEEPEST = 2
 """Levels of folders in a folder that are looked into."""
