@@ -187,7 +187,16 @@ def pair(name: str, engine: str = "eager", kind: str = "shared") -> Any:
 @pytest.mark.parametrize("engine", ["eager", "static", "graph", pytest.param("onnx", marks=needs_onnx)])
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("shared-a larger one-static", "shared-a smaller one-graph", "text-pieces-eager")
+@pytest.mark.representatives(
+    "shared-a smaller one-graph",
+    "text-pieces-eager",
+    slow=(
+        "shared-pieces-onnx",
+        "shared-bytes for pieces-static",
+        "shared-a larger one-static",
+        "text-a smaller one-graph",
+    ),
+)
 def test_greedy_tokens_are_those_of_generate(kind: str, name: str, engine: str) -> None:
     both = pair(name, engine, kind)
     played = live(both, Setting.of({"name": "svip", "threshold": 0.9}), prompt(name), TOKENS, Sampling())
@@ -206,6 +215,7 @@ PLAYED = [
 ]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("kind", "policy", "name"),
     [*PLAYED, *(("text", policy, "bytes for pieces") for policy in ("svip", "cost-optimal"))],
