@@ -48,8 +48,9 @@ class DraftTable(ModelTable):
     """Whether the draft writes on while the target verifies, blocks of a ``constant`` policy's length; for a draft and
     a target on different devices. ``force``: also where they share one."""
 
-    vocabulary: Literal["auto", "shared", "intersection"] = "auto"
-    """Whether a draft may have another tokenizer than the target, and drafts the tokens that both have."""
+    vocabulary: Literal["auto", "shared", "intersection", "text"] = "auto"
+    """Whether a draft may have another tokenizer than the target, and drafts the tokens that both have or writes text,
+    of which the target's tokens are cut."""
     lookup: bool = False
     """Whether a lookup drafts in turn with this draft: in each round the one of which more is expected. ``model =
     ["prompt:lookup", MODEL]`` says so too."""

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
+from specctl.models.running.row_passes.row_requests import RowPasses as RowPasses
+from specctl.models.running.row_passes.row_requests import RowRequest as RowRequest
 
 if TYPE_CHECKING:
     import torch
@@ -17,56 +18,6 @@ if TYPE_CHECKING:
     from specctl.models.passes.token_reader import Foresee, PassReader, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
-
-
-@dataclass(frozen=True, slots=True)
-class RowRequest:
-    """What one sequence asks of a model.
-
-    Attributes:
-        row: the sequence's number, from 0.
-        after: how many of its cached tokens the new ones follow; later ones are overwritten.
-        tokens: T ids, at least one.
-        keep: logits of the last so many are wanted.
-        hidden: whether hidden states are wanted of these, too.
-        reader: what reads the pass, told ``about``, whose reading is the answer then, without hidden states; or None.
-    """
-
-    row: int
-    after: int
-    tokens: Sequence[int]
-    keep: int
-    hidden: bool = False
-    reader: "PassReader | None" = None
-    about: Any = None
-
-    @property
-    def size(self) -> float:
-        return len(self.tokens)
-
-
-class RowPasses(Protocol):
-    """One model over several sequences, each of its own length.
-
-    Attributes:
-        rows: how many sequences.
-    """
-
-    @property
-    def rows(self) -> int: ...
-
-    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
-        """One pass for sequences that are different from one another; nothing is read by their readers.
-
-        What a sequence is given does not depend on the others, and is overwritten by the next pass. A pass can be made
-        again: it writes the same places.
-        """
-
-    def copy(self, source: int, row: int, start: int, stop: int) -> None:
-        """Let a sequence hold what another one has cached of its tokens from ``start`` to ``stop``, and no more behind.
-
-        Both have the same tokens up to there.
-        """
 
 
 class Runner(ABC):
@@ -82,6 +33,7 @@ class Runner(ABC):
         judges: whether `extend_judged` can be called: drafts of several texts are judged at once.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        marginals: whether what follows a draft token depends on its place alone: then `extend_tree` gives one row.
         no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
         multiplies: whether `fresh` can be called: of drafts that are no models, whose passes each text makes by itself.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
@@ -93,6 +45,8 @@ class Runner(ABC):
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
         fixed_width: tokens of every pass that decides; None where they have any number.
+        writes_text: whether that is text of which its target's tokens are cut: what it predicts is certain, and neither
+            it nor others can be drafted from a law.
         token_bytes: of its cache for each token; 0 where that is not known.
         rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
@@ -106,6 +60,7 @@ class Runner(ABC):
     judges: bool = False
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
+    marginals: bool = False
     no_rows: str | None = "it reads one text at a time"
     multiplies: bool = False
     holds_everything: bool = False
@@ -116,6 +71,7 @@ class Runner(ABC):
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
     fixed_width: int | None = None
+    writes_text: bool = False
     token_bytes: int = 0
     rows_bytes: int = 0
     threads: int | None = None
@@ -173,6 +129,11 @@ class Runner(ABC):
     def reads_states(self) -> bool:
         """Whether it reads its verifier's states: a draft head."""
         return bool(self.layers)
+
+    @property
+    def drafts_by_round(self) -> bool:
+        """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
+        return self.reads_states or self.longest is not None
 
     @property
     def witnessed(self) -> int:
@@ -256,7 +217,7 @@ class Runner(ABC):
             hidden: whether hidden states are wanted.
 
         Returns:
-            A row for each token: logits ``(T, V)``, and the states of all.
+            A row for each token: logits ``(T, V)``, and the states of all; one for all of them with ``marginals``.
         """
         raise NotImplementedError(self.no_trees)
 
