@@ -50,7 +50,7 @@ class Answering:
 
         pair, draft = pair or self.pair, self.profile.draft
         drafter = build_drafter(pair, draft.setting, self.signals) if draft is not None else None
-        return Answerer(Session(pair, drafter, keep_caches=True), self.prompts, self.profile.sampling)
+        return Answerer(Session(pair, drafter, keep_caches=self._keeps), self.prompts, self.profile.sampling)
 
     def answer(self, pair: "Pair | None" = None) -> "Answer":
         """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
@@ -99,6 +99,11 @@ class Answering:
         return self._rows(asked, records if records is not None else MOST if asked == "auto" else asked)
 
     @property
+    def _keeps(self) -> bool:
+        """Whether a prompt is read only from where it differs from a text before it, which changes roundings."""
+        return not self.profile.deterministic
+
+    @property
     def _settings(self) -> "list[Setting]":
         return [] if self.profile.draft is None else [self.profile.draft.setting]
 
@@ -107,7 +112,7 @@ class Answering:
 
         limit = self.profile.sampling.max_new_tokens
         return RowReplicas.of(
-            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=True
+            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=self._keeps
         )
 
 
