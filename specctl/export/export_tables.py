@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specctl.calibration.calibration_tables import plain_interval, speedup_cells
 from specctl.calibration.scores import Score
 from specctl.calibration.search import Ranked
+from specctl.calibration.speedup_cells import plain_interval, speedup_cells
 from specctl.export.exports import Exports
 from specctl.export.foreign_engines import CHECKED, other_version
 from specctl.export.rule_search import Exported
