@@ -19,6 +19,12 @@ NAMES = {
     "max_completion_tokens": "max_new_tokens",
     "seed": "seed",
     "stop": "stop",
+    "schema": "json_schema",
+    "json_schema": "json_schema",
+    "guided_json": "json_schema",
+    "regex": "regex",
+    "guided_regex": "regex",
+    "grammar": "grammar",
 }
 """The names that records use, each with the key of a profile's ``[sampling]`` table that it sets."""
 SETTING_KEYS = (PLACE, *NAMES)
@@ -27,8 +33,8 @@ SETTING_KEYS = (PLACE, *NAMES)
 FOREIGN = (
     "n", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "length_penalty",
-    "no_repeat_ngram_size", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "grammar", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "ignore_eos",
+    "no_repeat_ngram_size", "response_format", "guided_choice", "guided_grammar",
+    "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "ignore_eos",
     "min_tokens", "min_new_tokens", "max_length", "n_predict", "num_predict", "num_beams", "beam_width",
     "use_beam_search", "do_sample", "typical_p", "top_a", "tfs_z", "mirostat", "stop_sequences", "stop_strings",
     "stop_token_ids", "bad_words", "reasoning_effort", "num_ctx", "sampling_params", "options",

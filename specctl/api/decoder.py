@@ -48,6 +48,9 @@ class SamplingSettings(TypedDict, total=False):
     max_new_tokens: int
     seed: int
     stop: list[str]
+    json_schema: dict[str, Any] | bool
+    regex: str
+    grammar: str
 
 
 def load(

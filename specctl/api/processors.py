@@ -27,7 +27,7 @@ from transformers import (
 
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.running.token_rules import TokenRules
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.profile.schema import Verification
 
 FILTERS: dict[type, str] = {

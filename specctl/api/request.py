@@ -10,7 +10,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria
 from specctl.api.processors import sampling_and_rules
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.running.token_rules import TokenRules
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.profile.schema import Verification
 
 ONE_SEQUENCE = "Speculative decoding here writes one sequence at a time: call generate once for each prompt."

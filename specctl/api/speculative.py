@@ -21,9 +21,9 @@ from specctl.models.loading.loaded_target import assembled, form_of, in_memory
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
-from specctl.models.running.token_rules import TokenRules
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 

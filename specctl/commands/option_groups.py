@@ -16,8 +16,11 @@ from specctl.commands.options import (
     JsonOption,
     SetOption,
     complete_profile,
+    schema_of,
+    text_of,
     warn,
 )
+from specctl.profile.base_tables import GRAMMARS
 from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
@@ -193,15 +196,42 @@ class SamplingOptions:
             metavar="TEXT", help="End the text before this string appears. Repeatable.", rich_help_panel=SAMPLING
         ),
     ] = None
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Only JSON that fits the schema in this file may be written; a record may have its own `schema`.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX", help="Only a text that matches as a whole may be written.", rich_help_panel=SAMPLING
+        ),
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Only what follows the Lark grammar in this file.", rich_help_panel=SAMPLING),
+    ] = None
 
     @property
     def flags(self) -> dict[str, Any]:
-        """What they set in a profile, by dotted key; None is an option that was not given."""
+        """What they set in a profile, by dotted key; None is an option that was not given.
+
+        Raises:
+            UsageError: a file of a grammar cannot be read.
+        """
         values = {f"sampling.{one.name}": getattr(self, one.name) for one in fields(self)}
-        return {**values, "sampling.stop": self.stop or None}
+        return {
+            **values,
+            "sampling.stop": self.stop or None,
+            "sampling.json_schema": None if self.json_schema is None else schema_of(self.json_schema),
+            "sampling.grammar": None if self.grammar is None else text_of(self.grammar, "the grammar"),
+        }
 
 
-FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop"))]
+FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop", *GRAMMARS))]
 """Without those that shape the distribution and the end of a text."""
 LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]
 """The length of texts alone."""

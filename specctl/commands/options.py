@@ -1,11 +1,13 @@
 """Options that several commands share."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from specctl.errors import UsageError, reason
 from specctl.policies import POLICIES
 from specctl.printable import one_line
 from specctl.profile.discovery import available
@@ -79,3 +81,23 @@ def policy_flag(policy: str | None) -> dict[str, Any]:
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     tell(text, "warning")
+
+
+def text_of(path: Path, what: str) -> str:
+    """The text of a small file that an option names; raises UsageError, which says what it was to be."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read {what} {path}: {why}") from error
+
+
+def schema_of(path: Path) -> Any:
+    """The JSON schema in a file; raises UsageError where it is none."""
+    try:
+        schema = json.loads(text_of(path, "the JSON schema"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {reason(error)}") from error
+    if not isinstance(schema, dict | bool):
+        raise UsageError(f"{path} is no JSON schema: an object is expected, or true for any JSON")
+    return schema

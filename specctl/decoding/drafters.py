@@ -117,7 +117,7 @@ class ModelDrafter:
         *,
         laws: bool = False,
     ) -> None:
-        self.runner = runner
+        self.runner = self._model = runner
         self.policy = policy
         self._laws = laws
         self._signals = policy.signals | record
@@ -157,6 +157,7 @@ class ModelDrafter:
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos
+        self.runner = sampling.over(self._model)
         self._take_readers()
         self._generator = sibling(generator, None)  # a number of the host reaches the device with the token
         self._uniforms = Uniforms(self._generator)

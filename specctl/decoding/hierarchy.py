@@ -63,7 +63,7 @@ class PreVerifiedDrafter:
         if runner.reads_states:
             raise ValueError("a draft head cannot verify a draft in one pass")
         self.inner = inner
-        self.runner = runner
+        self.runner = self._model = runner
         self.policy = policy
         self._once = once
         self._laws = laws
@@ -85,6 +85,7 @@ class PreVerifiedDrafter:
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos
+        self.runner = sampling.over(self._model)
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
         self.inner.begin(sampling, eos, self._generator)

@@ -49,7 +49,7 @@ def decode(
         eos: ids that end the sequence.
         generator: for the verifier's draws, on the target's device.
     """
-    sequence = list(prompt)
+    sequence, target = list(prompt), sampling.over(target)
     end = len(sequence) + max_new_tokens
     target.rollback(len(sequence) - 1)  # the last token must run again, for its logits
     if drafter is not None:

@@ -14,6 +14,7 @@ from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import waited_seconds, working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules.grammar import grammar_rule
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
@@ -107,6 +108,7 @@ class Session:
         seed = (settings.seed + seed_offset) % (1 << 64)
         generator = generator_on(pair.target.device, seed)
         eos = pair.eos | special_ids(pair.tokenizer, settings.stop)
+        rule = grammar_rule(settings, pair.tokenizer, pair.eos, prompt, pair.vocabulary)
         rounds: list[Round] = []
         tokens: list[int] = []
         text: str | None = None
@@ -123,7 +125,7 @@ class Session:
         began, waited = working_seconds(), waited_seconds()
         read_prompt(pair.target, drafter, prompt)
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
-        decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
+        decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings, rule), eos, generator)
         with closing(decoding):
             for round_ in decoding:
                 rounds.append(round_)

@@ -15,6 +15,7 @@ from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, Signal
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
+from specctl.profile.base_tables import GRAMMARS
 from specctl.profile.schema import SamplingTable
 
 
@@ -47,7 +48,7 @@ def _warm_up_after(
     text: list[int], pair: Pair, settings: SamplingTable, leaves: bool, tree: TreeSize | None, longest: int
 ) -> None:
     """Run the passes of `warm_up` after a text of at least four tokens."""
-    sampling = Sampling.of(settings)
+    sampling = Sampling.of(settings.model_copy(update=dict.fromkeys(GRAMMARS)))  # passes are the same
     widths = [width for width in WIDTHS if 1 < width <= width_class(min(max(longest, 1) + 1, WIDEST))]
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):

@@ -138,7 +138,7 @@ def _examine(
     facts.eos_ids = _eos_ids(checkpoint, text)
     need = weighed(checkpoint, table, free, profile.engine)
     if facts.key == "target" and profile.generation_config:
-        from specctl.models.running.token_rules import rules_in
+        from specctl.models.running.rules.token_rules import rules_in
 
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
 from specctl.peers.completion import completion_of
 from specctl.peers.launch import Launch
 from specctl.peers.process import PeerError, PeerProcess

@@ -1,14 +1,16 @@
 """What every table of a profile is, and those that name no model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specctl.policies import Setting
 
 Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
 DEFAULT_POLICY = "svip"
+GRAMMARS = ("json_schema", "regex", "grammar")
+"""The keys of a sampling table that say which texts there may be."""
 
 
 class Table(BaseModel):
@@ -29,6 +31,23 @@ class SamplingTable(Table):
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     seed: Annotated[int, Field(ge=0)] = 0
     stop: list[Annotated[str, Field(min_length=1)]] = []
+    json_schema: dict[str, Any] | bool | None = None
+    """The text is JSON that fits this schema; true and {} stand for any JSON."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    """The whole text matches this regular expression, in the syntax of Rust's regex."""
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    """The text follows this grammar, in llguidance's variant of Lark."""
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        if len(self.names_grammar) > 1:
+            raise ValueError(f"{' and '.join(self.names_grammar)} each say what the text may be; give one of them")
+        return self
+
+    @property
+    def names_grammar(self) -> list[str]:
+        """The keys that say which texts there may be: none, or one."""
+        return [name for name in GRAMMARS if getattr(self, name) is not None]
 
 
 class PromptTable(Table):

@@ -81,3 +81,21 @@ def test_replicas_and_rows_exclude_each_other(command: tuple[str, ...]) -> None:
         invoke(*command, "--workers", 2, "--batch", 2)
     with pytest.raises(UsageError, match="--batch 0 is no number of texts"):
         invoke(*command, "--workers", 2, "--batch", 0)
+
+
+def test_records_with_grammars_are_written_in_rows_as_alone(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    rules: list[dict[str, Any]] = [{"regex": "[ab]{3,5}!"}, {"schema": {"enum": ["red", 7]}}, {}, {"regex": "(["}]
+    records = [{"prompt": text, **rule} for text, rule in zip(TEXTS, rules, strict=False)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    asked = ("--policy", "constant", "-i", tmp_path / "in.jsonl", "-n", 12, "-t", 1, "-q")
+    alone, rows = (
+        [
+            json.loads(line)
+            for line in invoke("generate", *models(folder), *asked, "--batch", count, code=1).stdout.splitlines()
+        ]
+        for count in (1, 3)
+    )
+    assert [one.get("completion") for one in alone] == [one.get("completion") for one in rows]
+    assert json.loads(alone[1]["completion"]) in ("red", 7)
+    assert rows[3]["error"]["type"] == "invalid_grammar"

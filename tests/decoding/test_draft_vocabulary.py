@@ -27,10 +27,10 @@ from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, tri
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.padded_vocabulary import NarrowRunner
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_rules import TokenRules
 from specctl.policies import POLICIES
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant

@@ -47,10 +47,10 @@ from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_rules import TokenRules
 from specctl.policies import POLICIES, Setting
 from specctl.policies.leaf_rule import ConfidenceLeaves, ConstantLeaves, CostLeaves, LeafRule, Leaves, Place, leaf_rule
 from specctl.policies.rules.constant import Constant

@@ -20,10 +20,10 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_rules import TokenRules
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

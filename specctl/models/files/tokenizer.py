@@ -179,6 +179,12 @@ class BareTokenizer:
             return self._whole().decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces=True)
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    @property
+    def backend(self) -> str:
+        """The tokenizer of the library as JSON."""
+        found: str = self._backend.to_str()
+        return found
+
     def get_vocab(self) -> dict[str, int]:
         found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return found
@@ -223,6 +229,25 @@ def _chats_alike(whole: "PreTrainedTokenizerBase") -> bool:
             except Exception:  # a template is a program, and transformers lets it raise anything
                 return False
     return True
+
+
+def backend_of(tokenizer: Tokenizer) -> str:
+    """A tokenizer as the library ``tokenizers`` writes it down, without padding and truncation.
+
+    Raises:
+        ValueError: it is not of that library.
+    """
+    import tokenizers
+
+    if isinstance(tokenizer, BareTokenizer):
+        return tokenizer.backend
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ValueError("it is none of the library tokenizers")
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy.to_str()
 
 
 def alike(one: Tokenizer, other: Tokenizer) -> bool:

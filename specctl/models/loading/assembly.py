@@ -27,10 +27,10 @@ from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rounding import require_one_function
-from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import choose, share_of
-from specctl.models.running.token_rules import TokenRules
 from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile

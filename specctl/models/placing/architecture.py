@@ -59,7 +59,7 @@ def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | None":
 
 def require_supported_rules(checkpoint: Checkpoint) -> None:
     """Raise a ModelError if a target's generation_config.json changes its text in a way that cannot be verified."""
-    from specctl.models.running.token_rules import unsupported_in
+    from specctl.models.running.rules.token_rules import unsupported_in
 
     config = generation_config(checkpoint)
     for setting, why in unsupported_in(config).items() if config is not None else ():

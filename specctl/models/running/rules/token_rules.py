@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     ForcedBOSTokenLogitsProcessor,
@@ -21,6 +22,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
+
+from specctl.models.passes.forward import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +126,26 @@ class TokenRules:
         made = [_RULES[name][1](value, context) for name, value in rules.items()]
         return cls(processor for processor in made if processor is not None)
 
-    def apply(self, logits: torch.Tensor, text: Sequence[int]) -> torch.Tensor:
+    def forced(self, text: Sequence[int]) -> int | None:  # noqa: ARG002 - transformers' processors cannot tell
+        return None
+
+    def apply(self, rows: Numbers, text: Sequence[int]) -> torch.Tensor:
         """The logits that follow the last R tokens of a text, with the rules applied.
 
         Args:
-            logits: ``(R, V)``; row i follows ``text[: len(text) - R + 1 + i]``.
+            rows: logits ``(R, V)``; row i follows ``text[: len(text) - R + 1 + i]``.
             text: all tokens, the prompt's included.
 
         Returns:
             ``(R, V)`` float32.
         """
+        logits = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
         scores = logits.to(self._device or logits.device, torch.float32)
         if not len(scores):
             return scores.to(logits.device)
         ids: Any = torch.tensor([list(text)], device=scores.device)  # (1, T)
         before = len(text) - len(scores)
-        rows = [
+        ruled = [
             self._processors(ids[:, : before + row], scores[row - 1 : row].clone()) for row in range(1, len(scores) + 1)
         ]
-        return torch.cat(rows).to(logits.device)
+        return torch.cat(ruled).to(logits.device)

@@ -1,0 +1,1 @@
+"""Which tokens may follow a text, whatever the models say."""
