@@ -33,7 +33,7 @@ class DraftTable(ModelTable):
     """``lookup`` for a draft without a model, which copies from the text so far; ``auto`` for what the files hold, a
     model or a draft head."""
     policy: PolicyTable = PolicyTable()
-    batch_policies: dict[str, str] = Field(default_factory=dict)
+    batch_policies: dict[str, str] | None = None
     """Other policies, each in one word, by how many texts are written at once: used from that number on."""
     leaves: Annotated[int, Field(ge=0)] | Literal["confidence", "cost"] | None = None
     """How many others the target verifies with each draft token: a number, or by ``confidence`` or ``cost``."""
@@ -69,10 +69,10 @@ class DraftTable(ModelTable):
 
     @field_validator("batch_policies")
     @classmethod
-    def _by_numbers_of_texts(cls, policies: dict[str, str]) -> dict[str, str]:
-        if wrong := [number for number in policies if not (number.isdecimal() and int(number) > 1)]:
+    def _by_numbers_of_texts(cls, policies: dict[str, str] | None) -> dict[str, str] | None:
+        if wrong := [number for number in policies or () if not (number.isdecimal() and int(number) > 1)]:
             raise ValueError(f"is by numbers of texts from 2 on, and {wrong[0]} is none")
-        return policies
+        return policies or None
 
     @field_validator("tokens")
     @classmethod
@@ -224,7 +224,7 @@ class DraftTable(ModelTable):
         once = self.pre_verify == "once"
         one = replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
         one = replace(one, lookup=self.lookup, earlier=self.earlier)
-        batches = ((int(least), Setting.of(policy_table(word))) for least, word in self.batch_policies.items())
+        batches = ((int(least), Setting.of(policy_table(word))) for least, word in (self.batch_policies or {}).items())
         chained = ((least, replace(each, lookup=each.drafts and self.lookup)) for least, each in batches)
         return replace(one, batches=tuple(sorted(chained, key=itemgetter(0))))
 
@@ -234,7 +234,7 @@ class DraftTable(ModelTable):
         shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel}
         chain = {"lookup": setting.lookup, "earlier": setting.earlier}
         words = {str(least): one.word for least, one in setting.batches}
-        changed: dict[str, Any] = {"policy": policy, "batch_policies": words, **shape, **chain}
+        changed: dict[str, Any] = {"policy": policy, "batch_policies": words or None, **shape, **chain}
         if setting.tree is not None:
             changed |= {"tree": setting.tree.tokens, "tree_beams": setting.tree.beams}
         if setting.head is not None:

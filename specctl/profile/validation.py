@@ -97,7 +97,7 @@ def _wrong_arms(arms: Iterable[str]) -> Iterator[str]:
 
 def _wrong_batches(draft: dict[str, Any], key: Key) -> Mistakes:
     """The mistakes in a draft's policies for several texts; the schema checks that they are words."""
-    policies = draft.get("batch_policies", {})
+    policies = draft.get("batch_policies")
     words = policies.values() if isinstance(policies, dict) else ()
     if wrong := list(_wrong_arms(word for word in words if isinstance(word, str))):
         return {key: "; ".join(wrong)}

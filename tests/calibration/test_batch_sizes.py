@@ -30,7 +30,9 @@ def test_texts_replayed_one_at_a_time_have_the_scores_of_a_replay_of_each() -> N
         score_together(LENGTHS[2], some, some.prompts, 1, costs),
     )
     assert together.tokens.tolist() == (EACH * alone.tokens / 4).tolist()
-    assert together.ms == pytest.approx(EACH * alone.ms / 4)
+    assert together.ms == pytest.approx(
+        EACH * alone.ms / 4, rel=1e-3
+    )  # what is outside of passes is shared by their times
 
 
 def test_the_shares_of_prompts_add_up_to_the_time_of_the_batch() -> None:
