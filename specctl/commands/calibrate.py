@@ -114,11 +114,11 @@ def calibrate(
         ),
     ] = None,
     costs: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="DRAFT,TARGET[,TOKEN]",
+            metavar="[N:]DRAFT,TARGET[,TOKEN]",
             help="For --export: milliseconds in the engine of a draft step, of a target pass over one token, and of "
-            "each further token in it. Default: those of specctl here.",
+            "each further token in it; N: the same with N texts at once, repeatable. Default: those of specctl here.",
         ),
     ] = None,
     show: ShowOptions,
@@ -181,7 +181,7 @@ def calibrate(
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
         asked = compared_settings(drafting, policy, grid, heads, recorded, computed)
-        if (order := export_order(export or [], costs, own)) is not None and from_ is None:
+        if (order := export_order(export or [], costs or [], own, sizes)) is not None and from_ is None:
             asked = replace(asked, at_least=LONGEST)
         if against or tokens:
             if tokens:

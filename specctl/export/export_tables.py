@@ -21,7 +21,29 @@ def export_tables(exports: Exports) -> list[Table]:
     alike: dict[tuple[str, ...], list[Exported]] = {}
     for one in exports.found:
         alike.setdefault(_kinds(one), []).append(one)
-    return [_summary(exports), *map(_curve, alike.values())]
+    by_size = [_by_size(exports)] if any(one.batches for one in exports.found) else []
+    return [_summary(exports), *by_size, *map(_curve, alike.values())]
+
+
+def _by_size(exports: Exports) -> Table:
+    rows = tuple(
+        (
+            one.engine.name,
+            str(each.rows),
+            _setting(each.found.score),
+            f"{each.found.score.tokens_per_second:.1f}",
+            *speedup_cells(each.found.speedup),
+        )
+        for one in exports.found
+        for each in one.batches
+    )
+    return Table(
+        "Best lengths in other engines by texts at once",
+        ("engine", "texts", "setting", f"tokens/s{UP}", f"speedup{UP}", "95% interval"),
+        rows,
+        labels=3,
+        note="Of all texts together, by replaying that many at once.",
+    )
 
 
 def _kinds(one: Exported) -> tuple[str, ...]:
@@ -142,6 +164,10 @@ def export_document(exports: Exports) -> list[dict[str, Any]]:
             **_plain(one.found),
             "costs": None if exports.costs is None else asdict(exports.costs),
             "settings": one.settings,
+            "batches": [
+                {"texts": each.rows, "rule": each.found.score.setting.table, **_plain(each.found)}
+                for each in one.batches
+            ],
             "curve": [
                 {
                     "draft_length": length_of(point.constant.setting),

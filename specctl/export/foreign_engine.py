@@ -71,6 +71,7 @@ class Engine:
         stops_at_eos: whether its draft ends at an end-of-sequence token; others draft on.
         blocks: whether it can verify draft tokens as a block.
         further_passes: of the draft in each round, apart from those that draft.
+        scheduled: whether it takes a length for each number of texts that it verifies at once.
     """
 
     name: str
@@ -88,3 +89,4 @@ class Engine:
     stops_at_eos: bool = False
     blocks: bool = False
     further_passes: int = 0
+    scheduled: bool = False

@@ -23,7 +23,17 @@ _TABLE = (
         lengthens=True,
         stops_at_eos=True,
     ),
-    Engine("vllm", "vllm", "0.33.0", "2026-11-02", "vllm/config/speculative.py", writing.vllm, "ratio", blocks=True),
+    Engine(
+        "vllm",
+        "vllm",
+        "0.33.0",
+        "2026-11-02",
+        "vllm/config/speculative.py",
+        writing.vllm,
+        "ratio",
+        blocks=True,
+        scheduled=True,
+    ),
     Engine(
         "sglang",
         "sglang",
@@ -53,6 +63,7 @@ _TABLE = (
         "tensorrt_llm/llmapi/llm_args.py",
         writing.tensorrt_llm,
         "likeliest",
+        scheduled=True,
     ),
     Engine("mlx-lm", "mlx-lm", "0.32.2", "2026-10-16", "mlx_lm/generate.py", writing.mlx_lm, "matched"),
     Engine(
