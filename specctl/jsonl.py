@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import isfinite
 from typing import IO, Any, Literal
@@ -21,7 +21,9 @@ PROMPT_KEYS = ("prompt", "messages", "turns")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 DUPLICATE = "duplicate_id"
 """The type of the error of a record whose id an earlier one has: only its line tells the two apart."""
-RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
+RESULT_KEYS = frozenset(
+    {"completion", "finish_reason", "metrics", "rounds", "completion_ids", "token_logprobs", "error"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ def result_line(
         result["rounds"] = shaped(list(map(_rounds, completions)))
     if token_ids:
         result["completion_ids"] = shaped([list(completion.tokens) for completion in completions])
+    if any(completion.logprobs for completion in completions):
+        result["token_logprobs"] = shaped([list(map(asdict, completion.logprobs)) for completion in completions])
     return result
 
 

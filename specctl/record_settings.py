@@ -19,6 +19,8 @@ NAMES = {
     "max_completion_tokens": "max_new_tokens",
     "seed": "seed",
     "stop": "stop",
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
     "schema": "json_schema",
     "json_schema": "json_schema",
     "guided_json": "json_schema",
@@ -31,7 +33,7 @@ SETTING_KEYS = (PLACE, *NAMES)
 """The keys of a record that decide how it is answered, beside its prompt."""
 
 FOREIGN = (
-    "n", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias",
+    "n", "best_of", "echo", "suffix", "prompt_logprobs", "logit_bias",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "length_penalty",
     "no_repeat_ngram_size", "response_format", "guided_choice", "guided_grammar",
     "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "ignore_eos",
@@ -49,13 +51,19 @@ _SHORT = 6
 def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """What a record sets, by key of the ``[sampling]`` table: how the record calls it, and the value, not checked.
 
-    At the top level null is no value, and ``stop`` may be a single string.
+    At the top level null is no value, ``stop`` may be one string, and ``logprobs`` true or false, as chats have it.
 
     Raises:
         RecordError: two names set one key to different values.
     """
     given = [(key, NAMES[key], data[key]) for key in NAMES if data.get(key) is not None]
     given += [(f"{PLACE}.{key}", NAMES.get(key, key), value) for key, value in (data.get(PLACE) or {}).items()]
+    if isinstance(data.get("logprobs"), bool):
+        given.remove(("logprobs", "logprobs", data["logprobs"]))
+        if not data["logprobs"]:
+            given = [one for one in given if one[0] != "top_logprobs"]
+        elif data.get("top_logprobs") is None:
+            given.append(("logprobs", "logprobs", 0))
     found: dict[str, tuple[str, Any]] = {}
     for called, key, value in given:
         value = [value] if key == "stop" and isinstance(value, str) else value

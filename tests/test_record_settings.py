@@ -1,7 +1,7 @@
 import pytest
 
 from specctl.profile.schema import SamplingTable
-from specctl.record_settings import FOREIGN, NAMES, ignored_setting
+from specctl.record_settings import FOREIGN, NAMES, ignored_setting, own_settings
 
 
 def test_every_name_sets_a_key_of_the_sampling_table():
@@ -28,7 +28,7 @@ def test_a_misspelled_setting_is_named(key, near):
     assert ignored_setting(key, 0.5) == f"`{key}` has no effect; did you mean `{near}`?"
 
 
-@pytest.mark.parametrize("key", ["frequency_penalty", "n", "logprobs", "logit_bias", "stop_token_ids", "tools"])
+@pytest.mark.parametrize("key", ["frequency_penalty", "n", "logit_bias", "stop_token_ids", "tools"])
 def test_settings_of_other_programs_are_known(key):
     assert ignored_setting(key, 2) == f"`{key}` is no setting of specctl and has no effect"
 
@@ -69,3 +69,17 @@ def test_a_setting_that_asks_for_nothing_needs_no_words(key, value):
 )
 def test_other_fields_are_carried_through_without_a_word(key):
     assert ignored_setting(key, "x") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "most"),
+    [
+        ({"logprobs": 2}, 2),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+        ({"logprobs": True}, 0),
+        ({"logprobs": False, "top_logprobs": 3}, None),
+        ({"sampling": {"logprobs": 1}}, 1),
+    ],
+)
+def test_log_probabilities_are_asked_for_as_texts_and_as_chats_do(data, most):
+    assert own_settings(data).get("logprobs", (None, None))[1] == most

@@ -48,6 +48,7 @@ class SamplingSettings(TypedDict, total=False):
     max_new_tokens: int
     seed: int
     stop: list[str]
+    logprobs: int
     json_schema: dict[str, Any] | bool
     regex: str
     grammar: str

@@ -97,6 +97,12 @@ class RowReplicas:
             self._warn(f"memory ran out with {len(written)} texts at once; {self._most} are written from here on")
             return []
 
+    def give_up(self, replica: int) -> None:
+        """Forget the question of a row, which is idle then."""
+        del self._asked[replica]
+        self._again = deque(row for row in self._again if row != replica)
+        self._hub.give_up(replica)
+
     def _begin(self, row: int) -> None:
         answer, question = self._answers[row], self._asked[row]
         self._hub.begin(row, lambda: answer(question))

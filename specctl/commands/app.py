@@ -15,6 +15,7 @@ from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
 from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
+from specctl.commands.serve import serve
 from specctl.commands.train_draft import train_draft
 from specctl.commands.train_head import train_head
 from specctl.printable import one_line
@@ -74,6 +75,7 @@ def specctl(
 # Every command, in the order help lists them.
 app.command(cls=CommandWithHelp)(generate)
 app.command(cls=CommandWithHelp)(chat)
+app.command(cls=CommandWithHelp)(serve)
 app.command(cls=CommandWithHelp)(bench)
 app.command(cls=CommandWithHelp)(calibrate)
 app.command(cls=CommandWithHelp)(analyze)

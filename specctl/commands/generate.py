@@ -91,8 +91,8 @@ def generate(
         raise UsageError(
             "--json works only with a PROMPT", "leave it out: every record is answered with a line of JSON"
         )
-    if not from_stream and (results.rounds or results.token_ids) and not results.json_:
-        raise UsageError("--rounds and --token-ids work only with JSON results", "add --json")
+    if not from_stream and (results.rounds or results.token_ids or sampling.logprobs is not None) and not results.json_:
+        raise UsageError("--rounds, --token-ids and --logprobs work only with JSON results", "add --json")
     if not from_stream and records.resume:
         raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
     replication = replicas.replication

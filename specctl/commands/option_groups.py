@@ -20,7 +20,7 @@ from specctl.commands.options import (
     text_of,
     warn,
 )
-from specctl.profile.base_tables import GRAMMARS
+from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
@@ -215,6 +215,17 @@ class SamplingOptions:
         typer.Option(metavar="FILE", help="Only what follows the Lark grammar in this file.", rich_help_panel=SAMPLING),
     ] = None
 
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MOST_LOGPROBS,
+            metavar="N",
+            help="Add to JSON results the target's log-probability of each token, and the N likeliest ids with theirs.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+
     @property
     def flags(self) -> dict[str, Any]:
         """What they set in a profile, by dotted key; None is an option that was not given.
@@ -231,7 +242,7 @@ class SamplingOptions:
         }
 
 
-FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop", *GRAMMARS))]
+FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop", "logprobs", *GRAMMARS))]
 """Without those that shape the distribution and the end of a text."""
 LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]
 """The length of texts alone."""

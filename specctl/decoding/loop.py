@@ -33,6 +33,7 @@ def decode(
     sampling: Sampling,
     eos: Set[int] = frozenset(),
     generator: DrawGenerator | None = None,
+    logprobs: int | None = None,
 ) -> Generator[Round, None, None]:
     """Yield rounds until an end-of-sequence token or ``max_new_tokens``, exactly in the target's distribution.
 
@@ -48,6 +49,7 @@ def decode(
         sampling: how tokens are drawn.
         eos: ids that end the sequence.
         generator: for the verifier's draws, on the target's device.
+        logprobs: as of `verified_round`.
     """
     sequence, target = list(prompt), sampling.over(target)
     end = len(sequence) + max_new_tokens
@@ -57,13 +59,24 @@ def decode(
         drafter.begin(sampling, eos, generator)
     unread = len(sequence) - 1 - target.length
     if isinstance(drafter, ParallelDrafter):
-        yield from ParallelRounds(target, drafter, prompt, end, sampling, eos, generator, unread)
+        yield from ParallelRounds(target, drafter, prompt, end, sampling, eos, generator, unread, logprobs)
         return
     index = 0
     while len(sequence) < end:
         # One position is left for the verifier's own token.
         budget = end - len(sequence) - 1
-        round_ = verified_round(target, drafter, sequence, budget, sampling, eos, generator, index=index, unread=unread)
+        round_ = verified_round(
+            target,
+            drafter,
+            sequence,
+            budget,
+            sampling,
+            eos,
+            generator,
+            index=index,
+            unread=unread,
+            logprobs=logprobs,
+        )
         sequence += round_.emitted
         index, unread = index + 1, 0
         yield round_

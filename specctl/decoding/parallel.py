@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.round import NOTHING, judge, share_of_round
+from specctl.decoding.round import NOTHING, judge, share_of_round, with_logprobs
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, offspring
 from specctl.decoding.sampling import Sampling
@@ -58,6 +58,7 @@ class ParallelRounds:
         eos: ids that end the sequence.
         generator: for the target's draws, on its device.
         unread: tokens of the prompt that the target reads in its first pass, see `share_of_round`.
+        logprobs: as of `specctl.decoding.round.verified_round`.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class ParallelRounds:
         eos: Set[int],
         generator: DrawGenerator | None,
         unread: int = 0,
+        logprobs: int | None = None,
     ) -> None:
         self._target, self._drafter = target, drafter
-        self._unread = unread
+        self._unread, self._logprobs = unread, logprobs
         self._sampling, self._eos, self._generator = sampling, eos, generator
         self._text, self._settled, self._end = list(prompt), len(prompt), end
         self._waiting = NOTHING  # the draft tokens of the text that are not settled
@@ -122,6 +124,8 @@ class ParallelRounds:
             chances=verdict.chances,
             overlap_seconds=max(0.0, busy - (drafted - passed)),
         )
+        if self._logprobs is not None:
+            round_ = with_logprobs(round_, forward, None, self._logprobs)
         self._text += block.tokens
         self._settled += verdict.accepted
         self._target.rollback(self._settled)

@@ -67,6 +67,7 @@ def verified_round(
     hidden: bool = False,
     chances: bool = True,
     unread: int = 0,
+    logprobs: int | None = None,
 ) -> Round:
     """Draft a block after ``sequence``, verify it in one pass, and leave all caches at the accepted prefix.
 
@@ -83,6 +84,7 @@ def verified_round(
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
         unread: tokens of the prompt that the verifier reads with the draft, see `share_of_round`.
+        logprobs: how many of the likeliest ids `Round.logprobs` has at each token; None where nobody asks for them.
     """
     began = working_seconds()
     draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
@@ -121,6 +123,9 @@ def verified_round(
         context=len(sequence),
         copied=draft.copied,
     )
+    if logprobs is not None:
+        path = None if isinstance(found.rows, slice) else found.rows
+        round_ = with_logprobs(round_, found.forward, path, logprobs)
     if isinstance(found.rows, slice):
         verifier.rollback(found.start + found.rows.stop)
     else:
@@ -130,6 +135,19 @@ def verified_round(
             drafter.witness(found.start, states)
         drafter.observe(round_)
     return round_
+
+
+def with_logprobs(round_: Round, forward: Forward, path: Sequence[int] | None, most: int) -> Round:
+    """A round with its `Round.logprobs`, from the rows of the pass that has verified it.
+
+    Args:
+        round_: of n emitted tokens.
+        forward: the verifier's.
+        path: the rows that the tokens were drawn from, n of them or more; None for the first n.
+        most: how many of the likeliest ids are wanted.
+    """
+    rows = forward if path is None else Forward(forward.rows[path])
+    return replace(round_, logprobs=rows_of(rows).logprobs(round_.emitted, most))
 
 
 def share_of_round(unread: int, read: int) -> float:

@@ -125,7 +125,8 @@ class Session:
         began, waited = working_seconds(), waited_seconds()
         read_prompt(pair.target, drafter, prompt)
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
-        decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings, rule), eos, generator)
+        sampling = Sampling.of(settings, rule)
+        decoding = decode(pair.target, drafter, prompt, limit, sampling, eos, generator, settings.logprobs)
         with closing(decoding):
             for round_ in decoding:
                 rounds.append(round_)

@@ -9,6 +9,8 @@ from specctl.policies import Setting
 Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
 DEFAULT_POLICY = "svip"
+MOST_LOGPROBS = 20
+"""Of how many ids a result tells log-probabilities at each token."""
 GRAMMARS = ("json_schema", "regex", "grammar")
 """The keys of a sampling table that say which texts there may be."""
 
@@ -31,6 +33,8 @@ class SamplingTable(Table):
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     seed: Annotated[int, Field(ge=0)] = 0
     stop: list[Annotated[str, Field(min_length=1)]] = []
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """Of each token its log-probability, and how many of the likeliest ids are told with theirs; None for neither."""
     json_schema: dict[str, Any] | bool | None = None
     """The text is JSON that fits this schema; true and {} stand for any JSON."""
     regex: Annotated[str, Field(min_length=1)] | None = None

@@ -11,7 +11,7 @@ from specctl.profile.schema import LOOKUP, LOOKUP_POLICY
 from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
-_NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
+_NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG", "SPECCTL_API_KEY"}
 PAIR_POLICY = "cost-optimal"
 """The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
 drafts next to nothing."""

@@ -1,6 +1,7 @@
 """What happened while text was generated."""
 
 from specctl.records.completions import Completion, CompletionSummary, FinishReason
+from specctl.records.logprobs import TokenLogprobs
 from specctl.records.rounds import DraftStep, ExtraToken, Round, RoundSummary, StopReason
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "Round",
     "RoundSummary",
     "StopReason",
+    "TokenLogprobs",
 ]

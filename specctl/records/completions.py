@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from specctl.records.logprobs import TokenLogprobs
 from specctl.records.rounds import Round, RoundSummary
 
 SHOWN = 200
@@ -36,6 +37,7 @@ class CompletionSummary:
         rounds: in order; empty for a peer, whose rounds are not visible.
         arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
             where that is not known, as in files of specctl before it recorded this.
+        logprobs: of each token; empty where nobody asked.
     """
 
     prompt_tokens: int
@@ -49,6 +51,7 @@ class CompletionSummary:
     draft_forwards: int
     rounds: tuple[RoundSummary, ...] = ()
     arrivals_ms: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def summary(self) -> "CompletionSummary":
@@ -116,6 +119,12 @@ class Completion:
         return len(self.prompt)
 
     @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of each token; empty where nobody asked."""
+        found = [one for round_ in self.rounds for one in round_.logprobs or ()]
+        return tuple(found[: len(self.tokens)])
+
+    @property
     def summary(self) -> CompletionSummary:
         """The completion without its prompt's ids, its seed and the tokens of its rounds."""
         rounds = tuple(round_.summary for round_ in self.rounds)
@@ -131,4 +140,5 @@ class Completion:
             draft_forwards=sum(round_.draft_forwards for round_ in rounds),
             rounds=rounds,
             arrivals_ms=tuple(round(seconds * 1e3, 3) for seconds in self.arrivals),
+            logprobs=self.logprobs,
         )

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
+from specctl.records.logprobs import TokenLogprobs
+
 
 class StopReason(StrEnum):
     """Why drafting ended in a round."""
@@ -146,6 +148,7 @@ class Round:
         context: tokens of the sequence before the round, the prompt's included; 0 where it is not known.
         copied: how many of the drafted tokens, the last ones, the lookup of a chain copied from the text; 0 without a
             chain.
+        logprobs: of each of the ``emitted`` tokens; None where nobody asks.
     """
 
     index: int
@@ -167,6 +170,7 @@ class Round:
     overlap_seconds: float | None = None
     context: int = 0
     copied: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def drafted(self) -> int:

@@ -21,6 +21,7 @@ from specctl.models.placing.accelerator import may_be_there
 
 DATA = Path(__file__).parents[1] / "data"
 HEAVY = ["torch", "transformers", "accelerate", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "matplotlib"]
+HEAVY += ["starlette", "uvicorn", "prometheus_client", "asyncio"]
 BEFORE = f"""{IMPORTS}
 import json, numpy, specctl.policies, specctl.profile
 heavy = lambda: [name for name in {HEAVY!r} if name in sys.modules]

@@ -32,7 +32,18 @@ from specctl.replay.recording import metering
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = ("generate", "chat", "bench", "calibrate", "analyze", "train-head", "train-draft", "doctor", "profiles")
+COMMANDS = (
+    "generate",
+    "chat",
+    "serve",
+    "bench",
+    "calibrate",
+    "analyze",
+    "train-head",
+    "train-draft",
+    "doctor",
+    "profiles",
+)
 SUBCOMMANDS = ("list", "show", "check", "path", "new")
 DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"
 _MARKED = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```(\w*)\n(.*?)^```$", re.M | re.S)

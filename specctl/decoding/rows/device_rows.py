@@ -13,7 +13,7 @@ from specctl.decoding.rows.device_laws import pick, processed, read_signals, rea
 from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator, uniforms
 from specctl.decoding.rows.reading import Reader
-from specctl.decoding.rows.rows import Beams, Look, places
+from specctl.decoding.rows.rows import Beams, Look, places, token_logprobs
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
@@ -22,6 +22,7 @@ from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification
+from specctl.records import TokenLogprobs
 
 if TYPE_CHECKING:
     from specctl.decoding.rows.tree_verification import DraftTree
@@ -85,6 +86,19 @@ class DeviceRows:
 
     def signals(self, tokens: Sequence[int] | torch.Tensor, wanted: Set[Signal]) -> dict[Signal, torch.Tensor]:
         return read_signals(self.numbers, self._here(tokens, torch.int64), wanted)
+
+    def logprobs(self, tokens: Sequence[int], most: int) -> tuple[TokenLogprobs, ...]:
+        logits = self.numbers[: len(tokens)].float()
+        best = logits.topk(min(most, logits.shape[1]))  # (n, M)
+        chosen = logits.gather(1, self._here(tokens, torch.int64)[:, None])
+        logs = (torch.cat([chosen, best.values], 1) - logits.logsumexp(-1, keepdim=True)).double()  # (n, M + 1)
+        logs = logs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).clamp(IMPOSSIBLE, 0)
+        # float64 holds ids and probabilities alike
+        rows, count = torch.cat([logs, best.indices.double()], 1).tolist(), best.indices.shape[1]
+        return tuple(
+            token_logprobs(token, row[0], [*map(int, row[1 + count :])], row[1 : 1 + count])
+            for token, row in zip(tokens, rows, strict=True)
+        )
 
     def top_probs(self) -> torch.Tensor:
         return read_top_probs(self.numbers)

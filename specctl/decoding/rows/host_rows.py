@@ -10,7 +10,7 @@ from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator, host_numbers
 from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, picked, processed
 from specctl.decoding.rows.reading import Reader
-from specctl.decoding.rows.rows import Beams, Look, array, places
+from specctl.decoding.rows.rows import Beams, Look, array, places, token_logprobs
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
@@ -18,6 +18,7 @@ from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification
+from specctl.records import TokenLogprobs
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +101,14 @@ class HostRows:
         pairs = zip(self.numbers, _ids(tokens), strict=True)
         found = np.array([Softmax(row).signals(token, wanted) for row, token in pairs], dtype=np.float32)  # (R, F)
         return dict(zip((name for name in DISTRIBUTION_SIGNALS if name in wanted), found.T, strict=True))
+
+    def logprobs(self, tokens: Sequence[int], most: int) -> tuple[TokenLogprobs, ...]:
+        found = []
+        for row, token in zip(self.numbers, tokens, strict=False):
+            ids = likeliest(row, most).tolist() if most else []
+            log, *logs = Softmax(row).logs([token, *ids])
+            found.append(token_logprobs(token, log, ids, logs))
+        return tuple(found)
 
     def top_probs(self) -> Floats:
         return np.array([Softmax(row).tops() for row in self.numbers], dtype=np.float32).reshape(-1, TOP_PROBS)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from specctl.decoding.beams import IMPOSSIBLE
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.reading import Reader
@@ -16,6 +17,7 @@ from specctl.models.passes.token_reader import Foresee
 from specctl.policies import Signal
 from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification
+from specctl.records import TokenLogprobs
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +117,14 @@ class Rows(Protocol):
     def signals(self, tokens: "Sequence[int] | torch.Tensor", wanted: Set[Signal]) -> "Mapping[Signal, Numbers]":
         """Of logits: ``(R,)`` float32 of each of the `DISTRIBUTION_SIGNALS` wanted, for one token of each row."""
 
+    def logprobs(self, tokens: Sequence[int], most: int) -> tuple[TokenLogprobs, ...]:
+        """Of logits: the log-probabilities of n tokens, one of each of the first n rows, in a single transfer.
+
+        Args:
+            tokens: n ids.
+            most: how many of the likeliest ids are wanted too.
+        """
+
     def top_probs(self) -> "Numbers":
         """Of logits: the `specctl.policies.TOP_PROBS` largest probabilities ``(R, TOP_PROBS)``, 0 where V is less."""
 
@@ -182,6 +192,12 @@ def array(numbers: Numbers) -> "Floats":
         return numbers
     found: Floats = (numbers.detach() if numbers.requires_grad else numbers).float().cpu().numpy()
     return found
+
+
+def token_logprobs(token: int, log: float, ids: Sequence[int], logs: Sequence[float]) -> TokenLogprobs:
+    """Of one token and the likeliest ids, without those that cannot follow."""
+    top = zip(ids, logs, strict=True)
+    return TokenLogprobs(token, log, tuple((one, value) for one, value in top if value > IMPOSSIBLE))
 
 
 def places(

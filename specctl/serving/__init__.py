@@ -1,0 +1,1 @@
+"""The pair behind an HTTP interface."""

@@ -1,0 +1,106 @@
+"""The bodies of answers, whole and in pieces, as OpenAI's clients read them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from specctl.records import Completion, Round
+from specctl.serving.answer_text import Piece, Spellings, chat_logprobs, text_logprobs, told_round, usage
+
+
+@dataclass(slots=True)
+class AnswerBody:
+    """Makes the documents of one answer.
+
+    Attributes:
+        chat: whether it answers a chat.
+        model: as it is served.
+        prompt: tokens of the prompt.
+        spellings: of tokens.
+        logprobs, rounds: whether documents have them.
+        with_usage: whether a stream ends with token counts.
+    """
+
+    chat: bool
+    model: str
+    prompt: int
+    spellings: Spellings
+    logprobs: bool = False
+    rounds: bool = False
+    with_usage: bool = False
+    id: str = field(default_factory=lambda: uuid4().hex)
+    _created: int = field(default_factory=lambda: int(time.time()))
+    _offset: int = 0
+
+    def whole(self, completion: Completion, piece: Piece) -> dict[str, Any]:
+        """The document of a text that has ended; ``piece`` is all of it."""
+        choice = self._choice(completion.finish_reason.value)
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(piece)
+        body = self._document("chat.completion" if self.chat else "text_completion", [choice])
+        if self.rounds:
+            body["specctl"] = {"rounds": [told_round(one, self.spellings) for one in completion.rounds]}
+        return {**body, "usage": usage(self.prompt, completion)}
+
+    def first(self) -> dict[str, Any] | None:
+        """What a stream begins with, if with anything."""
+        return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
+
+    def more(self, piece: Piece, round_: Round) -> dict[str, Any] | None:
+        """A piece of a stream; None where there is nothing to tell."""
+        if not (piece.text or piece.logprobs or self.rounds):
+            return None
+        chunk = self._piece(piece, None)
+        if self.rounds:
+            chunk["specctl"] = {"rounds": [told_round(round_, self.spellings)]}
+        return chunk
+
+    def last(self, completion: Completion, piece: Piece) -> list[dict[str, Any]]:
+        """What a stream ends with."""
+        found = [self._piece(piece, None)] if piece.text or piece.logprobs else []
+        found.append(self._piece(Piece(""), completion.finish_reason.value))
+        if self.with_usage:
+            name = "chat.completion.chunk" if self.chat else "text_completion"
+            found.append({**self._document(name, []), "usage": usage(self.prompt, completion)})
+        return found
+
+    def _piece(self, piece: Piece, ended: str | None) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text or piece.logprobs else {}
+        return self._chunk(delta, ended, piece)
+
+    def _chunk(self, delta: dict[str, str], ended: str | None, piece: Piece | None = None) -> dict[str, Any]:
+        choice = self._choice(ended)
+        if self.chat:
+            choice["delta"] = delta
+        else:
+            choice["text"] = delta.get("content", "")
+        choice["logprobs"] = self._logprobs(piece) if piece is not None and piece.logprobs else None
+        body = self._document("chat.completion.chunk" if self.chat else "text_completion", [choice])
+        return {**body, "usage": None} if self.with_usage else body
+
+    def _choice(self, ended: str | None) -> dict[str, Any]:
+        return {"index": 0, "finish_reason": ended}
+
+    def _logprobs(self, piece: Piece) -> Any:
+        if not self.logprobs:
+            return None
+        if self.chat:
+            return chat_logprobs(piece.logprobs, self.spellings)
+        found = text_logprobs(piece.logprobs, self.spellings, self._offset)
+        self._offset += sum(map(len, found["tokens"]))
+        return found
+
+    def _document(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        return {
+            "id": f"{prefix}-{self.id}",
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+            "choices": choices,
+        }

@@ -1,0 +1,93 @@
+"""What every request goes through: the access log, and the key that it must have."""
+
+import hmac
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specctl.serving.api_errors import ApiError
+from specctl.serving.server_metrics import ServerMetrics
+
+OPEN = frozenset({"/health"})
+"""Paths that need no key."""
+
+
+class AccessLog:
+    """Tells of each request when it has ended: no prompt, no text, no key.
+
+    Args:
+        app: answers.
+        log: takes the line; None for none.
+        metrics: count requests.
+    """
+
+    def __init__(self, app: ASGIApp, log: Callable[[dict[str, Any]], None] | None, metrics: ServerMetrics) -> None:
+        self._app, self._log, self._metrics = app, log, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        more: dict[str, Any] = {}
+        scope["log"] = more
+        status = 500
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._metrics.request(scope["path"], 499 if more.get("gone") else status)
+            if self._log is not None:
+                client = scope.get("client")
+                self._log(
+                    {
+                        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                        "client": client[0] if client else None,
+                        "method": scope["method"],
+                        "path": scope["path"],
+                        "status": status,
+                        "ms": round((time.monotonic() - began) * 1e3, 1),
+                        **more,
+                    }
+                )
+
+
+class Key:
+    """Lets in who has the key.
+
+    Args:
+        app: answers.
+        key: that is needed; None to ask for none.
+        told: makes the answer of an error.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, told: Callable[[Request, Exception], Response]) -> None:
+        self._app, self._told = app, told
+        self._key = (key or "").encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._key and scope["path"] not in OPEN and not self._known(scope):
+            error = ApiError(
+                401, "the API key is missing or wrong", code="invalid_api_key", kind="authentication_error"
+            )
+            await self._told(Request(scope), error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given.strip().encode("latin-1"), self._key)

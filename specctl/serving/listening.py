@@ -1,0 +1,121 @@
+"""The application on a port, from the first request to the end of the last one."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from specctl.errors import ModelError, UsageError, reason
+from specctl.serving.service import Service
+
+TERMINATED = 143
+LAST_SECONDS = 5.0
+"""How long a pass under way is waited for when a second signal ends the program."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises UsageError if it cannot."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(address)
+            found.listen(2048)
+        except OSError:
+            found.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        hint = "choose another with --port, or 0 for any that is free; --host is an address of this machine"
+        raise UsageError(f"cannot listen on {host} port {port}: {why}", hint) from error
+    return found
+
+
+def address_of(listening: socket.socket) -> str:
+    """The URL of what listens."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class Listener(uvicorn.Server):
+    """Serves until a signal: the first lets texts that are written end, the second ends them.
+
+    Args:
+        app: answers.
+        service: writes texts.
+        grace: seconds for answers to reach their clients at the end.
+    """
+
+    def __init__(self, app: Starlette, service: Service, grace: float) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(grace)),
+        )
+        super().__init__(config)
+        self._service = service
+        self._signals: list[int] = []
+        self._draining: asyncio.Task[None] | None = None
+        service.failed = self._stop
+
+    def serve_on(self, listening: socket.socket) -> None:
+        """Serve until the end.
+
+        Raises:
+            ModelError: the models failed.
+            KeyboardInterrupt, SystemExit: a second signal came.
+        """
+        self.run(sockets=[listening])
+        self._service.thread.join(LAST_SECONDS)
+        if (died := self._service.thread.died) is not None:
+            what = f"{type(died).__name__}: {reason(died)}".rstrip(": ")
+            raise ModelError(f"the models failed: {what}", "SPECCTL_DEBUG=1 shows where it happened.") from died
+        if len(self._signals) > 1:
+            if self._signals[-1] == signal.SIGINT:
+                raise KeyboardInterrupt
+            sys.exit(TERMINATED)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but that the first signal lets texts end, and is not raised again."""
+        loop = asyncio.get_running_loop()
+
+        def press(number: int, _frame: FrameType | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(self._press, number)
+
+        before = {number: signal.signal(number, press) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _press(self, number: int) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            self.force_exit = True
+            self._service.thread.give_up()
+            self._stop()
+        elif self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain()
+        self._stop()
+
+    def _stop(self) -> None:
+        self.should_exit = True

@@ -1,0 +1,67 @@
+"""Figures for Prometheus."""
+
+import time
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from specctl.records import Completion
+from specctl.serving.answer_text import drafted_and_accepted
+from specctl.serving.pair_thread import PairThread
+
+PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"})
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class ServerMetrics:
+    """Counts what a server does.
+
+    Args:
+        thread: tells how many texts are written and wait.
+    """
+
+    MEDIA_TYPE = CONTENT_TYPE_LATEST
+
+    def __init__(self, thread: PairThread) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "specctl_requests",
+            "Requests that have ended, by path and HTTP status.",
+            ["path", "status"],
+            registry=registry,
+        )
+        self._tokens = Counter("specctl_tokens", "Tokens of prompts and of texts.", ["kind"], registry=registry)
+        self._drafted = Counter(
+            "specctl_draft_tokens", "Drafted tokens, accepted and rejected.", ["outcome"], registry=registry
+        )
+        self._rounds = Counter("specctl_rounds", "Passes of the target that verify.", registry=registry)
+        self._first = Histogram(
+            "specctl_first_token_seconds", "From a request to its first round.", buckets=SECONDS, registry=registry
+        )
+        self._seconds = Histogram(
+            "specctl_text_seconds", "From a request to the end of its text.", buckets=SECONDS, registry=registry
+        )
+        running = Gauge("specctl_texts_running", "Texts that are being written.", registry=registry)
+        running.set_function(lambda: thread.running)
+        waiting = Gauge("specctl_requests_waiting", "Requests that wait for a row.", registry=registry)
+        waiting.set_function(lambda: thread.waiting)
+
+    def request(self, path: str, status: int) -> None:
+        """A request has ended."""
+        self._requests.labels(path if path in PATHS else "other", str(status)).inc()
+
+    def first(self, began: float) -> None:
+        """The first round of a request that came at a time of `time.monotonic`."""
+        self._first.observe(time.monotonic() - began)
+
+    def ended(self, completion: Completion, began: float) -> None:
+        """A text has been written."""
+        self._seconds.observe(time.monotonic() - began)
+        drafted, accepted = drafted_and_accepted(completion.rounds)
+        self._tokens.labels("prompt").inc(completion.prompt_tokens)
+        self._tokens.labels("completion").inc(len(completion.tokens))
+        self._drafted.labels("accepted").inc(accepted)
+        self._drafted.labels("rejected").inc(drafted - accepted)
+        self._rounds.inc(len(completion.rounds))
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)

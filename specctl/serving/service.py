@@ -1,0 +1,183 @@
+"""Requests become orders, and what the models' thread tells of them is heard by whoever asked."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.errors import RecordError
+from specctl.models.running.pair import Pair
+from specctl.models.running.rules.request_rules import RequestRules
+from specctl.models.running.runner import RowPasses
+from specctl.profile import Profile
+from specctl.profile.schema import SamplingTable
+from specctl.record_settings import NAMES
+from specctl.serving.answer_text import Spellings
+from specctl.serving.api_errors import ApiError
+from specctl.serving.order import Event, Order, Ticket
+from specctl.serving.pair_thread import PairThread, Told
+from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may ask for.
+
+    Attributes:
+        body: bytes of a request's body.
+        tokens: new tokens; None for what the context holds.
+        waiting: requests that may wait.
+        seconds: until a request ends, waiting included.
+        body_seconds: until its body is there.
+    """
+
+    body: int = 4 << 20
+    tokens: int | None = None
+    waiting: int = 256
+    seconds: float = 600.0
+    body_seconds: float = 30.0
+
+
+class Service:
+    """A loaded pair that answers requests.
+
+    Args:
+        pair: loaded; nobody else uses it.
+        profile: how it is used, with the draft that is at work.
+        name: what clients call it.
+        passes: as of `PairThread`.
+        limits: of requests.
+        warn: told what a user should know.
+
+    Attributes:
+        failed: called once if the models fail.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        profile: Profile,
+        name: str,
+        passes: Sequence[RowPasses] | None = None,
+        limits: Limits | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.pair, self.profile, self.name = pair, profile, name
+        self.limits = limits or Limits()
+        self.spellings = Spellings(pair.tokenizer)
+        self.failed: Callable[[], None] = lambda: None
+        self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
+        self._texts = PromptFormat(pair.tokenizer, chat=False)
+        self._chats = PromptFormat(pair.tokenizer, chat=True, system=profile.prompt.system)
+        self._heard: dict[int, asyncio.Queue[Event]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to write; in the event loop in which requests are answered."""
+        self._loop = asyncio.get_running_loop()
+        self.thread.start()
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until the texts that are being written are."""
+        self.thread.close()
+        await asyncio.to_thread(self.thread.join, self.limits.seconds)
+
+    @asynccontextmanager
+    async def heard(self, order: Order, *, every: bool = True) -> AsyncIterator["asyncio.Queue[Event]"]:
+        """What is heard of an order; behind the block nobody wants its text any more.
+
+        Args:
+            order: what is asked.
+            every: as of `Ticket`.
+
+        Raises:
+            BusyError, ClosedError: it is not taken.
+        """
+        ticket = Ticket(order, every=every)
+        queue = self._heard[ticket.number] = asyncio.Queue()
+        try:
+            self.thread.submit(ticket)
+            yield queue
+        finally:
+            del self._heard[ticket.number]
+            self.thread.cancel(ticket)
+
+    def order(self, body: TextBody) -> Order:
+        """What a request asks for.
+
+        Raises:
+            ApiError: it asks for what cannot be.
+        """
+        if body.model not in (None, self.name):
+            what = f"there is no model {body.model!r} here, only {self.name!r}"
+            raise ApiError(404, what, "model", "model_not_found")
+        chat = isinstance(body, ChatBody)
+        try:
+            prompt = self._prompt(body)
+            self.pair.room(prompt)
+        except RecordError as error:
+            code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
+            raise ApiError(400, error.message, "messages" if chat else "prompt", code) from None
+        policy, draft = body.specctl.policy, body.specctl.draft
+        return Order(tuple(prompt), self._settings(body), self._rules(body), policy, draft)
+
+    def _prompt(self, body: TextBody) -> list[int]:
+        if isinstance(body, ChatBody):
+            return self._chats.messages([message.message for message in body.messages])
+        assert isinstance(body, CompletionBody)
+        prompt: Any = body.prompt
+        if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+            if len(prompt) > 1:
+                raise ApiError(400, f"prompt has {len(prompt)} texts; send a request for each", "prompt")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._texts.prompt(prompt)
+        if max(prompt) >= self.pair.vocabulary:
+            raise ApiError(400, f"prompt: {max(prompt)} is no id of the model's {self.pair.vocabulary}", "prompt")
+        return list(prompt)
+
+    def _settings(self, body: TextBody) -> SamplingTable:
+        name, limit = body.limit
+        most = self.limits.tokens
+        if limit is not None and most is not None and limit > most:
+            raise ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
+        given = {key: getattr(body, key) for key in NAMES if key in SamplingTable.model_fields and hasattr(body, key)}
+        given |= {"max_new_tokens": limit, "logprobs": body.likeliest}
+        if body.response_format is not None and (schema := body.response_format.asked) is not None:
+            given |= {"json_schema": schema}
+        given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+        # Two clients that ask the same are not to hear the same.
+        given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)
+        update = {key: value for key, value in given.items() if value is not None}
+        if "json_schema" in update:
+            update |= {"regex": None, "grammar": None}
+        own = self.profile.sampling.model_copy(update=update)
+        return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
+
+    def _rules(self, body: TextBody) -> RequestRules:
+        bias: dict[int, float] = {}
+        for key, value in (body.logit_bias or {}).items():
+            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
+                raise ApiError(400, f"logit_bias: {key[:20]!r} is no id of a token", "logit_bias")
+            bias[int(key)] = value
+        return RequestRules(
+            bias,
+            1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            body.presence_penalty or 0.0,
+            body.frequency_penalty or 0.0,
+        )
+
+    def _told(self, told: Told) -> None:
+        """Called in the models' thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hand_out, told)
+
+    def _hand_out(self, told: Told) -> None:
+        for ticket, event in told:
+            if (queue := self._heard.get(ticket.number)) is not None:
+                queue.put_nowait(event)
+        if self.thread.died is not None:
+            self.failed()

@@ -1,0 +1,376 @@
+"""What the server answers: texts of `generate`, whoever asks at the same time, and errors that name what is wrong."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, sleep
+from typing import Any
+
+import httpx
+import pytest
+from invoked import invoke
+from onnx_models import needs_onnx, small_pair
+from starlette.testclient import TestClient
+from transformers import AutoTokenizer
+
+import specctl
+from specctl.batching.pair_rows import passes_of
+from specctl.errors import ModelError, UsageError
+from specctl.serving import pair_thread
+from specctl.serving.endpoints import application
+from specctl.serving.listening import Listener, address_of, bound
+from specctl.serving.service import Limits, Service
+
+pytestmark = needs_onnx
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+ASKED: list[dict[str, Any]] = [
+    {"prompt": "the th"},
+    {"prompt": "of the", "max_tokens": 3},
+    {"prompt": "he said", "temperature": 1.0, "seed": 3},
+    {"prompt": "and then", "temperature": 0.7, "seed": 4, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    {"prompt": "an", "stop": ["e", "a"]},
+    {"prompt": [5, 6, 7], "specctl": {"policy": "svip:threshold=0.3"}},
+    {"prompt": "the th", "specctl": {"draft": False}},
+    {"prompt": ["it was"], "temperature": 1.0, "seed": 8, "frequency_penalty": 1.0, "logit_bias": {"9": 4.0}},
+]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> specctl.Decoder:
+    folder = tmp_path_factory.mktemp("pair")
+    small_pair(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(folder / "target")
+    models = {"target": str(folder / "target"), "draft": str(folder / "draft")}
+    settings = ["engine=onnx", "sampling.max_new_tokens=12", "prompt.chat=false"]
+    return specctl.load(**models, policy="constant:draft_length=3", overrides=settings)
+
+
+def service_of(decoder: specctl.Decoder, rows: int = 3, limits: Limits | None = None) -> Service:
+    passes = passes_of(decoder.pair, rows) if rows > 1 else None
+    return Service(decoder.pair, decoder.profile, "toy", passes, limits or Limits(body=20_000, tokens=2000))
+
+
+@pytest.fixture(scope="module")
+def client(decoder: specctl.Decoder) -> Iterator[TestClient]:
+    with TestClient(application(service_of(decoder))) as client:
+        yield client
+
+
+def streamed(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = client.post(path, json={**body, "stream": True}).text.strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_greedy_texts_are_those_of_generate(client: TestClient, decoder: specctl.Decoder) -> None:
+    expected = decoder.generate("the th")
+    answer = client.post(TEXT, json={"prompt": "the th", "model": "toy"}).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (expected.text, expected.finish_reason.value)
+    details = answer["usage"].pop("completion_tokens_details")
+    assert answer["usage"] == {
+        "prompt_tokens": expected.prompt_tokens,
+        "completion_tokens": len(expected.tokens),
+        "total_tokens": expected.prompt_tokens + len(expected.tokens),
+    }
+    drafted = sum(round_.drafted for round_ in expected.rounds)
+    assert sum(details.values()) == drafted > 0
+    said = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    chat = client.post(CHAT, json={"messages": said, "max_completion_tokens": 5}).json()["choices"][0]
+    asked = decoder.generate([{"role": "user", "content": "hi"}], max_new_tokens=5)
+    assert chat["message"] == {"role": "assistant", "content": asked.text, "refusal": None}
+
+
+@pytest.mark.parametrize("number", range(len(ASKED)))
+def test_a_stream_is_the_same_text(client: TestClient, number: int) -> None:
+    body = {**ASKED[number], "logprobs": 2}
+    whole = client.post(TEXT, json=body).json()
+    chunks = streamed(client, TEXT, {**body, "stream_options": {"include_usage": True}})
+    *pieces, last, usage = chunks
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
+    assert {piece["choices"][0]["finish_reason"] for piece in pieces} <= {None}
+    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
+    for key, values in whole["choices"][0]["logprobs"].items():
+        assert [value for one in told for value in one[key]] == values
+
+
+def test_requests_at_once_are_answered_as_alone(client: TestClient) -> None:
+    def ask(body: dict[str, Any]) -> Any:
+        return client.post(TEXT, json={**body, "max_tokens": body.get("max_tokens", 40)}).json()["choices"]
+
+    alone = [ask(body) for body in ASKED]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, ASKED * 3)) == alone * 3
+
+
+def test_log_probabilities_do_not_depend_on_the_draft(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
+    drafted = client.post(CHAT, json=body).json()["choices"][0]
+    chunks = streamed(client, CHAT, {**body, "specctl": {"draft": False}})
+    told = [one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert len(told) == len(drafted["logprobs"]["content"]) == 12
+    for one, other in zip(told, drafted["logprobs"]["content"], strict=True):
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+        assert (one["token"], len(one["top_logprobs"])) == (other["token"], 2)
+
+
+def test_rounds_tell_where_tokens_come_from(client: TestClient) -> None:
+    answer = client.post(TEXT, json={"prompt": "the th", "specctl": {"rounds": True}}).json()
+    rounds = answer["specctl"]["rounds"]
+    assert [sum(one["origin"] == "accepted" for one in round_["tokens"]) for round_ in rounds] == [
+        round_["accepted"] for round_ in rounds
+    ]
+    assert {one["origin"] for round_ in rounds for one in round_["tokens"]} <= {"accepted", "corrected", "bonus"}
+    alone = client.post(TEXT, json={"prompt": "the th", "specctl": {"rounds": True, "draft": False}}).json()
+    assert sum(alone["usage"]["completion_tokens_details"].values()) == 0
+    assert {one["origin"] for round_ in alone["specctl"]["rounds"] for one in round_["tokens"]} == {"bonus"}
+    chunks = streamed(client, TEXT, {"prompt": "the th", "specctl": {"rounds": True}})
+    assert [one["tokens"] for chunk in chunks if "specctl" in chunk for one in chunk["specctl"]["rounds"]] == [
+        round_["tokens"] for round_ in rounds
+    ]
+
+
+def test_seeds_and_rules(client: TestClient) -> None:
+    def text(**body: Any) -> str:
+        return client.post(TEXT, json={"prompt": "the th", "max_tokens": 30, **body}).json()["choices"][0]["text"]
+
+    assert text(temperature=1.0, seed=7) == text(temperature=1.0, seed=7)
+    assert text(temperature=1.0) != text(temperature=1.0)
+    forced = client.post(TEXT, json={"prompt": "a", "logit_bias": {"9": 100.0}, "logprobs": 0}).json()
+    assert len(set(forced["choices"][0]["logprobs"]["tokens"])) == 1
+    rules = {"logit_bias": {"9": 1.0}, "presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.5}
+    assert text(**rules) == text(**rules, specctl={"draft": False}) != text()
+
+
+def test_a_text_fits_its_schema(client: TestClient) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "hue", "schema": {"enum": ["red", "green"]}}}
+    body = {"prompt": "a", "response_format": schema, "logprobs": 1, "max_tokens": 40}
+    answer = client.post(TEXT, json=body).json()["choices"][0]
+    assert (json.loads(answer["text"]) in ("red", "green"), answer["finish_reason"]) == (True, "stop")
+    assert max(answer["logprobs"]["token_logprobs"]) <= 0
+    wrong = {**schema, "json_schema": {"name": "hue", "schema": {"type": "colour"}}}
+    answer = client.post(TEXT, json={**body, "response_format": wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
+    (TEXT, {}, 400, "prompt"),
+    (TEXT, {"prompt": ""}, 400, "prompt"),
+    (TEXT, {"prompt": []}, 400, "prompt"),
+    (TEXT, {"prompt": ["a", "b"]}, 400, "prompt"),
+    (TEXT, {"prompt": [1 << 40]}, 400, "prompt"),
+    (TEXT, {"prompt": "a \ud800"}, 400, "prompt"),
+    (TEXT, {"prompt": [5] * 5000}, 400, "prompt"),
+    (TEXT, {"prompt": "a", "temperature": -1}, 400, "temperature"),
+    (TEXT, {"prompt": "a", "temperature": "1"}, 400, "temperature"),
+    (TEXT, {"prompt": "a", "temprature": 1}, 400, "temprature"),
+    (TEXT, {"prompt": "a", "top_p": 0}, 400, "top_p"),
+    (TEXT, {"prompt": "a", "n": 2}, 400, "n"),
+    (TEXT, {"prompt": "a", "n": True}, 400, "n"),
+    (TEXT, {"prompt": "a", "echo": True}, 400, "echo"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 2001}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+    (TEXT, {"prompt": "a", "stop": [""]}, 400, "stop"),
+    (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"99999999": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (TEXT, {"prompt": "a", "model": "gpt"}, 404, "model"),
+    (TEXT, {"prompt": "a", "specctl": {"policy": "svpi"}}, 400, "specctl.policy"),
+    (TEXT, {"prompt": "a", "specctl": {"policy": "svip:threshold=x"}, "stream": True}, 400, "specctl.policy"),
+    (TEXT, {"prompt": "a", "specctl": {"polcy": "svip"}}, 400, "specctl.polcy"),
+    (TEXT, {"prompt": "a", "specctl": {"policy": "svip", "draft": False}}, 400, "specctl.policy"),
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, 400, "top_logprobs"),
+    (TEXT, {"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format"),
+    (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "response_format"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "max_completion_tokens": 2}, 400,
+     "max_completion_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), WRONG)
+def test_what_is_wrong_is_named(
+    client: TestClient, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["message"]
+
+
+def test_what_asks_for_nothing_is_taken(client: TestClient) -> None:
+    nothing = {"n": 1, "echo": False, "suffix": None, "user": "me", "response_format": {"type": "text"}, "tools": []}
+    assert client.post(TEXT, json={"prompt": "a", **nothing}).status_code == 200
+
+
+def test_bodies_that_are_no_json_and_paths_that_are_none(client: TestClient) -> None:
+    def status(**given: Any) -> int:
+        answer = client.post(TEXT, **{"headers": {"content-type": "application/json"}, **given})
+        assert answer.json()["error"]["message"]
+        return answer.status_code
+
+    assert status(content=b"{") == status(content=b"[1]") == status(content=b"\xff") == 400
+    assert status(content=b'{"prompt": "a", "temperature": NaN}') == 400
+    assert status(content=b"[" * 5000 + b"]" * 5000) == 400
+    assert status(content=b'{"prompt": "' + b"a" * 20_001 + b'"}') == 413
+    assert status(content=b"{}", headers={"content-type": "text/plain"}) == 415
+    assert client.get(TEXT).status_code == 405
+    assert client.get("/v2").status_code == client.get("/v1/models/other").status_code == 404
+    assert client.get("/v1/models/toy").json() == client.get("/v1/models").json()["data"][0]
+
+
+def test_health_and_figures(client: TestClient) -> None:
+    client.post(TEXT, json={"prompt": "the th"})
+    assert client.get("/health").json() == {"status": "ok"}
+    page = client.get("/metrics").text
+    figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert float(figures['specctl_requests_total{path="/v1/completions",status="200"}']) >= 1
+    assert float(figures['specctl_tokens_total{kind="completion"}']) >= 12
+    assert float(figures["specctl_texts_running"]) == 0
+
+
+def test_a_key_is_asked_for_where_there_is_one(decoder: specctl.Decoder) -> None:
+    lines: list[dict[str, Any]] = []
+    client = TestClient(application(service_of(decoder, 1), key="sécret", cors="http://a.example", log=lines.append))
+    assert client.get("/health").status_code == 200
+    for given in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "sécret".encode("latin-1")}):
+        answer = client.get("/v1/models", headers=given)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    right = {"Authorization": "Bearer sécret".encode()}
+    answer = client.get("/v1/models", headers={**right, "Origin": "http://a.example"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "http://a.example")
+    assert (
+        "access-control-allow-origin"
+        not in client.get("/v1/models", headers={**right, "Origin": "http://b.example"}).headers
+    )
+    assert [line["status"] for line in lines] == [200, 401, 401, 401, 200, 200]
+    assert "cret" not in json.dumps(lines)
+
+
+def waited_for(condition: Any) -> bool:
+    until = monotonic() + 30
+    while not condition() and monotonic() < until:
+        sleep(0.01)
+    return bool(condition())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_client_that_goes_away_frees_its_row(decoder: specctl.Decoder, others: int, stream: bool) -> None:
+    service = service_of(decoder)
+    body = json.dumps({"prompt": "the th", "max_tokens": 400, "stream": stream, "logit_bias": {"0": -100}}).encode()
+
+    async def ask(app: Any, gone: asyncio.Event) -> None:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_: Any) -> None:
+            pass
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": TEXT, "headers": headers, "query_string": b"", "app": app}
+        await app({**scope, "client": None, "server": None, "scheme": "http", "root_path": ""}, receive, send)
+
+    async def run() -> None:
+        app = application(service)
+        async with app.router.lifespan_context(app):
+            gone = asyncio.Event()
+            asking = [asyncio.create_task(ask(app, gone)) for _ in range(1 + others)]
+            while service.thread.running < 1 + others:
+                await asyncio.sleep(0.001)
+            gone.set()
+            await asyncio.wait_for(asyncio.gather(*asking), 30)
+            while service.thread.running:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    service.thread.join(30)
+    assert not service.thread.alive
+
+
+def test_models_that_fail_end_all_texts(decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, ended = service_of(decoder, 1), list[bool]()
+    service.failed = lambda: ended.append(True)
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("no device any more")
+
+    monkeypatch.setattr(pair_thread.TextWriter, "play", fail)
+    with TestClient(application(service)) as client:
+        for _ in range(2):
+            answer = client.post(TEXT, json={"prompt": "the th"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert "Retry-After" in answer.headers
+        assert client.get("/health").status_code == 503
+    assert ended
+    assert isinstance(service.thread.died, ValueError)
+
+
+def test_models_that_fail_end_the_program(decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("no device any more")
+
+    monkeypatch.setattr(pair_thread.TextWriter, "play", fail)
+    service = service_of(decoder, 1)
+    listener = Listener(application(service), service, 5)
+    with bound("127.0.0.1", 0) as listening, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(httpx.post, f"{address_of(listening)}{TEXT}", json={"prompt": "a"}, timeout=30)
+        with pytest.raises(ModelError, match="the models failed: ValueError: no device any more"):
+            listener.serve_on(listening)
+        assert asked.result().status_code == 503
+
+
+def test_without_the_extra_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else True)
+    with pytest.raises(UsageError, match="serve needs uvicorn, which is not installed") as raised:
+        invoke("serve")
+    assert raised.value.hint == "pip install 'specctl[serve]'"
+
+
+def test_who_comes_when_too_many_wait_is_told_to_come_again(decoder: specctl.Decoder) -> None:
+    service = service_of(decoder, 1, Limits(waiting=1, seconds=0.2))
+    app = application(service)
+    service.thread.start = lambda: None  # type: ignore[method-assign]
+    with TestClient(app) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(client.post, TEXT, json={"prompt": "a", "stream": True})
+        assert waited_for(lambda: service.thread.waiting == 1)
+        second = client.post(TEXT, json={"prompt": "a"})
+        assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+        assert second.json()["error"]["type"] == "rate_limit_error"
+        assert first.result().status_code == 504, "nobody takes it, and its time is over"
+        assert service.thread.waiting == 0
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_none() -> None:
+    with bound("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert address_of(taken) == f"http://127.0.0.1:{port}"
+        for host, asked in (("127.0.0.1", port), ("256.1.1.1", 0), ("a..b", 0)):
+            with pytest.raises(UsageError, match=f"cannot listen on {host} port {asked}: "):
+                bound(host, asked)
+
+
+def test_who_waits_when_it_closes_is_told_so(decoder: specctl.Decoder) -> None:
+    service = service_of(decoder, 1)
+    app = application(service)
+    service.thread.start = lambda: None  # type: ignore[method-assign]
+    with TestClient(app) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(client.post, TEXT, json={"prompt": "a"})
+        assert waited_for(lambda: service.thread.waiting == 1)
+        service.thread.close()
+        assert first.result().status_code == client.post(TEXT, json={"prompt": "a"}).status_code == 503
