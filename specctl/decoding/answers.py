@@ -45,13 +45,14 @@ class Answerer:
         session: completes prompts.
         prompts: makes them.
         settings: in force where a record has none of its own.
-        start: called before each record; a session that keeps its caches from turn to turn forgets them there.
+        start: called with each record before it is answered; a session that keeps its caches from turn to turn forgets
+            them there.
     """
 
     session: Generates
     prompts: PromptFormat
     settings: SamplingTable
-    start: Callable[[], None] = lambda: None
+    start: Callable[[Record], None] = lambda _: None
 
     def answer(
         self,
@@ -79,7 +80,7 @@ class Answerer:
         offset = 0 if "seed" in own_settings(record.data) else record.line - 1
         completions: list[Completion] = []
         texts = [completion.text for completion in done]
-        self.start()
+        self.start(record)
         for turn in range(len(done), len(record.data.get("turns", ("",)))):
             ids = self.prompt_ids(record, texts)
             completion = self._complete(ids, settings, offset, turn, on_round)

@@ -266,7 +266,9 @@ def test_each_turn_of_a_record_reads_only_what_is_new() -> None:
     """The cost of a conversation grows with its length, not with the square of it."""
     read = {}
     chat = Chat()
-    answers = Answerer(chat.session, InOneLine(TOKENIZER), SamplingTable(max_new_tokens=1), chat.session.forget)
+    answers = Answerer(
+        chat.session, InOneLine(TOKENIZER), SamplingTable(max_new_tokens=1), lambda _: chat.session.forget()
+    )
     for turns in (5, 10, 20):
         answers.answer(Record(1, 1, {"turns": ["#$%&"] * turns}))
         read[turns] = [sum(taken) for taken in chat.taken()]
