@@ -110,7 +110,8 @@ def calibrate(
         typer.Option(
             metavar="ENGINE",
             help="Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
-            "transformers, vllm, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3; repeatable.",
+            "transformers, vllm, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
+            "onnxruntime-genai; repeatable.",
         ),
     ] = None,
     costs: Annotated[
@@ -146,7 +147,7 @@ def calibrate(
         )
     from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
-    from specctl.export.rule_space import LONGEST
+    from specctl.export.foreign_engine import LONGEST
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces

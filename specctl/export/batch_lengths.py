@@ -7,7 +7,6 @@ from specctl.calibration.choice import choose
 from specctl.calibration.scores import score_together
 from specctl.calibration.search import Ranked
 from specctl.export.foreign_engine import Engine
-from specctl.export.rule_space import LONGEST
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
@@ -41,7 +40,7 @@ def batch_lengths(
     """
     chosen_on, reported_on = prompts
     costs = with_further_passes(engine, costs)
-    lengths = range(1, min(LONGEST, traces.header.depth) + 1)
+    lengths = engine.lengths(traces.header.depth)
     settings = [NONE, *(Setting.of({"name": "constant", "draft_length": length}) for length in lengths)]
     found = []
     for rows in sizes:

@@ -8,7 +8,7 @@ from specctl.calibration.scores import Score
 from specctl.calibration.search import Ranked
 from specctl.calibration.speedup_cells import plain_interval, speedup_cells
 from specctl.export.exports import Exports
-from specctl.export.foreign_engines import CHECKED, other_version
+from specctl.export.foreign_engines import other_version
 from specctl.export.rule_search import Exported
 from specctl.export.spelling import length_of, threshold_of
 from specctl.reporting.table import DEFINITIONS, UNKNOWN, UP, Table
@@ -121,7 +121,7 @@ def _speed(score: Score | None) -> float:
 def text_of(one: Exported) -> str:
     """What to copy, below comments that say where it belongs and what it was written for."""
     engine = one.engine
-    lines = [f"{engine.name} {engine.version} ({engine.released}), by {engine.source}, read {CHECKED}"]
+    lines = [f"{engine.name} {engine.version} ({engine.released}), by {engine.source}, read {engine.read}"]
     if not one.pays:
         lines.append("Drafting does not pay with these costs: run it without a draft. The best setting that drafts:")
     lines += [f"Place: {one.written.place}", *one.written.notes]
@@ -155,7 +155,7 @@ def export_document(exports: Exports) -> list[dict[str, Any]]:
             "version": one.engine.version,
             "released": one.engine.released,
             "source": one.engine.source,
-            "read": CHECKED,
+            "read": one.engine.read,
             "place": one.written.place,
             "text": one.written.text,
             "notes": list(one.written.notes),

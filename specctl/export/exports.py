@@ -10,7 +10,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.export.foreign_engine import Engine, Names, Sampled
 from specctl.export.rereading import Reading, reading_of, traces_as
 from specctl.export.rule_search import Exported, search_rule
-from specctl.export.rule_space import LONGEST, rule_space
+from specctl.export.rule_space import rule_space
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Progress
 from specctl.profile.schema import Profile
@@ -108,7 +108,7 @@ def export_to(
     together = list(zip(order.engines, readings, strict=True))
     sizes = [size.rows for size in decision.sizes]
     count = sum(len(rule_space(engine, how.confidence, traces.header.depth)) for engine, how in together)
-    count += len(together) * len(sizes) * (min(LONGEST, traces.header.depth) + 1)
+    count += sum(len(sizes) * (len(engine.lengths(traces.header.depth)) + 1) for engine in order.engines)
     with progress.counting("settings of other engines", count) as advance:
         for engine, how in together:
             if how not in read:

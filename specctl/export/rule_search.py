@@ -8,10 +8,10 @@ from specctl.calibration.choice import choose
 from specctl.calibration.scores import Score
 from specctl.calibration.search import Ranked
 from specctl.export.batch_lengths import BatchLength, batch_lengths
-from specctl.export.foreign_engine import Engine, Names, Sampled, Written
+from specctl.export.foreign_engine import LONGEST, Engine, Names, Sampled, Written
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading
-from specctl.export.rule_space import LONGEST, rule_space
+from specctl.export.rule_space import rule_space
 from specctl.export.spelling import length_of
 from specctl.policies import NONE
 from specctl.replay.costs import CostTable

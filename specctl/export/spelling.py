@@ -140,6 +140,14 @@ def exllamav3(names: Names, setting: Setting, sampled: Sampled) -> Written:  # n
     return Written("Python, with model, cache, tokenizer, draft_model and draft_cache", text, (note,))
 
 
+def onnxruntime_genai(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A call of onnxruntime-genai's GeneratorParams."""
+    length = length_of(setting)
+    text = f"params.set_speculative_options(max_draft_tokens={length}, min_adaptive_k=0, cooldown=False)"
+    note = f"The pair is {names.target} and {names.draft} in one genai_config.json, the second as model.draft."
+    return Written("Python, with GeneratorParams params", text, (note,))
+
+
 def _command(words: list[str], options: Mapping[str, object]) -> str:
     return join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
 

@@ -18,12 +18,12 @@ from specctl.export import foreign_engines as table
 from specctl.export.batch_lengths import with_further_passes
 from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
 from specctl.export.exports import Exports, GivenCosts
-from specctl.export.foreign_engine import Engine, Names, Sampled
+from specctl.export.foreign_engine import LONGEST, Engine, Names, Sampled
 from specctl.export.foreign_engines import ENGINES, engine_of, other_version
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading, reading_of, traces_as
 from specctl.export.rule_search import Exported, search_rule
-from specctl.export.rule_space import LONGEST, rule_space
+from specctl.export.rule_space import rule_space
 from specctl.export.spelling import lengths_of
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
@@ -341,3 +341,10 @@ def test_passes_that_draft_nothing_are_in_the_price_of_a_verification() -> None:
     assert priced.verify_ms[0].tolist() == [10, 11.5, 11.5]
     assert priced.batches[4].verify_ms[0].tolist() == [30, 32, 32]
     assert with_further_passes(ENGINES["vllm"], costs) is costs
+
+
+def test_onnxruntime_genai_is_handed_lengths_that_it_takes() -> None:
+    engine = ENGINES["onnxruntime-genai"]
+    assert [one.all_values["draft_length"] for one in rule_space(engine, None, 40)] == [*range(1, 17)]
+    text = engine.write(NAMES, K5, Sampled()).text
+    assert text == "params.set_speculative_options(max_draft_tokens=5, min_adaptive_k=0, cooldown=False)"
