@@ -21,6 +21,11 @@ NAMES = {
     "stop": "stop",
     "logprobs": "logprobs",
     "top_logprobs": "logprobs",
+    "repetition_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
     "schema": "json_schema",
     "json_schema": "json_schema",
     "guided_json": "json_schema",
@@ -33,8 +38,7 @@ SETTING_KEYS = (PLACE, "policy", "draft", *NAMES)
 """The keys of a record that decide how it is answered, beside its prompt."""
 
 FOREIGN = (
-    "n", "best_of", "echo", "suffix", "prompt_logprobs", "logit_bias",
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "length_penalty",
+    "n", "best_of", "echo", "suffix", "prompt_logprobs", "length_penalty",
     "no_repeat_ngram_size", "response_format", "guided_choice", "guided_grammar",
     "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "ignore_eos",
     "min_tokens", "min_new_tokens", "max_length", "n_predict", "num_predict", "num_beams", "beam_width",

@@ -28,7 +28,7 @@ def test_a_misspelled_setting_is_named(key, near):
     assert ignored_setting(key, 0.5) == f"`{key}` has no effect; did you mean `{near}`?"
 
 
-@pytest.mark.parametrize("key", ["frequency_penalty", "n", "logit_bias", "stop_token_ids", "tools"])
+@pytest.mark.parametrize("key", ["length_penalty", "n", "stop_token_ids", "tools"])
 def test_settings_of_other_programs_are_known(key):
     assert ignored_setting(key, 2) == f"`{key}` is no setting of specctl and has no effect"
 

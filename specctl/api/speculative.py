@@ -14,6 +14,7 @@ from specctl.api.request import Request
 from specctl.decoding.composition import Stage, compose_for, predictor_of
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode, read_prompt
+from specctl.decoding.rows.draws import DrawGenerator, generator_on
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
@@ -156,10 +157,11 @@ class Speculative:
         """Generate; yields the tokens of each round that stay."""
         prompt, tokens, rounds, arrivals = request.prompt, list[int](), list[Round](), list[float]()
         self.rounds, self.metrics = (), Metrics()
-        generator, seed = None, 0
+        generator: DrawGenerator | None = None
+        seed = 0
         if not request.sampling.greedy:
             seed = int(torch.randint(1 << 62, ()))
-            generator = torch.Generator(target.runner.device).manual_seed(seed)
+            generator = generator_on(target.runner.device, seed)
         if self.streamer is not None:
             self.streamer.put(torch.tensor([prompt]))
         began, away = working_seconds(), 0.0
@@ -219,7 +221,7 @@ class _Target:
         # One object for all calls, so that policies carry over what they learn.
         self._policies: list[StoppingPolicy] = [level.build() for level in self._setting.levels]
 
-    def rounds(self, request: Request, generator: torch.Generator | None) -> Iterator[Round]:
+    def rounds(self, request: Request, generator: DrawGenerator | None) -> Iterator[Round]:
         """Rounds to the end of the text; where the drafts can hold no more the target goes on alone."""
         self.forget()  # what a call left that ended in an exception
         self._turn += 1

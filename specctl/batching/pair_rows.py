@@ -9,6 +9,7 @@ from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
+from specctl.batching.shared_beginnings import SharedBeginnings
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses, Runner
 from specctl.policies import Setting
@@ -43,13 +44,18 @@ def passes_of(pair: Pair, rows: int) -> list[RowPasses]:
     return [runner.rows(rows) for runner in read_models(pair)]
 
 
-def split(pair: Pair, passes: Sequence[RowPasses]) -> tuple[Hub[Any], list[Pair]]:
+def split(pair: Pair, passes: Sequence[RowPasses], *, kept: bool = False) -> tuple[Hub[Any], list[Pair]]:
     """A hub, and for each row a pair over it: the same models with caches of the row's own.
 
     Args:
         pair: of which `why_alone` says nothing.
         passes: of `passes_of`.
+        kept: whether what a text has in common with another one, that is written or was the last of its row, is not
+            read again. Nothing else may make passes then. Where a draft head reads the states of all tokens, rows read
+            by themselves.
     """
+    if kept and not any(draft.reads_states for draft in pair.drafts):
+        passes = [SharedBeginnings(made) for made in passes]
     shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
     *drafts, target = shared.values()
     decisions = Decisions()

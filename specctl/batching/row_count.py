@@ -77,6 +77,9 @@ class _Alone:
         self._runner.rollback(request.after)
         return [self._runner.extend(request.tokens, request.keep, hidden=request.hidden)]
 
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        """There is no other sequence."""
+
 
 def worthwhile(pair: Pair, tokens: int) -> bool:
     """Whether so many tokens take a pair long enough for several texts at once to be tried."""

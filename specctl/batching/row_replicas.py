@@ -30,6 +30,7 @@ class RowReplicas:
         self._asked: dict[int, Any] = {}  # by row, the oldest question first
         self._again: deque[int] = deque()  # rows whose questions made room for others
         self._most = len(answers)
+        self._rested = list(range(self._most))  # whose last text ended first, and may be overwritten first
 
     @classmethod
     def of(
@@ -42,6 +43,7 @@ class RowReplicas:
         *,
         settings: Sequence[Setting] = (),
         warn: Callable[[str], None] = lambda _: None,
+        kept: bool = False,
     ) -> Self | None:
         """Rows of a pair; None where it writes one text at a time.
 
@@ -49,9 +51,10 @@ class RowReplicas:
             pair: loaded.
             answer: makes what answers over a row's pair.
             asked, texts, limit, settings, warn: as of `chosen_passes`.
+            kept: as of `split`.
         """
         passes = chosen_passes(pair, asked, texts, limit, settings, warn)
-        return None if passes is None else cls.over(pair, passes, answer, warn)
+        return None if passes is None else cls.over(pair, passes, answer, warn, kept=kept)
 
     @classmethod
     def over(
@@ -60,9 +63,11 @@ class RowReplicas:
         passes: Sequence[RowPasses],
         answer: Callable[[Pair], Answer],
         warn: Callable[[str], None] = lambda _: None,
+        *,
+        kept: bool = False,
     ) -> Self:
-        """Rows over passes of a pair, `passes_of`; others may be over the same ones in turn."""
-        hub, pairs = split(pair, passes)
+        """Rows over passes of a pair, `passes_of`; others may be over the same ones in turn, if nothing is ``kept``."""
+        hub, pairs = split(pair, passes, kept=kept)
         return cls(hub, [answer(row) for row in pairs], warn)
 
     @property
@@ -70,7 +75,7 @@ class RowReplicas:
         return len(self._answers)
 
     def idle(self) -> list[int]:
-        free = [row for row in range(self.count) if row not in self._asked]
+        free = [row for row in self._rested if row not in self._asked]
         return free[: max(0, self._most - len(self._asked))]
 
     def ask(self, replica: int, question: Any) -> None:
@@ -109,6 +114,7 @@ class RowReplicas:
 
     def _ended(self, row: int, answer: Any) -> Answered:
         del self._asked[row]
+        self._rested.append(self._rested.pop(self._rested.index(row)))
         return Answered(row, answer)
 
     def close(self) -> None:

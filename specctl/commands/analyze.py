@@ -106,7 +106,7 @@ def _read(
     readings: Readings | None = None
     with progress.counting("prompts", len(suite.prompts)) as advance:
         asked = pair, suite.prompts, profile.sampling, prompt_format
-        if pair.drafts[0].reads_states:
+        if pair.drafts[0].drafts_by_round:
             judged, failures = read_rounds(*asked, advance)
         else:
             readings, failures = read_prompts(*asked, advance)

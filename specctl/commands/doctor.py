@@ -213,6 +213,7 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "found": facts.found,
         "architecture": facts.architecture or "-",
         **({"draft head": _head_line(facts)} if any(other.draft_head for other in report.models) else {}),
+        **({"adapter": facts.adapter or "-"} if any(other.adapter for other in report.models) else {}),
         "parameters": f"{facts.parameters:,}" if facts.parameters else "-",
         "context": f"{facts.context:,} tokens" if facts.context else "-",
         "output rows": f"{facts.vocabulary:,}" if facts.vocabulary else "-",

@@ -45,8 +45,7 @@ class Answerer:
         session: completes prompts.
         prompts: makes them.
         settings: in force where a record has none of its own.
-        start: called with each record before it is answered; a session that keeps its caches from turn to turn forgets
-            them there.
+        start: called with each record before it is answered.
     """
 
     session: Generates

@@ -159,6 +159,11 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
             "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
             "leave out parallel",
         )
+    if pair.drafts[draft].longest is not None:
+        raise ProfileError(
+            "[draft] parallel: this draft writes a block in one pass, and has none to make while the target reads",
+            "leave out parallel",
+        )
     if pair.target.captures or pair.drafts[draft].captures:
         raise ProfileError(
             "[draft] parallel: CUDA captures no graph while another thread uses it",

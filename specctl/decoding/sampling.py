@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specctl.errors import ProfileError
-from specctl.models.running.rules.grammar import GrammarRule
 from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.text_rules import TextRules
 from specctl.models.running.runner import Runner
 from specctl.profile.schema import SamplingTable, Verification
 
@@ -22,7 +22,7 @@ class Sampling:
 
     Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone. ``verification``
     says whether draft tokens are verified one by one or as a block, which makes no difference to greedy decoding.
-    ``rule`` is of one text: which tokens may follow.
+    ``rules`` are of one text: which tokens may follow, and how likely they are.
     """
 
     temperature: float = 0.0
@@ -30,25 +30,25 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     verification: Verification = "token"
-    rule: GrammarRule | None = field(default=None, compare=False)
+    rules: TextRules | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, settings: SamplingTable, rule: GrammarRule | None = None) -> "Sampling":
-        """Those of a sampling table, with the rule of its grammar for one text.
+    def of(cls, settings: SamplingTable, rules: TextRules | None = None) -> "Sampling":
+        """Those of a sampling table, with its rules for one text.
 
         Raises:
-            ProfileError: the table has a grammar and there is no rule: the text is read, and was not written so.
+            ProfileError: the table has rules that are not given: the text is read, and was not written so.
         """
-        if rule is None and settings.names_grammar:
-            what = "texts are measured without a grammar here, and the sampling settings name one"
-            raise ProfileError(what, f"leave {', '.join(settings.names_grammar)} out of [sampling]")
-        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification, rule)
+        if rules is None and settings.rules:
+            what = f"texts are measured without rules about tokens here, and [sampling] has {', '.join(settings.rules)}"
+            raise ProfileError(what, "leave it out for this command")
+        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification, rules)
 
     def over(self, runner: Runner) -> Runner:
-        """A runner as a text with these settings uses it: with the text's grammar around it, if it has one."""
-        if self.rule is None:
+        """A runner as a text with these settings uses it: with the text's rules around it, if it has any."""
+        if self.rules is None:
             return runner
-        return RuledRunner(runner, self.rule.fresh(), self.rule.prompt[: runner.length])
+        return RuledRunner(runner, self.rules.fresh(), self.rules.prompt[: runner.length])
 
     @property
     def greedy(self) -> bool:

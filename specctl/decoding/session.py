@@ -13,8 +13,9 @@ from specctl.errors import UsageError
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import waited_seconds, working_seconds
 from specctl.models.passes.synchronisation import wait
+from specctl.models.running.context import common_beginning
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.grammar import grammar_rule
+from specctl.models.running.rules.text_rules import text_rules
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
@@ -42,8 +43,9 @@ class Session:
         pair: loaded models.
         drafter: from `build_drafter`, or None for target-only decoding. Another may take its place between prompts.
         keep_caches: whether a prompt that begins like the last one and its completion, as the next turn of a
-            conversation does, is read only from where they differ. Otherwise every prompt is read from its beginning,
-            so that neither its times nor the rounding of its logits depend on the prompts before it.
+            conversation does or the next question about a document, is read only from where they differ. Otherwise
+            every prompt is read from its beginning, so that neither its times nor the rounding of its logits depend on
+            the prompts before it.
     """
 
     def __init__(self, pair: Pair, drafter: Drafter | None, *, keep_caches: bool = False) -> None:
@@ -86,10 +88,6 @@ class Session:
                     on_round(round_)
                 stops = enough()
 
-    def forget(self) -> None:
-        """Let the next prompt be read from its beginning, though caches are kept."""
-        self._cached = ()
-
     # Applied to the generator so that the mode ends wherever it waits for who takes its rounds.
     @in_inference_mode
     def play(
@@ -108,7 +106,7 @@ class Session:
         seed = (settings.seed + seed_offset) % (1 << 64)
         generator = generator_on(pair.target.device, seed)
         eos = pair.eos | special_ids(pair.tokenizer, settings.stop)
-        rule = grammar_rule(settings, pair.tokenizer, pair.eos, prompt, pair.vocabulary)
+        rules = text_rules(settings, pair.tokenizer, pair.eos, prompt, pair.vocabulary)
         rounds: list[Round] = []
         tokens: list[int] = []
         text: str | None = None
@@ -125,7 +123,7 @@ class Session:
         began, waited = working_seconds(), waited_seconds()
         read_prompt(pair.target, drafter, prompt)
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
-        sampling = Sampling.of(settings, rule)
+        sampling = Sampling.of(settings, rules)
         decoding = decode(pair.target, drafter, prompt, limit, sampling, eos, generator, settings.logprobs)
         with closing(decoding):
             for round_ in decoding:
@@ -169,8 +167,7 @@ class Session:
 
     def _roll_back(self, prompt: Sequence[int]) -> None:
         """Roll all caches back to what they share with a prompt."""
-        shared = next((n for n, (old, new) in enumerate(zip(self._cached, prompt, strict=False)) if old != new), None)
-        length = min(len(self._cached), len(prompt)) if shared is None else shared
+        length = common_beginning(self._cached, prompt)
         self._cached = ()  # so that nothing is trusted if this prompt ends in an exception
         # Those of models that do not draft at the moment too: they would miss how the text went on without them.
         for runner in (self.pair.target, *self.pair.drafts):

@@ -3,6 +3,7 @@
 import torch
 
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.rows.draws import generator_on
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
@@ -15,7 +16,6 @@ from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, Signal
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.base_tables import GRAMMARS
 from specctl.profile.schema import SamplingTable
 
 
@@ -48,7 +48,7 @@ def _warm_up_after(
     text: list[int], pair: Pair, settings: SamplingTable, leaves: bool, tree: TreeSize | None, longest: int
 ) -> None:
     """Run the passes of `warm_up` after a text of at least four tokens."""
-    sampling = Sampling.of(settings.model_copy(update=dict.fromkeys(GRAMMARS)))  # passes are the same
+    sampling = Sampling.of(settings.unruled)  # passes are the same
     widths = [width for width in WIDTHS if 1 < width <= width_class(min(max(longest, 1) + 1, WIDEST))]
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
@@ -73,7 +73,7 @@ def _warm_up_after(
             for predicts in (False, True) if predictor is not None else (False,):
                 record = frozenset[Signal]({signal_of(predictor)} if predicts and predictor is not None else ())
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, predictor, laws=leaves)
-                drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
+                drafter.begin(sampling, frozenset(), generator_on(pair.target.device, 0))
                 # Of a draft that a model wrote and that was kept as a whole, the last token and the target's are
                 # pending. A draft head is shown states of what was accepted, and reads that and the target's token.
                 for count in (0, 1, *widths) if runner.reads_states else (1,):

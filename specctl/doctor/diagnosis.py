@@ -130,6 +130,7 @@ def _examine(
     facts.folder = str(checkpoint.folder)
     facts.found = _found(checkpoint)
     facts.licence, facts.gated = terms_of(checkpoint)
+    facts.adapter = None if checkpoint.adapter is None else checkpoint.adapter.told
     config = load_config(checkpoint, table.trust_remote_code)
     text = config.get_text_config(decoder=True)
     facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type

@@ -145,7 +145,7 @@ def _of_head(
     where = Where(tuple(facts.devices), sum(facts.devices.values()))
     settings = EngineSettings.of(profile)
     its = chosen(profile.engine, model, Where(tuple(above.devices), sum(above.devices.values())), settings)
-    choice = chosen_for_head(profile.engine, where, settings, its.engine)
+    choice = chosen_for_head(profile.engine, where, settings, its.engine, blocks=head.writes_blocks)
     return Expectation(
         key=facts.key,
         dtype=dtype,

@@ -42,6 +42,7 @@ class ModelFacts:
     can write where those are not all, ``covered`` which share they are of the tokens that were counted, and
     ``covers`` which share is expected of other texts. ``output_share`` is the output layer's of the weights that a
     pass reads.
+    ``adapter`` names a LoRA adapter with its rank and the model that it was trained on.
     ``overlap`` is that of a draft with another tokenizer than the target's.
     ``without_files`` is what copies from the text or is registered by another distribution.
     """
@@ -50,6 +51,7 @@ class ModelFacts:
     model: str
     found: str = NOT_FOUND
     folder: str | None = None
+    adapter: str | None = None
     architecture: str | None = None
     parameters: int | None = None
     context: int | None = None

@@ -9,8 +9,12 @@ from specctl.policies import Setting
 Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
 DEFAULT_POLICY = "svip"
+Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+"""An id of the target's vocabulary: keys of tables are texts."""
 MOST_LOGPROBS = 20
 """Of how many ids a result tells log-probabilities at each token."""
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+"""The keys of a sampling table that make tokens more or less likely, by what the text has."""
 GRAMMARS = ("json_schema", "regex", "grammar")
 """The keys of a sampling table that say which texts there may be."""
 
@@ -35,6 +39,14 @@ class SamplingTable(Table):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Of each token its log-probability, and how many of the likeliest ids are told with theirs; None for neither."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Divides positive logits of ids that the text has, prompt included, and multiplies negative ones."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Taken from the logits of ids that were written behind the prompt."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """The same once for each time."""
+    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Added to the logits of these ids."""
     json_schema: dict[str, Any] | bool | None = None
     """The text is JSON that fits this schema; true and {} stand for any JSON."""
     regex: Annotated[str, Field(min_length=1)] | None = None
@@ -44,14 +56,23 @@ class SamplingTable(Table):
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
-        if len(self.names_grammar) > 1:
-            raise ValueError(f"{' and '.join(self.names_grammar)} each say what the text may be; give one of them")
+        if len(given := [name for name in self.rules if name in GRAMMARS]) > 1:
+            raise ValueError(f"{' and '.join(given)} each say what the text may be; give one of them")
         return self
 
     @property
-    def names_grammar(self) -> list[str]:
-        """The keys that say which texts there may be: none, or one."""
-        return [name for name in GRAMMARS if getattr(self, name) is not None]
+    def rules(self) -> list[str]:
+        """The keys in force that say which tokens may follow a text, or change how likely they are."""
+        return [name for name, nothing in self._nothing().items() if getattr(self, name) != nothing]
+
+    @property
+    def unruled(self) -> Self:
+        """The same without such rules."""
+        return self.model_copy(update=self._nothing())
+
+    @classmethod
+    def _nothing(cls) -> dict[str, Any]:
+        return {name: cls.model_fields[name].default for name in (*PENALTIES, *GRAMMARS)}
 
 
 class PromptTable(Table):

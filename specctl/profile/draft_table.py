@@ -205,7 +205,7 @@ class DraftTable(ModelTable):
     @property
     def called(self) -> str:
         """Its model's name, and how many tokens it writes where those are not all."""
-        return self.model if self.tokens is None else f"{self.model}-{self.tokens}"
+        return self.full_name if self.tokens is None else f"{self.full_name}-{self.tokens}"
 
     @property
     def levels(self) -> "tuple[DraftTable, ...]":

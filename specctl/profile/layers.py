@@ -11,7 +11,7 @@ from specctl.profile.wording import Key
 
 _WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies"}
 """Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
-OF_ONE_MODEL = ("head", "revision", "trust_remote_code")
+OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
 """Keys that say something about one checkpoint: they go when a later layer names another model."""
 
 
@@ -39,7 +39,8 @@ class Layers:
         """Merge a layer on top, table by table.
 
         A policy table that names another policy replaces the earlier policy table. A table that names another model
-        drops what was said about the earlier one: its kind, its head, its revision and the permission to run its code.
+        drops what was said about the earlier one: its kind, its head, its revision, its adapter and the permission to
+        run its code.
         """
         self._merge(self.table, _with_lookups(layer.table), (), layer.place)
 

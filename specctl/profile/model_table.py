@@ -61,6 +61,8 @@ class ModelTable(Table):
     """``auto``, a device such as ``cuda:1`` or ``cpu``, an accelerate strategy, or a device_map table."""
     max_memory: dict[str, str] | None = None
     """Memory cap per device for a device_map, e.g. ``{0 = "20GiB", cpu = "60GiB"}``."""
+    adapter: Annotated[str, Field(min_length=1)] | None = None
+    """A folder or hub id of a LoRA adapter, whose changes are added to the weights when the model is loaded."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     quantize: Literal["int8", "int4", "fp8", "nf4", "fp4"] | None = None
     """How the weights of linear layers are quantised while they are loaded; None to load them as they are."""
@@ -79,6 +81,23 @@ class ModelTable(Table):
                 raise ValueError(f"excludes {key} = {value!r}: shards go to the first cards, one each")
         return shards
 
+    @field_validator("shards")
+    @classmethod
+    def _in_one_process(cls, shards: int | None, info: ValidationInfo) -> int | None:
+        if shards is not None and info.data.get("adapter") is not None:
+            raise ValueError(
+                'excludes adapter: changes are added to a model in one process; device = "balanced" is one'
+            )
+        return shards
+
+    @field_validator("adapter")
+    @classmethod
+    def _of_a_checkpoint(cls, adapter: str | None, info: ValidationInfo) -> str | None:
+        model = str(info.data.get("model", ""))
+        if adapter is not None and (model in (LOOKUP, IN_TARGET) or model.startswith(DRAFTER)):
+            raise ValueError(f"is for a model with files of its own, and {model} has none")
+        return adapter
+
     @field_validator("placement")
     @classmethod
     def _of_shards(cls, placement: str | None, info: ValidationInfo) -> str | None:
@@ -90,6 +109,11 @@ class ModelTable(Table):
     def splits(self) -> bool:
         """Whether the model is split over processes, one for each card."""
         return self.shards is not None and self.placement != "spread"
+
+    @property
+    def full_name(self) -> str:
+        """What names it in reports: its model, and what it is changed by."""
+        return self.model if self.adapter is None else f"{self.model} with {self.adapter}"
 
     @property
     def is_lookup(self) -> bool:

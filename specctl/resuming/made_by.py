@@ -10,7 +10,18 @@ from specctl.models.loading.contents import Contents
 from specctl.profile.schema import DraftTable, Profile
 
 FILES = "files"
-_SPEED = {"device", "max_memory", "shards", "placement", "trust_remote_code", "revision", "model", "head", "draft"}
+_SPEED = {
+    "device",
+    "max_memory",
+    "shards",
+    "placement",
+    "trust_remote_code",
+    "revision",
+    "model",
+    "adapter",
+    "head",
+    "draft",
+}
 """Keys of a model's table that decide no text, or stand for files that are compared themselves."""
 
 
@@ -45,12 +56,12 @@ class MadeBy:
             **flags,
         }
         drafting = {"sampling.verification": profile.sampling.verification}
-        names = {"target": profile.target.model}
+        names = {"target": profile.target.full_name}
         at_work = profile.draft.at_work() if profile.draft is not None else None
         levels: tuple[DraftTable, ...] = at_work.levels if at_work is not None else ()
         for depth, level in enumerate(levels, start=1):
             key = ".".join(["draft"] * depth)
-            names[key] = level.model
+            names[key] = level.full_name
             if level.head is not None:
                 names[f"{key}.head"] = level.head
             drafting |= {f"{key}.{name}": each for name, each in _settings(level.model_dump(mode="json")).items()}

@@ -1,9 +1,8 @@
 """What a request asks of a pair, and what it hears of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
-from specctl.models.running.rules.request_rules import RequestRules
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
 
@@ -17,21 +16,14 @@ class Order:
     Attributes:
         prompt: ids, at least one.
         settings: the sampling table in force.
-        rules: its own, about which tokens may follow.
         policy: in place of the profile's, as ``--policy`` writes it; None for that one.
         draft: whether the draft drafts.
     """
 
     prompt: tuple[int, ...]
     settings: SamplingTable
-    rules: RequestRules = field(default_factory=RequestRules)
     policy: str | None = None
     draft: bool = True
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is written as the profile says."""
-        return self.policy is None and self.draft and not self.rules.active
 
 
 @dataclass(frozen=True, slots=True)

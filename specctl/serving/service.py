@@ -10,7 +10,6 @@ from typing import Any
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.request_rules import RequestRules
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable
@@ -122,7 +121,7 @@ class Service:
             code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
             raise ApiError(400, error.message, "messages" if chat else "prompt", code) from None
         policy, draft = body.specctl.policy, body.specctl.draft
-        return Order(tuple(prompt), self._settings(body), self._rules(body), policy, draft)
+        return Order(tuple(prompt), self._settings(body), policy, draft)
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):
@@ -148,6 +147,9 @@ class Service:
         given |= {"max_new_tokens": limit, "logprobs": body.likeliest}
         if body.response_format is not None and (schema := body.response_format.asked) is not None:
             given |= {"json_schema": schema}
+        for key in body.logit_bias or ():
+            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
+                raise ApiError(400, f"logit_bias: {key[:20]!r} is no id of a token", "logit_bias")
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
         # Two clients that ask the same are not to hear the same.
         given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)
@@ -156,19 +158,6 @@ class Service:
             update |= {"regex": None, "grammar": None}
         own = self.profile.sampling.model_copy(update=update)
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
-
-    def _rules(self, body: TextBody) -> RequestRules:
-        bias: dict[int, float] = {}
-        for key, value in (body.logit_bias or {}).items():
-            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
-                raise ApiError(400, f"logit_bias: {key[:20]!r} is no id of a token", "logit_bias")
-            bias[int(key)] = value
-        return RequestRules(
-            bias,
-            1.0 if body.repetition_penalty is None else body.repetition_penalty,
-            body.presence_penalty or 0.0,
-            body.frequency_penalty or 0.0,
-        )
 
     def _told(self, told: Told) -> None:
         """Called in the models' thread."""

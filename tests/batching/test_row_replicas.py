@@ -59,7 +59,7 @@ def test_the_youngest_make_room_and_begin_again(error: Exception, room: int) -> 
     questions = [5, 3, 4, 2, 0, 6, 1, 2]
     with rows_of(passes, 4, begun, said.append) as rows:
         found = list(in_order(rows, [Task(question, question) for question in questions]))
-        assert rows.idle() == [0, 1][:room], "so many are written from here on"
+        assert len(rows.idle()) == min(room, 2), "so many are written from here on"
     assert found == [(question, question * 10) for question in questions]
     assert begun.count((0, 5)) == 1, "the oldest one goes on"
     assert len(begun) == len(questions) + (3 if room == 1 else 2)

@@ -97,7 +97,7 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
 @pytest.mark.representatives("none", "constant: draft_length=3; T=1", "hierarchy", "lookup")
 def test_what_is_written_has_the_law_of_the_grammar(name: str) -> None:
     settings = next((SAMPLINGS[one] for one in SAMPLINGS if name.endswith(one)), SAMPLINGS["T=1"])
-    sampling = replace(settings, rule=rule())
+    sampling = replace(settings, rules=rule())
     found = enumerate_decode(DRAFTERS[name], sampling)
     assert error(found, law(sampling)) < 3e-7
     assert all(set(pair) <= FOLLOWERS[pair[0]] | {pair[0]} for (text,) in found.law for pair in pairwise(text))
@@ -108,7 +108,7 @@ def test_a_draft_without_the_grammar_is_another_law() -> None:
         def begin(self, sampling: Sampling, *rest: Any) -> None:
             super().begin(Sampling(sampling.temperature), *rest)
 
-    free = enumerate_decode(lambda: Free(TableRunner(DRAFT), Constant(draft_length=2)), Sampling(1.0, rule=rule()))
+    free = enumerate_decode(lambda: Free(TableRunner(DRAFT), Constant(draft_length=2)), Sampling(1.0, rules=rule()))
     assert error(free, law(Sampling(1.0))) < 3e-7  # the target decides, whatever the draft is
     wrong = enumerate_decode(lambda: ModelDrafter(TableRunner(DRAFT), Constant(draft_length=2)), Sampling(1.0))
     assert error(wrong, law(Sampling(1.0))) > 1e-2

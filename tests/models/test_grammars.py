@@ -100,5 +100,5 @@ def test_texts_with_grammars_are_not_measured(pair: Pair) -> None:
     """They would be read again without them."""
     profile = resolve("embedded", overrides=['sampling.regex="ab"']).profile
     suite = Suite("texts", (SuitePrompt("a", "", {"prompt": "a"}),), "")
-    with pytest.raises(ProfileError, match="without a grammar"):
+    with pytest.raises(ProfileError, match="without rules about tokens"):
         collect_traces(pair, profile, suite, 4)

@@ -31,6 +31,7 @@ class Devices:
         clock: modules whose ``perf_counter`` reads the simulated host's clock.
         costs: of that clock.
         torch_like: whose ways around captures to follow, as a version of torch.
+        float64: whether they have numbers of 64 bits, which Apple's GPUs and some of Intel's lack.
 
     Attributes:
         ledger, clock, streams, memory: see their modules.
@@ -49,8 +50,9 @@ class Devices:
         clock: tuple[str, ...] = (),
         costs: Costs | None = None,
         torch_like: tuple[int, int] = (2, 13),
+        float64: bool = True,
     ) -> None:
-        self.count, self.shapes_only, self.torch = count, shapes_only, torch_like
+        self.count, self.shapes_only, self.torch, self.float64 = count, shapes_only, torch_like, float64
         self.ledger, self.memory, self.streams = Ledger(), Memory(), Streams(count)
         self.clock = Clock(costs or Costs(), count)
         self.capturing: CUDAGraph | None = None

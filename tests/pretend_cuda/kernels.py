@@ -1,5 +1,6 @@
 """What happens to an operation on pretended tensors: launched, copied, waited for, or refused as a device would."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +87,7 @@ class Kernels:
         for tensor, old in kept:
             tensor.copy_(old)
         made = [x for x in leaves(results) if isinstance(x, torch.Tensor)]
+        self._require_known(x.dtype for x in (*made, *inputs) if x.dim())
         if not written and not known.is_view:
             for tensor in made:
                 at.memory.allocate(tensor.numel() * tensor.element_size())
@@ -134,6 +136,10 @@ class Kernels:
                 attn_mask = torch.nn.functional.pad(attn_mask, (0, -width % 8))[..., :width]
         return self.launch(attend, (query, key, value, attn_mask, is_causal, scale, enable_gqa), {}, "attention")
 
+    def _require_known(self, dtypes: Iterable[torch.dtype]) -> None:
+        if not self._at.float64 and torch.float64 in dtypes:
+            raise TypeError("Cannot convert to float64, which the device does not have. Please use float32 instead.")
+
     def _device(self, flat: list[Any], wanted: Any, name: str) -> torch.device:
         """The device of an operation, or the error of one that mixes several."""
         found = {x.device for x in flat if isinstance(x, torch.Tensor) and (x.dim() or isinstance(x, CudaTensor))}
@@ -181,6 +187,8 @@ class Kernels:
         to = at.named(named.get("device") or source.device) if whole else args[0].device
         dtype = (named.get("dtype") or source.dtype) if whole else args[0].dtype
         patient = not (named.get("non_blocking", False) or (not whole and len(args) > 2 and args[2]))
+        if to.type == "cuda":
+            self._require_known([dtype])
         if source.device == to or (not whole and not source.dim() and source.device.type == "cpu"):
             return self.launch(function, args, named, name)  # a number of the host goes along as an argument
         if at.capturing is not None and any(

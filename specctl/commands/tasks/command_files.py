@@ -17,6 +17,8 @@ def spare_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool 
     profile = resolved.profile
     for table in (profile.target, *(profile.draft.levels if profile.draft is not None else ())):
         outputs.spare("model", os.path.expanduser(table.checkpoint))
+        if table.adapter is not None:
+            outputs.spare("adapter", os.path.expanduser(table.adapter))
         if heads and (head := getattr(table, "head", None)) is not None:
             outputs.spare("head", os.path.expanduser(head))
 

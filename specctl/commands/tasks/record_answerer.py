@@ -50,11 +50,10 @@ class Answering:
 
         pair = pair or self.pair
         drafters = NamedDrafters(pair, self.profile.draft, self.signals)
-        session = Session(pair, None, keep_caches=True)  # from turn to turn of a record, and no further
+        session = Session(pair, None, keep_caches=True)
 
         def begin(record: "Record") -> None:
             session.drafter = drafters.of_record(record.data)
-            session.forget()
 
         return Answerer(session, self.prompts, self.profile.sampling, begin)
 
@@ -108,7 +107,9 @@ class Answering:
         from specctl.batching.row_replicas import RowReplicas
 
         limit = self.profile.sampling.max_new_tokens
-        return RowReplicas.of(self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn)
+        return RowReplicas.of(
+            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=True
+        )
 
 
 def load_answering(

@@ -6,6 +6,8 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Union, overload
 
+from specctl.models.passes.host_device import draws
+
 if TYPE_CHECKING:
     import torch
 
@@ -62,8 +64,9 @@ Mark = tuple[object, tuple[float, ...]]
 
 
 def generator_on(device: "torch.device", seed: int) -> DrawGenerator:
-    """A generator for draws on a device, of which the host is one; on the host it gives torch's numbers."""
-    if device.type == "cpu":
+    """A generator for draws of rows on a device; on the host, and where it draws for the device, it gives torch's
+    numbers."""
+    if device.type == "cpu" or not draws(device):
         return HostGenerator(seed)
     import torch
 
@@ -82,7 +85,7 @@ def offspring(generator: DrawGenerator, device: "torch.device | None") -> DrawGe
     import torch
 
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-    return HostGenerator(seed) if device is None else torch.Generator(device).manual_seed(seed)
+    return HostGenerator(seed) if device is None or not draws(device) else torch.Generator(device).manual_seed(seed)
 
 
 @overload
@@ -92,11 +95,12 @@ def sibling(generator: "torch.Generator | None", device: "torch.device") -> "tor
 @overload
 def sibling(generator: DrawGenerator | None, device: "torch.device | None") -> DrawGenerator | None: ...
 def sibling(generator: DrawGenerator | None, device: "torch.device | None") -> DrawGenerator | None:
-    """The generator itself if it is on ``device``, None for the host; else its `offspring` there."""
+    """The generator itself if it draws for ``device``, None for the host; else its `offspring` there."""
     if generator is None:
         return None
     here = "cpu" if isinstance(generator, HostGenerator) else str(generator.device)
-    return generator if here == ("cpu" if device is None else str(device)) else offspring(generator, device)
+    there = "cpu" if device is None or not draws(device) else str(device)
+    return generator if here == there else offspring(generator, device)
 
 
 def host_numbers(count: int, generator: DrawGenerator | None) -> list[float]:

@@ -27,15 +27,20 @@ if TYPE_CHECKING:
 
 
 class HostRows:
-    """`Rows` of a float32 array ``(R, V)``. torch is needed for heads alone, whose networks are torch's."""
+    """`Rows` of a float32 array ``(R, V)``. torch is needed for heads alone, whose networks are torch's.
 
-    __slots__ = ("numbers",)
+    Args:
+        numbers: the rows.
+        device: of these networks; None for the host.
+    """
 
-    def __init__(self, numbers: Floats) -> None:
-        self.numbers = numbers
+    __slots__ = ("_device", "numbers")
+
+    def __init__(self, numbers: Floats, device: "torch.device | None" = None) -> None:
+        self.numbers, self._device = numbers, device
 
     def part(self, rows: slice) -> "HostRows":
-        return HostRows(self.numbers[rows])
+        return HostRows(self.numbers[rows], self._device)
 
     def best(self) -> tuple[list[int], list[float]]:
         indices = self.numbers.argmax(-1).tolist()
@@ -66,9 +71,10 @@ class HostRows:
             token = reader.vocabulary.ids.item(token)
         numbers: list[float] = [token, *signals]
         if reader.predictor is not None and hidden is not None:
-            numbers.append(reader.predictor.accept_prob(hidden, None if previous is None else _tensor(previous)).item())
+            before = None if previous is None else self._tensor(previous)
+            numbers.append(reader.predictor.accept_prob(hidden, before).item())
         if reader.foresees and foresee is not None:
-            numbers.append(foresee(_tensor(token)).item())
+            numbers.append(foresee(self._tensor(token)).item())
         if reader.tops and softmax is not None:
             numbers += softmax.tops()
         return numbers, law
@@ -90,7 +96,10 @@ class HostRows:
                 own = np.stack(signals, axis=1)  # (n, 3)
                 # The hidden state in a row belongs to the token before it, and so must the signals.
                 first = np.zeros(own.shape[1]) if previous is None else np.asarray(previous)
-                before, last = _tensor(np.concatenate([first[None].astype(np.float32), own[:-1]])), own[-1].tolist()
+                before, last = (
+                    self._tensor(np.concatenate([first[None].astype(np.float32), own[:-1]])),
+                    own[-1].tolist(),
+                )
             columns.append(reader.predictor.accept_prob(hidden[: len(tokens)], before).tolist())
         tops = rows.top_probs().tolist() if reader.tops else [()] * len(tokens)
         return [[*row, *more] for *row, more in zip(*columns, tops, strict=True)], last
@@ -166,13 +175,12 @@ class HostRows:
         values = [row[some].tolist() for row, some in zip(self.numbers, best, strict=True)]
         return places(tokens, probs, [some.tolist() for some in best], values, most)
 
+    def _tensor(self, numbers: "Sequence[float] | Floats | torch.Tensor | int") -> "torch.Tensor":
+        """What a head reads."""
+        import torch
+
+        return torch.as_tensor(numbers).to(device=self._device)
+
 
 def _ids(tokens: "Sequence[int] | torch.Tensor") -> Sequence[int]:
     return tokens if isinstance(tokens, Sequence) else tokens.tolist()
-
-
-def _tensor(numbers: "Sequence[float] | Floats | torch.Tensor | int") -> "torch.Tensor":
-    """What a head reads."""
-    import torch
-
-    return torch.as_tensor(numbers)

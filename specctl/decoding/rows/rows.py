@@ -187,7 +187,7 @@ class Rows(Protocol):
 
 
 def array(numbers: Numbers) -> "Floats":
-    """Numbers on the host as a float32 array: of the same memory, if it is one already."""
+    """Numbers as a float32 array on the host: of the same memory, if it is one already."""
     if isinstance(numbers, np.ndarray):
         return numbers
     found: Floats = (numbers.detach() if numbers.requires_grad else numbers).float().cpu().numpy()

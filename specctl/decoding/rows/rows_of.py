@@ -10,6 +10,7 @@ from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows import Rows, array
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
+from specctl.models.passes.host_device import draws
 from specctl.models.passes.token_reader import Foresee
 from specctl.profile.schema import Verification
 
@@ -32,11 +33,12 @@ def columns_of(forward: Forward) -> Rows:
 
 
 def rows_over(numbers: Numbers) -> Rows:
-    """Rows of numbers ``(R, V)``: by numpy where they are numpy's or in the processor's own memory, else by torch."""
+    """Rows of numbers ``(R, V)``: by numpy where they are numpy's, in the processor's own memory, or on a device that
+    cannot draw; else by torch."""
     if isinstance(numbers, np.ndarray):
         return HostRows(numbers)
     if on_host(numbers):
-        return HostRows(array(numbers))
+        return HostRows(array(numbers), numbers.device)
     from specctl.decoding.rows.device_rows import DeviceRows
 
     return DeviceRows(numbers)
@@ -58,13 +60,13 @@ def read_within(
     import torch
 
     number = None if uniform is None else float(uniform)
-    numbers, law = HostRows(array(logits)[None]).read(reader, number, hidden, previous, foresee)
+    numbers, law = HostRows(array(logits)[None], logits.device).read(reader, number, hidden, previous, foresee)
     return torch.tensor(numbers, dtype=torch.float64), None if law is None else torch.from_numpy(law)
 
 
 def on_host(tensor: "torch.Tensor") -> bool:
-    """Whether numpy reads a tensor where it is: what is compiled, and what is on another device, is left to torch."""
-    if not tensor.is_cpu:
+    """Whether numpy reads a tensor: what is compiled, and what is on a device that can draw, is left to torch."""
+    if not tensor.is_cpu and draws(tensor.device):
         return False
     from torch.compiler import is_compiling
 
@@ -88,9 +90,10 @@ def verify(
 
 
 def numbers_on(device: "torch.device", numbers: "Sequence[float] | torch.Tensor") -> "torch.Tensor":
-    """Numbers, float64 if they are of the host, on a device, without waiting for it."""
+    """Numbers, float64 if they are of the host and the device has it, on a device, without waiting for it."""
     import torch
 
     from specctl.models.passes.synchronisation import sent
 
-    return numbers if isinstance(numbers, torch.Tensor) else sent(numbers, device, torch.float64)
+    dtype = torch.float64 if draws(device) else torch.float32
+    return numbers if isinstance(numbers, torch.Tensor) else sent(numbers, device, dtype)

@@ -1,17 +1,18 @@
 """Finding a checkpoint's files: an embedded model, a local folder, or a snapshot in the hub's cache."""
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError
-from specctl.models.files.loading_failures import adapter, explained, pickle_only, similar_models
+from specctl.models.files.adapter import Adapter
+from specctl.models.files.hushing import hushed_hub
+from specctl.models.files.loading_failures import ADAPTER, adapter, explained, pickle_only, similar_models
 from specctl.nesting import too_deep
 from specctl.profile.schema import ModelTable
 
@@ -46,6 +47,7 @@ class Checkpoint:
     revision: str | None
     folder: Path
     source: Literal["embedded", "folder", "hub"]
+    adapter: Adapter | None = None
 
     def __str__(self) -> str:
         return f"The {self.role} model {self.name!r}"
@@ -200,15 +202,20 @@ class Checkpoint:
 
 
 def locate(table: ModelTable, role: str) -> Checkpoint:
-    """Find a model's files; from the hub, only small files (configuration, tokenizer) are downloaded.
+    """Find a model's files; from the hub, only small files (configuration, tokenizer) are downloaded, and an adapter.
 
     Args:
         table: the model's profile table.
         role: the table's key in the profile, for messages: ``target``, ``draft``, ``draft.draft``.
 
     Raises:
-        ModelError: there is no such model, or no access to it.
+        ModelError: there is no such model or adapter, or no access to it.
     """
+    found = _located(table, role)
+    return found if table.adapter is None else replace(found, adapter=Adapter.find(table.adapter, role))
+
+
+def _located(table: ModelTable, role: str) -> Checkpoint:
     if table.model.startswith("embedded:"):
         _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, Path(table.checkpoint), "embedded"))
@@ -249,8 +256,8 @@ def _snapshot(table: ModelTable, role: str) -> Path:
 def _with_config(checkpoint: Checkpoint) -> Checkpoint:
     if (checkpoint.folder / "config.json").exists():
         return checkpoint
-    if (checkpoint.folder / "adapter_config.json").exists():
-        raise ModelError(*adapter(str(checkpoint), checkpoint.folder))
+    if (checkpoint.folder / ADAPTER).exists():
+        raise ModelError(*adapter(str(checkpoint), checkpoint.role, checkpoint.name, checkpoint.folder))
     if found := sorted(checkpoint.folder.glob("*.gguf")):
         raise _gguf(str(checkpoint), checkpoint.role, found[0])
     if checkpoint.source == "hub":
@@ -277,20 +284,3 @@ def _gguf(subject: str, role: str, file: Path) -> ModelError:
         f"{str(file.parent)!r}, {file.name!r}, 'converted'; M.from_pretrained(n, gguf_file=f).save_pretrained(d); "
         f'T.from_pretrained(n, gguf_file=f).save_pretrained(d)", and set model = "converted" in [{role}].',
     )
-
-
-@contextmanager
-def hushed_hub() -> Iterator[None]:
-    """Suppress the hub client's warnings and progress bars inside the block."""
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    verbosity, bars = hub_logging.get_verbosity(), not are_progress_bars_disabled()
-    hub_logging.set_verbosity(logging.ERROR)
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        hub_logging.set_verbosity(verbosity)
-        if bars:
-            enable_progress_bars()

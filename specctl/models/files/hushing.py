@@ -1,4 +1,4 @@
-"""Keeping the warnings and progress bars of transformers off the terminal."""
+"""Keeping the warnings and progress bars of transformers and the hub off the terminal."""
 
 import logging
 import warnings
@@ -32,3 +32,20 @@ def hushed(verbose: bool = False) -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def hushed_hub() -> Iterator[None]:
+    """Suppress the hub client's warnings and progress bars inside the block."""
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    verbosity, bars = hub_logging.get_verbosity(), not are_progress_bars_disabled()
+    hub_logging.set_verbosity(logging.ERROR)
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(verbosity)
+        if bars:
+            enable_progress_bars()

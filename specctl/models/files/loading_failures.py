@@ -14,6 +14,8 @@ CONVERT = (
     "AutoTokenizer as T; n, d = '{name}', 'converted'; M.from_pretrained(n).save_pretrained(d); "
     'T.from_pretrained(n).save_pretrained(d)", then set model = "converted" in [{role}].'
 )
+ADAPTER = "adapter_config.json"
+"""What peft writes beside an adapter's weights."""
 MEMORY_HINT = (
     "Free memory on the device, set quantize or a smaller dtype, choose a smaller checkpoint, or spread it with "
     'device = "balanced"; `specctl doctor` shows which model fits on which device.'
@@ -136,18 +138,16 @@ def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
     return None
 
 
-def adapter(subject: str, folder: Path) -> tuple[str, str]:
+def adapter(subject: str, role: str, name: str, folder: Path) -> tuple[str, str]:
     """Message and hint for a folder that has an adapter and no model."""
     base = ""
     with suppress(OSError, ValueError, AttributeError, RecursionError):
-        told = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        told = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
         base = str(told.get("base_model_name_or_path") or "")
     return (
         f"{subject} is an adapter{f' of {base!r}' if base else ''}, not a whole model.",
-        "Merge it into its base model, and name the folder that this writes (it needs `pip install peft`): "
-        'python -c "from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; '
-        f"M.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('merged'); "
-        f"T.from_pretrained({base or 'BASE'!r}).save_pretrained('merged')\"",
+        f'Set model = "{base or "BASE"}" and adapter = "{name}" in [{role}], or --set {role}.model={base or "BASE"} '
+        f"--set {role}.adapter={name}.",
     )
 
 

@@ -2,7 +2,8 @@
 
 from contextlib import suppress
 
-from specctl.models.files.checkpoint import Checkpoint, hushed_hub
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.hushing import hushed_hub
 
 
 def terms_of(checkpoint: Checkpoint) -> tuple[str | None, str | None]:

@@ -11,6 +11,7 @@ from specctl.models.loading.fileless_drafts import runner_without_files
 from specctl.models.loading.kept_model import keep_known
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_runners import checked_runner, model_runner
+from specctl.models.loading.parallel_runner import in_parallel
 from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
 from specctl.models.loading.vocabularies import notice_of, require_own_tokenizers, translated
@@ -208,6 +209,9 @@ def assemble(
         asked = replace(settings, trees=settings.draft_trees) if place else settings
         verifier = reader_of(runners, above[place - 1]).bare if place else None
         levels[place], runner = _runner(level, vocabulary, asked, verifier, keeps=torch_weights or place in needed)
+        found = levels[place].model
+        if place and found is not None and place - 1 not in above:
+            runner = in_parallel(runner, found.model.config, vocabulary, found.name)
         runners.append(runner)
     target, bare = levels[0].model, runners[0]
     assert target is not None, "the target is no draft head"

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, locate
+from specctl.models.files.loading_failures import ADAPTER
 from specctl.models.files.stored_weights import files_hash, stored_weights
 from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
 from specctl.profile.schema import IN_TARGET, Profile
@@ -49,7 +50,7 @@ class Contents:
         for key, checkpoint in checkpoints.items():
             found[key] = _of_checkpoint(checkpoint)
             if checkpoint.source == "hub":
-                commits[key] = checkpoint.folder.name
+                commits[key] = " with ".join([checkpoint.folder.name, *_of_adapter(checkpoint)])
         return cls(found, commits)
 
     def hashes(self) -> dict[str, str]:
@@ -88,10 +89,10 @@ def model_hash(checkpoint: Checkpoint, trust_remote_code: bool) -> str | None:
         trust_remote_code: whether code may run that other files may hold.
 
     Returns:
-        None where the files do not tell: code of the model's own is in other places too, an adapter's weights are
-        added, or files are missing.
+        None where the files do not tell: code of the model's own is in other places too, transformers finds an
+            adapter in the model's folder, or files are missing.
     """
-    if trust_remote_code or (checkpoint.folder / "adapter_config.json").exists():
+    if trust_remote_code or (checkpoint.folder / ADAPTER).exists():
         return None
     states = model_states(checkpoint)
     return None if states is None else _whole_hash(states)
@@ -108,7 +109,14 @@ def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:
     small = {path for pattern in SMALL_FILES for path in checkpoint.folder.glob(pattern)} - {
         checkpoint.folder / "README.md"
     }
-    return sorted(path for path in {*small, *stored_weights(checkpoint)} if path.is_file())
+    found = sorted(path for path in {*small, *stored_weights(checkpoint)} if path.is_file())
+    return found if checkpoint.adapter is None else [*found, *checkpoint.adapter.files]
+
+
+def _of_adapter(checkpoint: Checkpoint) -> list[str]:
+    """What tells an adapter from others: its commit, or a hash."""
+    adapter = checkpoint.adapter
+    return [] if adapter is None else [adapter.commit or files_hash(adapter.files)]
 
 
 def _state(file: Path) -> tuple[str, int, int, int]:

@@ -79,6 +79,8 @@ class Graph:
         checkpoint = locate(table, role)
         if largest is not None and sum(path.stat().st_size for path in stored_weights(checkpoint)) > largest:
             return None
+        if "pard_token" in checkpoint.settings():
+            return None  # what is kept does not say that it drafts in parallel
         if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
             return None
         store, form = Store(cache_folder()), rounding(table, "onnx")

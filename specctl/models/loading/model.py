@@ -139,6 +139,10 @@ def load_inspected(
             model = _read(checkpoint, placement, quantization, table.trust_remote_code)
         else:
             model, sharding = _led(checkpoint, placement, table.trust_remote_code)
+        if checkpoint.adapter is not None:
+            from specctl.models.loading.adapting import adapted
+
+            model = adapted(model, checkpoint.adapter)
     _require_numbers(checkpoint, model)
     return LoadedModel.of(model, table.model, placement.devices, sharding)
 

@@ -110,6 +110,8 @@ def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None
         raise ModelError(
             f"{found} cannot be quantised.", f"Remove quantize from [{found.checkpoint.role}]; the head is small."
         )
+    if table.adapter is not None:
+        raise ModelError(f"{found} takes no adapter.", f"Remove adapter from [{found.checkpoint.role}].")
     if isinstance(table.device, dict) or table.device in STRATEGIES or table.shards is not None:
         raise ModelError(
             f"{found} goes to a single device.",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specctl.errors import ModelError
+from specctl.models.passes.host_device import draws
 from specctl.models.passes.preparation_time import preparing
 
 Pass = Callable[..., Any]
@@ -27,6 +28,8 @@ def missing_compiler(device: torch.device) -> str | None:
             return f"there is no C++ compiler ({', '.join(wanted)})"
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton is not installed"
+    if not draws(device):
+        return f"tokens of {device.type} are drawn on the host, outside of its passes"
     return None
 
 

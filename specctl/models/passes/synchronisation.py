@@ -14,6 +14,10 @@ def wait(*devices: "torch.device") -> None:
             import torch
 
             torch.cuda.synchronize(device)
+        elif device.type in ("mps", "xpu"):
+            import torch
+
+            torch.accelerator.synchronize(device)
 
 
 def staged(numbers: "Sequence[float] | torch.Tensor", device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":

@@ -9,6 +9,7 @@ from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
 from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.skeleton import skeleton
+from specctl.models.passes.host_device import draws
 from specctl.models.placing.accelerator import accelerator
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
             continue
         # Apple's GPU uses main memory and reports no memory of its own.
         free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
-        label = torch.cuda.get_device_name(index) if kind == "cuda" else f"{kind} device"
+        named = getattr(getattr(torch, kind, None), "get_device_name", None)
+        label = f"{kind} device" if named is None else named(index)
+        if not draws(torch.device(kind, index)):
+            label += "; tokens are drawn on the host"
         devices.append(DeviceMemory(f"{kind}:{index}", label, total, free))
     return [*devices, processor]
 

@@ -68,11 +68,6 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     name = device if device == "cpu" or ":" in device else f"{device}:0"
     if name not in free:
         raise _unknown_device(device, free, role)
-    if name.startswith("mps"):
-        raise ModelError(
-            f"[{role}] device {device!r}: tokens are drawn by float64 numbers, which Apple's GPUs do not know.",
-            'Set device = "cpu".',
-        )
     if table.max_memory:
         raise ModelError(f"[{role}] max_memory has no effect on the single device {device!r}.", "Remove one of them.")
     return _single(table, name, need, free, role)

@@ -28,13 +28,15 @@ def inspected(
 
     Raises:
         ModelError: specctl cannot run its architecture, its configuration or generation settings are damaged, it has
-            no such modules as the device table names, or it cannot be quantised as wanted.
+            no such modules as the device table or its adapter names, or it cannot be quantised as wanted.
     """
     require_runnable(checkpoint, table.trust_remote_code)
     generation_config(checkpoint)
     model = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
     if isinstance(table.device, dict):
         require_modules(model, table.device, checkpoint.role)
+    if checkpoint.adapter is not None:
+        checkpoint.adapter.require_fit(model)
     if table.quantize is None:
         return None
     require_whole(checkpoint, table.quantize)

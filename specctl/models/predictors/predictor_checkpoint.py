@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import Checkpoint, hushed_hub
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.hushing import hushed_hub
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.stored_weights import files_hash, stored_weights
 from specctl.nesting import too_deep

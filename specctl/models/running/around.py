@@ -22,7 +22,7 @@ class Around(Runner):
         self.runner = runner
         self.context, self.device = runner.context, runner.device
         self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
-        self.no_trees, self.no_rows = runner.no_trees, runner.no_rows
+        self.no_trees, self.no_rows, self.marginals = runner.no_trees, runner.no_rows, runner.marginals
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
         self.token_bytes, self.rows_bytes = runner.token_bytes, runner.rows_bytes
         self.threads, self.tried = runner.threads, runner.tried

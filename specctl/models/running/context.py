@@ -1,5 +1,6 @@
-"""How many tokens a model can hold."""
+"""How many tokens a model can hold, and how many of those it holds another text begins with."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specctl.models.passes.watching import decoder
@@ -13,6 +14,10 @@ NAMES = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_po
 """What configurations call it, besides the names that transformers' ``attribute_map`` gives to the first."""
 TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed", "wpe"})
 """What models call the embedding of a token's place in the text."""
+
+WORTH_KEEPING = 32
+"""Tokens that two texts must share before the second is read from where they differ. A first token or two that all
+prompts have save nothing, and would make the rounding of each text depend on the one before."""
 
 
 def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
@@ -37,3 +42,12 @@ def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
     text = config.get_text_config(decoder=True)
     limits = (getattr(text, name, None) for name in NAMES)
     return next((int(limit) for limit in limits if limit is not None and limit > 0), None)
+
+
+def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids two texts share from the first one on; 0 where it is fewer than `WORTH_KEEPING`."""
+    if list(first[:WORTH_KEEPING]) != list(second[:WORTH_KEEPING]):
+        return 0
+    most = min(len(first), len(second))
+    shared = next((n for n in range(most) if first[n] != second[n]), most)
+    return shared if shared >= WORTH_KEEPING else 0

@@ -64,6 +64,12 @@ class RowPasses(Protocol):
         again: it writes the same places.
         """
 
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        """Let a sequence hold what another one has cached of its tokens from ``start`` to ``stop``, and no more behind.
+
+        Both have the same tokens up to there.
+        """
+
 
 class Runner(ABC):
     """A model that extends and rolls back one sequence; it knows nothing of rounds.
@@ -77,6 +83,7 @@ class Runner(ABC):
         verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        marginals: whether what follows a draft token depends on its place alone: then `extend_tree` gives one row.
         no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
         multiplies: whether `fresh` can be called: of drafts that are no models, whose passes each text makes by itself.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
@@ -99,6 +106,7 @@ class Runner(ABC):
     verifies: bool = True
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
+    marginals: bool = False
     no_rows: str | None = "it reads one text at a time"
     multiplies: bool = False
     holds_everything: bool = False
@@ -166,6 +174,11 @@ class Runner(ABC):
     def reads_states(self) -> bool:
         """Whether it reads its verifier's states: a draft head."""
         return bool(self.layers)
+
+    @property
+    def drafts_by_round(self) -> bool:
+        """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
+        return self.reads_states or self.longest is not None
 
     @property
     def witnessed(self) -> int:
@@ -247,7 +260,7 @@ class Runner(ABC):
             hidden: whether hidden states are wanted.
 
         Returns:
-            A row for each token: logits ``(T, V)``, and the states of all.
+            A row for each token: logits ``(T, V)``, and the states of all; one for all of them with ``marginals``.
         """
         raise NotImplementedError(self.no_trees)
 

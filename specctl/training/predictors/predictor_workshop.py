@@ -185,7 +185,7 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
     generator = draft_token_generator(target, completion.seed)
     laws = kind == "disco"
     rounds: RoundTokens | None = None
-    if draft.reads_states:
+    if draft.drafts_by_round:
         rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, laws=laws)
         if rounds is None:
             return None

@@ -131,6 +131,13 @@ class PackedPasses:
             start = own.stop
         return [found[request.row] for request in requests]
 
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        for name in self._caches:
+            if name.endswith(f".{row}"):
+                other = name.removesuffix(f".{row}") + f".{source}"
+                self._buffers[name][:, :, start:stop] = self._buffers[other][:, :, start:stop]
+        self._lengths[row] = stop  # fillers are written behind
+
     def _session_of(self, only: int | None) -> onnxruntime.InferenceSession:
         return self._session if only is None or self._alone is None else self._alone
 

@@ -76,6 +76,10 @@ class FixedRows:
             found |= self._pass(part)
         return [found[request.row] for request in requests]
 
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        for layer in self._layers:
+            layer.copy(source, row, start, stop)
+
     def _pass(self, requests: Sequence[RowRequest]) -> dict[int, Forward]:
         """One pass; what each row is given."""
         hidden = any(request.hidden for request in requests)

@@ -56,6 +56,11 @@ class RowLayer(CacheLayerMixin):
             buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
         return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
 
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        """Give a row the slots of another one from ``start`` to ``stop``."""
+        for buffer in (self.keys, self.values):
+            buffer[row, :, start:stop] = buffer[source, :, start:stop]
+
     def grow(self, capacity: int) -> None:
         """Move all rows to larger buffers, or none; the last slot of a row is where padding goes, and stays behind."""
         if capacity <= self._capacity:

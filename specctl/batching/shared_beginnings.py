@@ -1,0 +1,108 @@
+"""Passes over several texts that read what texts have in common once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specctl.models.passes.forward import Forward
+from specctl.models.running.context import WORTH_KEEPING, common_beginning
+from specctl.models.running.runner import RowPasses, RowRequest
+
+Texts = dict[int, list[int]]
+"""Ids by row."""
+
+
+class SharedBeginnings:
+    """`RowPasses` that copy the keys and values of a beginning that some row holds, and read what comes behind it.
+
+    A row holds its last text until another one takes its place, whether that is still being written or has ended, so
+    what is kept takes no memory of its own. Ids decide: nothing is taken from a text but what the new one says too.
+
+    Args:
+        passes: of the model, which no one else makes, and whose states nobody watches: those of tokens that are not
+            read are not given.
+    """
+
+    def __init__(self, passes: RowPasses) -> None:
+        self._passes = passes
+        self._held: Texts = {row: [] for row in range(passes.rows)}
+
+    @property
+    def rows(self) -> int:
+        return self._passes.rows
+
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        self._passes.copy(source, row, start, stop)
+        self._held[row][start:] = self._held[source][start:stop]
+
+    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+        if any(_spare(request) for request in requests):
+            requests = [self._behind_what_is_held(request) for request in requests]
+            if len(requests) > 1:
+                requests = self._behind_what_is_led(requests)
+        return self._run(requests)
+
+    def _run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+        for request in requests:
+            del self._held[request.row][request.after :]  # a pass that fails may have written there
+        found = self._passes.run(requests)
+        for request in requests:
+            self._held[request.row] += request.tokens
+        return found
+
+    def _behind_what_is_held(self, request: RowRequest) -> RowRequest:
+        """A request for what comes behind the longest beginning that a row holds, which its own row has then."""
+        if not (spare := _spare(request)):
+            return request
+        text = self._text(request)
+        found = {row: common_beginning(held, text) for row, held in self._held.items()}
+        source = max(found, key=lambda row: (found[row], row == request.row))
+        stop = min(found[source], request.after + spare)
+        if stop - request.after < WORTH_KEEPING:
+            return request
+        if source != request.row:
+            self.copy(source, request.row, request.after, stop)
+        return _from(request, stop)
+
+    def _behind_what_is_led(self, requests: Sequence[RowRequest]) -> list[RowRequest]:
+        """Requests for what comes behind what several of them have in common, which one of each such group reads."""
+        texts: Texts = {}  # of those that may read for others
+        asked = {request.row: request for request in requests}
+        follow: list[tuple[int, int, int]] = []  # who reads, who waits, and up to where
+        first: dict[int, int] = {}  # up to where each of the former reads
+        for request in requests:
+            if not (spare := _spare(request)):
+                continue
+            text = self._text(request)
+            shared, leader = max(((common_beginning(other, text), row) for row, other in texts.items()), default=(0, 0))
+            stop = min(shared, request.after + spare)
+            if leader in asked and stop:
+                stop = min(stop, asked[leader].after + _spare(asked[leader]))
+            if stop - request.after < WORTH_KEEPING:
+                texts[request.row] = text
+                continue
+            follow.append((leader, request.row, stop))
+            first[leader] = max(first.get(leader, 0), stop)
+        if led := [_up_to(asked[row], stop) for row, stop in first.items() if stop > asked[row].after]:
+            self._run(led)
+        behind = {row: max(stop, asked[row].after) for row, stop in first.items()}
+        for leader, row, stop in follow:
+            self.copy(leader, row, asked[row].after, stop)
+            behind[row] = stop
+        return [_from(request, behind.get(request.row, request.after)) for request in requests]
+
+    def _text(self, request: RowRequest) -> list[int]:
+        return [*self._held[request.row][: request.after], *request.tokens]
+
+
+def _spare(request: RowRequest) -> int:
+    """Of a request for so many tokens that it may pay, how many need not be read if they are held; else 0."""
+    spare = len(request.tokens) - max(request.keep, 1)
+    return spare if spare >= WORTH_KEEPING else 0
+
+
+def _from(request: RowRequest, start: int) -> RowRequest:
+    return replace(request, after=start, tokens=request.tokens[start - request.after :])
+
+
+def _up_to(request: RowRequest, stop: int) -> RowRequest:
+    return RowRequest(request.row, request.after, request.tokens[: stop - request.after], 0)
