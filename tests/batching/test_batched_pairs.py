@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_heads import HEADS, VOCABULARY, sure_head, torch_runner, verifier
+from onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from onnx_models import needs_onnx, one_layer, sure_runner
 from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded
 
@@ -95,7 +95,11 @@ def batched(pair: Pair, name: str, sampling: Sampling, order: Sequence[int] = ra
 
 @pytest.mark.parametrize("name", ["none", *WITHOUT_FORESIGHT])
 @pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
-@pytest.mark.representatives("EagerRunner-svip", "StaticRunner-specdec++")
+@pytest.mark.representatives(
+    "EagerRunner-svip",
+    "StaticRunner-specdec++",
+    slow=("StaticRunner-constant", "EagerRunner-cost-optimal", "StaticRunner-self-verify"),
+)
 def test_greedy_texts_of_torch_are_those_of_each_alone(engine: Any, name: str) -> None:
     pair = torch_pair(engine)
     assert batched(pair, name, GREEDY) == [written(pair, name, number, GREEDY) for number in range(len(PROMPTS))]
@@ -114,6 +118,7 @@ def test_greedy_texts_with_other_drafts(kind: str) -> None:
     assert batched(pair, "constant", GREEDY) == [written(pair, "none", number, GREEDY) for number in range(4)]
 
 
+@pytest.mark.crossed
 @needs_onnx
 @pytest.mark.parametrize("name", ["none", *WITHOUT_FORESIGHT])
 @pytest.mark.parametrize("sampling", [GREEDY, *SAMPLINGS.values()], ids=["greedy", *SAMPLINGS])
@@ -128,7 +133,7 @@ def test_texts_of_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.representatives("eagle3", "dflash")
+@pytest.mark.representatives("eagle3", slow=("dflash", "mtp", "gated"))
 def test_greedy_texts_with_draft_heads_on_torch_are_those_of_each_alone(kind: str) -> None:
     target, head = EagerRunner(verifier(), VOCABULARY), torch_runner(HEADS[kind]())
     target.watch(head.layers)
@@ -145,9 +150,9 @@ def test_a_draft_head_of_a_middle_model_reads_its_states() -> None:
 
 
 @needs_onnx
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["T=1"]], ids=["greedy", "T=1"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("greedy", "T=1-dspark", "T=1-eagle3"))
 def test_texts_with_draft_heads_on_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling, kind: str) -> None:
     target, head = sure_runner(verifier(), VOCABULARY), sure_head(HEADS[kind]())
     target.watch(head.layers)

@@ -34,9 +34,13 @@ class Timed(TableRunner):
     def rows(self, count: int) -> Any:
         self.made.append(count)
         self.clock[0] += self.making
+        read = [0] * count
 
         def run(requests: Sequence[RowRequest]) -> list[Forward]:
             assert [request.row for request in requests] == list(range(count))
+            for request in requests:
+                assert request.after <= read[request.row], "tokens that nobody has read"
+                read[request.row] = request.after + len(request.tokens)
             self.clock[0] += self.seconds[count]
             return [Forward(torch.zeros(request.keep, 3)) for request in requests]
 

@@ -80,7 +80,7 @@ def test_greedy_text_is_the_targets_own(prompt: list[int], kind: MarkovKind | No
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("gated-graph")
+@pytest.mark.representatives("gated-graph", slow=("rnn-uncompiled", "None-graph"))
 def test_what_a_block_drafts_does_not_depend_on_earlier_rounds(kind: MarkovKind | None, engine: str) -> None:
     rounds = play(drafter_of(kind, engine), PROMPT, 40)
     assert sum(round_.accepted < round_.drafted for round_ in rounds) > 3, "nothing was ever taken back"
@@ -125,6 +125,7 @@ SHORT += [(DSPARK_CASES[0], "vanilla"), (DSPARK_CASES[1], "rnn")]
     "constant: draft_length=2; T=1-selector-(2, 3)",
     "T=1-rnn-(2, 3)",
     "confidence: threshold=0.5; T=0.7 top_k=2 top_p=0.95-gated",
+    slow=("constant: draft_length=2; T=1-gated-(3, 4)", "confidence: threshold=0.5; T=1-vanilla-(3, 4)"),
 )
 def test_output_has_the_law_of_the_target(case: Case, kind: SequentialKind | None, lengths: tuple[int, int]) -> None:
     sampling, (length, limit) = SAMPLINGS[case.sampling], lengths

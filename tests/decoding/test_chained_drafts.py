@@ -69,7 +69,11 @@ ALL = {("copy", False), ("copy", True), ("both", False), ("both", True), ("model
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.representatives(
-    "svip-T=1", "dropping-T=1 by block", "constant-T=0.7 top_k=2 top_p=0.95 by block", "head-T=1"
+    "svip-T=1",
+    "dropping-T=1]",
+    "constant-T=0.7 top_k=2 top_p=0.95 by block",
+    "head-T=1]",
+    slow=("dropping", "hierarchy-T=1 by block", "cost-optimal-T=1"),
 )
 def test_output_has_the_law_of_the_target(model: str, sampling: str) -> None:
     seen: set[tuple[str, bool]] = set()

@@ -217,6 +217,15 @@ def test_a_new_sequence_begins_without_what_was_learned() -> None:
         drafter.observe(Round(0, draft.steps, 2, 9, ExtraToken.BONUS, draft.stop))
 
 
+def test_a_policy_begins_anew_only_where_a_text_does() -> None:
+    drafter = lookup()
+    with patch.object(Constant, "reset") as reset:
+        drafter.prefill([1, 2, 3], begins=False)
+        assert not reset.called
+        drafter.prefill([1, 2, 3])
+    assert reset.call_count == 1
+
+
 def test_a_policy_that_reads_a_distribution_is_refused() -> None:
     with pytest.raises(ValueError, match="does not have entropy"):
         lookup(Svip())

@@ -51,7 +51,7 @@ def toy_runner(kind: str) -> DraftHeadRunner:
     ],
     ids=str,
 )
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("eagle3",))
 def test_output_has_the_law_of_the_target(kind: str, case: Case) -> None:
     runner, sampling = toy_runner(kind), SAMPLINGS[case.sampling]
 

@@ -161,7 +161,11 @@ def pair(name: str, engine: str = "eager") -> Any:
 
 @pytest.mark.parametrize("engine", ["eager", "static", "graph", pytest.param("onnx", marks=needs_onnx)])
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.representatives("a larger one-static", "a smaller one-graph", "pieces-eager")
+@pytest.mark.representatives(
+    "a smaller one-graph",
+    "bytes for pieces-eager",
+    slow=("pieces-onnx", "bytes for pieces-static", "a larger one-graph", "a smaller one-eager"),
+)
 def test_greedy_tokens_are_those_of_generate(name: str, engine: str) -> None:
     played = live(pair(name, engine), Setting.of({"name": "svip", "threshold": 0.9}), prompt(name), TOKENS, Sampling())
     assert [token for round_ in played for token in round_.emitted] == expected(name)
@@ -172,6 +176,7 @@ def test_greedy_tokens_are_those_of_generate(name: str, engine: str) -> None:
         assert sum(round_.accepted for round_ in played) > 1
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"specdec++", "disco", "confidence"}))
 @pytest.mark.representatives("svip-pieces", "cost-optimal-bytes for pieces")

@@ -488,7 +488,7 @@ ENGINES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
-@pytest.mark.representatives("llama-graph", "gpt-neox-static")
+@pytest.mark.representatives("llama-graph", "gpt-neox-static", slow=("qwen3-eager", "llama-static"))
 def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
     elsewhere = 0
     for name in WITHOUT_FORESIGHT if engine == "eager" else ("svip", "cost-optimal"):

@@ -170,6 +170,19 @@ def test_what_a_draft_reads_depends_on_the_text_alone(seed: int) -> None:
     assert wandering.ids == whole.ids
 
 
+@pytest.mark.parametrize("tokenizers", [(OTHERS, PIECES), (OTHERS, BYTES), (BYTES, OTHERS)])
+def test_a_text_that_was_cut_is_read_as_one_that_never_was_longer(tokenizers: Any) -> None:
+    target, draft = (one() for one in tokenizers)
+    tokens, ids = map_of(target, draft), target.encode(TEXT)
+    cut, grown = DraftText(tokens), DraftText(tokens)
+    for length, token in enumerate(ids, start=1):
+        grown.append(token)
+        for more in ids[len(cut.tokens) : length + 2]:
+            cut.append(more)
+        cut.truncate(length)
+        assert cut.ids == grown.ids
+
+
 def test_columns_of_numpy_are_those_of_torch() -> None:
     class HostTable(TableRunner):
         def extend(self, tokens: Any, keep: int, *, hidden: bool = False) -> Forward:

@@ -154,7 +154,7 @@ POLICIES_ALONE = [
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
-@pytest.mark.representatives("svip")
+@pytest.mark.representatives("svip", slow=("cost-optimal",))
 def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in [
@@ -180,7 +180,7 @@ DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger":
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), [*POLICIES_ALONE, DROPPING], ids=str)
-@pytest.mark.representatives("svip")
+@pytest.mark.representatives("svip", slow=("cost-optimal",))
 def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in [*IN_BLOCKS, *([] if name == "svip" else LONGER[1:])]:
@@ -188,7 +188,7 @@ def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("token",))
 @pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
 def test_so_have_longer_texts_that_may_end(sampling: Sampling) -> None:
     for name, settings, _ in [*POLICIES_ALONE, DROPPING][: 10 + (sampling is BLOCK)]:
@@ -246,7 +246,7 @@ CHANCE = [(HeadToy(1, 2, 4), PLAIN, 3000), (HeadToy(1, 3, 3), BLOCK, 1500), (Toy
 
 
 @pytest.mark.parametrize(("toy", "sampling", "count"), CHANCE, ids=str)
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("Toy(drafts=1", "HeadToy(drafts=1, vocabulary=3"))
 def test_so_have_rounds_replayed_from_traces_as_chance_makes_them(toy: Toy, sampling: Sampling, count: int) -> None:
     """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
     pair, parts = toy.pair(), [PAIRS]
@@ -307,7 +307,7 @@ SHORT = ("full", "SpecDec++ over SVIP", "cost-optimal twice")
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
-@pytest.mark.representatives(*SHORT[1:])
+@pytest.mark.representatives(*SHORT[1:], slow=("DISCO over DISCO", "full"))
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()

@@ -65,7 +65,7 @@ class StaticRunner(FixedBufferRunner):
         self._tree = 0  # the length before the last tree
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        self._states = given[0]
+        self._states = given[0].detach()  # as `LayerWatch` does: the hook outlives this runner
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._reserve(self.length + len(tokens))

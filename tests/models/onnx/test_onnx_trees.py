@@ -62,7 +62,7 @@ def same(found: Forward, expected: Forward) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives(WIDE_HEADS)
+@pytest.mark.representatives(WIDE_HEADS, slow=("llama",))
 @given(
     prompt=st.integers(1, 100),
     rounds=st.lists(st.lists(st.floats(0, 0.999), min_size=1, max_size=12), min_size=1, max_size=4),
