@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specctl.batching.row_replicas import RowReplicas
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
+    from specctl.jsonl import Record
     from specctl.models.running.pair import Pair
     from specctl.policies import Setting, Signal
     from specctl.profile import Profile
@@ -45,12 +46,17 @@ class Answering:
     def answerer(self, pair: "Pair | None" = None) -> "Answerer":
         """One whose policies have learnt nothing yet; with another ``pair`` of the same models, over that."""
         from specctl.decoding.answers import Answerer
-        from specctl.decoding.composition import build_drafter
+        from specctl.decoding.named_drafters import NamedDrafters
         from specctl.decoding.session import Session
 
-        pair, draft = pair or self.pair, self.profile.draft
-        drafter = build_drafter(pair, draft.setting, self.signals) if draft is not None else None
-        return Answerer(Session(pair, drafter, keep_caches=self._keeps), self.prompts, self.profile.sampling)
+        pair = pair or self.pair
+        drafters = NamedDrafters(pair, self.profile.draft, self.signals)
+        session = Session(pair, None, keep_caches=self._keeps)
+
+        def begin(record: "Record") -> None:
+            session.drafter = drafters.of_record(record.data)
+
+        return Answerer(session, self.prompts, self.profile.sampling, begin)
 
     def answer(self, pair: "Pair | None" = None) -> "Answer":
         """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""

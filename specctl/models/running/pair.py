@@ -34,6 +34,7 @@ class Pair:
         threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
         vocabulary: V, ids below it are known to all models; of a pair that was put together by hand, no bound is known.
         policy: makes a policy of a setting of one draft; in a batch, one that may decide together with those of others.
+        texts: how many are written at once, this pair's among them.
     """
 
     target: Runner
@@ -47,6 +48,7 @@ class Pair:
     threads: Threads | None = None
     vocabulary: int = 1 << 31
     policy: Callable[[Setting], StoppingPolicy] = Setting.build
+    texts: int = 1
 
     @property
     def thread_count(self) -> int:
