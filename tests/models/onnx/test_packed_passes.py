@@ -60,6 +60,7 @@ def test_who_reads_trees_or_has_no_graph_of_its_own_reads_one_text() -> None:
     assert bare.no_rows is not None
 
 
+@pytest.mark.slow
 def test_a_draft_of_few_tokens_is_read_with_others() -> None:
     one = onnx_runner(trimmed("llama", range(0, 64, 2)), VOCABULARY)
     assert one is not None
