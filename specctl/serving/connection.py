@@ -29,7 +29,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._headers = _over(self._headers)
+            self._headers = cancelled(self._headers)
         elif self._headers is None:
             self._headers = self.loop.call_later(self.HEADER_SECONDS, self.transport.abort)
 
@@ -40,13 +40,15 @@ class Connection(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unread = _over(self._unread)
+        self._unread = cancelled(self._unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._headers, self._unread = _over(self._headers), _over(self._unread)
+        self._headers, self._unread = cancelled(self._headers), cancelled(self._unread)
         super().connection_lost(exc)
 
 
-def _over(timer: asyncio.TimerHandle | None) -> None:
+def cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """No timer any more."""
     if timer is not None:
         timer.cancel()
+    return None

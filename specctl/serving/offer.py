@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from specctl.decoding.composition import build_drafter
+from specctl.decoding.named_drafters import NamedDrafters
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.errors import ProfileError
+from specctl.errors import ProfileError, UsageError
 from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES
 from specctl.profile import Profile
 from specctl.profile.policy_settings import settings_model
-from specctl.profile.schema import PolicyTable
-from specctl.serving.text_writer import alone
 
 
 def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:
@@ -22,6 +20,7 @@ def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:
         name: what clients call the model.
     """
     draft, sampling = profile.draft, profile.sampling
+    drafters = NamedDrafters(pair, draft)
     return {
         "model": name,
         "chat": PromptFormat(pair.tokenizer, profile.prompt.chat).chat,
@@ -31,17 +30,14 @@ def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:
         "policies": [
             {"id": policy, "settings": settings_model(policy).model_json_schema()["properties"]}
             for policy in POLICIES
-            if _fits(pair, profile, policy)
+            if _fits(drafters, policy)
         ],
     }
 
 
-def _fits(pair: Pair, profile: Profile, policy: str) -> bool:
+def _fits(drafters: NamedDrafters, policy: str) -> bool:
     """Whether a policy can stop the pair's draft: some read what a trained head says."""
-    if profile.draft is None:
-        return False
     try:
-        setting = profile.draft.model_copy(update={"policy": PolicyTable(name=policy)}).setting
-        return build_drafter(alone(pair), setting) is not None
-    except ProfileError:
+        return drafters.of(policy) is not None
+    except (ProfileError, UsageError):
         return False
