@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from specctl.models.running.rules.grammar import source_of
 from specctl.nesting import too_deep
 from specctl.records import Completion
 from specctl.serving.answer_body import AnswerBody
@@ -88,6 +89,8 @@ class Endpoints:
                     order = await asyncio.to_thread(self.service.order, body)
                 else:
                     order = self.service.order(body)
+                if source_of(order.settings) is not None:
+                    await asyncio.to_thread(self.service.compile_grammar, order)
                 if self._log_prompts:
                     log["request"] = data
                 heard = await stack.enter_async_context(self.service.heard(order, every=bool(body.stream)))

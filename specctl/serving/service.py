@@ -10,6 +10,7 @@ from typing import Any
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules.grammar import grammar_rule
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable
@@ -125,6 +126,14 @@ class Service:
             raise ApiError(400, error.message, "messages" if chat else "prompt", code) from None
         policy, draft = body.specctl.policy, body.specctl.draft
         return Order(tuple(prompt), self._settings(body), policy, draft)
+
+    def compile_grammar(self, order: Order) -> None:
+        """Have the grammar of an order ready before its turn, in which all other texts would wait for it.
+
+        Raises:
+            RecordError: it cannot be compiled.
+        """
+        grammar_rule(order.settings, self.pair.tokenizer, self.pair.eos, order.prompt, self.pair.vocabulary)
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):

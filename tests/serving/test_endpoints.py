@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.errors import ModelError, UsageError
+from specctl.models.running.rules.grammar import Grammars
 from specctl.serving import pair_thread
 from specctl.serving.endpoints import application
 from specctl.serving.listening import Listener, address_of, bound
@@ -135,10 +137,16 @@ def test_seeds_and_rules(client: TestClient) -> None:
     assert text(**rules) == text(**rules, specctl={"draft": False}) != text()
 
 
-def test_a_text_fits_its_schema(client: TestClient) -> None:
+def test_a_text_fits_its_schema(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, compile_ = [], Grammars._compile
+    monkeypatch.setattr(
+        Grammars, "_compile", lambda *given: compiling.append(current_thread().name) or compile_(*given)
+    )
     schema = {"type": "json_schema", "json_schema": {"name": "hue", "schema": {"enum": ["red", "green"]}}}
     body = {"prompt": "a", "response_format": schema, "logprobs": 1, "max_tokens": 40}
     answer = client.post(TEXT, json=body).json()["choices"][0]
+    assert compiling
+    assert "models" not in compiling, "all texts would wait"
     assert (json.loads(answer["text"]) in ("red", "green"), answer["finish_reason"]) == (True, "stop")
     assert max(answer["logprobs"]["token_logprobs"]) <= 0
     wrong = {**schema, "json_schema": {"name": "hue", "schema": {"type": "colour"}}}
