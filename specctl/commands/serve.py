@@ -1,6 +1,7 @@
 """`specctl serve`: a pair behind the interface that OpenAI's clients speak."""
 
 import json
+import os
 import sys
 from contextlib import suppress
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, policy_flag, warn
-from specctl.commands.serve_options import BoundOptions, ClientOptions
+from specctl.commands.serve_options import KEY_VARIABLE, BoundOptions, ClientOptions
 from specctl.commands.tasks.record_answerer import load_answering
 from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.errors import UsageError
@@ -42,8 +43,7 @@ def serve(
 
     [cyan]curl localhost:8000/v1/models[/]
     """
-    if clients.api_key == "":
-        raise UsageError("the API key is empty", "give one, or leave --api-key and SPECCTL_API_KEY out")
+    _require_a_key_that_can_be_sent(clients.api_key)
     batch = replicas.rows or "auto"
     resolved = run.resolve(models, {**sampling.flags, **policy_flag(policy)})
     _require_extra()
@@ -82,6 +82,15 @@ def serve(
             texts = 1 if passes is None else passes[-1].rows
             note(console, f"{service.name} at {address_of(listening)}/v1, {texts} texts at once; Ctrl-C ends")
         listener.serve_on(listening)
+
+
+def _require_a_key_that_can_be_sent(key: str | None) -> None:
+    """Raise UsageError for a key that is empty or has white space around it."""
+    given = os.environ.get(KEY_VARIABLE) if key is None else key  # typer takes an empty variable for none
+    if given == "":
+        raise UsageError("the API key is empty", f"give one, or leave --api-key and {KEY_VARIABLE} out")
+    if given is not None and given != given.strip():
+        raise UsageError("the API key has white space around it, which no client can send", "leave it out of the key")
 
 
 def _require_extra() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 CLIENTS, BOUNDS = "Clients", "Limits"
+KEY_VARIABLE = "SPECCTL_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class ClientOptions:
     api_key: Annotated[
         str | None,
         typer.Option(
-            envvar="SPECCTL_API_KEY",
+            envvar=KEY_VARIABLE,
             metavar="KEY",
             help="Key that clients must send. In the environment other users of the machine do not see it.",
             show_default=False,

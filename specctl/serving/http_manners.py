@@ -104,7 +104,7 @@ class Key:
 
     def __init__(self, app: ASGIApp, key: str | None, told: Callable[[Request, Exception], Response]) -> None:
         self._app, self._told = app, told
-        self._key = (key or "").encode()
+        self._key = (key or "").encode("utf-8", "surrogateescape")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._key and scope["path"] not in OPEN and not self._known(scope):
@@ -119,4 +119,5 @@ class Key:
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             return False
-        return hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+        # As bytes: those of a letter in UTF-8 may look like white space.
+        return hmac.compare_digest(given.strip(" \t").encode("latin-1"), self._key)

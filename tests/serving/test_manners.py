@@ -14,11 +14,13 @@ from unittest.mock import MagicMock
 import httpx
 import pytest
 import uvicorn
+from invoked import invoke
 from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 import specctl
+from specctl.errors import UsageError
 from specctl.records import Round
 from specctl.serving.connection import Connection
 from specctl.serving.endpoints import application
@@ -44,6 +46,18 @@ def test_a_server_is_called_by_its_own_name(decoder: specctl.Decoder) -> None:
     assert {status(host) for host in others} == {403}
     with bound("0.0.0.0", 0) as listening:
         assert known_hosts("0.0.0.0", listening) is None
+
+
+@pytest.mark.parametrize(("key", "what"), [("", "is empty"), (" a", "has white space"), ("a\n", "has white space")])
+def test_keys_that_let_everybody_in_or_nobody(key: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = ("serve", "--host", "256.1.1.1")
+    with pytest.raises(UsageError, match=f"the API key {what}"):
+        invoke(*nowhere, "--api-key", key)
+    monkeypatch.setenv("SPECCTL_API_KEY", key)
+    with pytest.raises(UsageError, match=f"the API key {what}"):
+        invoke(*nowhere)
+    with pytest.raises(UsageError, match="cannot listen"):
+        invoke(*nowhere, "--api-key", "a b")
 
 
 async def connected(app: Any) -> tuple[Connection, MagicMock]:
