@@ -1,5 +1,6 @@
 """What every request goes through: the access log, and the key that it must have."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -8,11 +9,12 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specctl.serving.api_errors import ApiError
+from specctl.serving.api_errors import ApiError, told
 from specctl.serving.page_files import FILES
+from specctl.serving.pair_thread import CLOSING, ClosedError
 from specctl.serving.server_metrics import ServerMetrics
 
 OPEN = frozenset({"/health", *FILES})
@@ -38,7 +40,7 @@ class AccessLog:
         began = time.monotonic()
         more: dict[str, Any] = {}
         scope["log"] = more
-        status = 500
+        status: int | None = None
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -48,8 +50,12 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, noting)
+        except asyncio.CancelledError:  # the server ends, and waits for this client no longer
+            more["error"] = CLOSING
+            if status is None:
+                await _told_closing(scope, receive, noting)
         finally:
-            self._metrics.request(scope["path"], 499 if more.get("gone") else status)
+            self._metrics.request(scope["path"], 499 if more.get("gone") else status or 500)
             if self._log is not None:
                 client = scope.get("client")
                 self._log(
@@ -58,11 +64,16 @@ class AccessLog:
                         "client": client[0] if client else None,
                         "method": scope["method"],
                         "path": scope["path"],
-                        "status": status,
+                        "status": status or 500,
                         "ms": round((time.monotonic() - began) * 1e3, 1),
                         **more,
                     }
                 )
+
+
+async def _told_closing(scope: Scope, receive: Receive, send: Send) -> None:
+    error = told(ClosedError(CLOSING))
+    await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
 
 
 class Hosts:

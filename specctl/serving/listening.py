@@ -119,8 +119,8 @@ class Listener(uvicorn.Server):
         self._signals.append(number)
         if len(self._signals) > 1:
             self.force_exit = True
-            self._service.thread.give_up()
             self._stop()
+            self._service.thread.give_up()
         elif self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 

@@ -136,10 +136,13 @@ class PairThread:
         self._tell([(ticket, ClosedError(CLOSING)) for ticket in waiting])
 
     def give_up(self) -> None:
-        """`close`, and end what is being written."""
+        """`close`, and end what is being written, whose clients are told so."""
         self.close()
-        for ticket in [*self._running.values(), *([self._alone[0]] if self._alone is not None else [])]:
+        alone = self._alone  # read once: the thread may end it meanwhile
+        written = [*self._running.values(), *([] if alone is None else [alone[0]])]
+        for ticket in written:
             ticket.cancelled = True
+        self._tell([(ticket, ClosedError(CLOSING)) for ticket in written])
 
     def join(self, seconds: float) -> None:
         """Wait until what is being written is finished."""

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from specctl.serving.offer import offer
 from specctl.serving.order import Event, Order, Ticket
 from specctl.serving.pair_thread import PairThread, Told
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
+
+LOOK_SECONDS = 0.02
+"""Between looks whether the models' thread has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,11 @@ class Service:
     async def drain(self) -> None:
         """Take no more requests, and wait until the texts that are being written are."""
         self.thread.close()
-        await asyncio.to_thread(self.thread.join, self.limits.seconds)
+        # No thread waits: the event loop would wait for that thread when a second signal ends it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.seconds):
+                while self.thread.alive:
+                    await asyncio.sleep(LOOK_SECONDS)
 
     @asynccontextmanager
     async def heard(self, order: Order, *, every: bool = True) -> AsyncIterator["asyncio.Queue[Event]"]:

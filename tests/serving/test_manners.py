@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Event
 from time import monotonic, sleep
 from typing import Any
 from unittest.mock import MagicMock
@@ -22,10 +23,13 @@ from uvicorn.server import ServerState
 import specctl
 from specctl.errors import UsageError
 from specctl.records import Round
+from specctl.serving import listening as listening_module
 from specctl.serving.connection import Connection
 from specctl.serving.endpoints import application
+from specctl.serving.http_manners import AccessLog
 from specctl.serving.listening import Listener, address_of, bound, known_hosts
 from specctl.serving.order import Order
+from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
 from specctl.serving.text_writer import TextWriter
 
@@ -159,6 +163,71 @@ def test_a_second_signal_ends_texts(
         asking.result()
     assert getattr(raised.value, "code", 143) == 143
     assert not service.thread.alive
+
+
+def test_a_second_signal_does_not_wait_for_a_pass(
+    decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = Event()
+
+    def stuck(_writer: TextWriter, _order: Order) -> Iterator[Round]:
+        release.wait(10)
+        yield from ()
+
+    monkeypatch.setattr(TextWriter, "play", stuck)
+    monkeypatch.setattr(listening_module, "LAST_SECONDS", 0.01)
+    service = Service(decoder.pair, decoder.profile, "toy")
+    listener = Listener(application(service), service, 600)
+
+    def end() -> None:
+        for reached in (lambda: service.thread.running, lambda: service.thread.closing):
+            until = monotonic() + 10
+            while not reached() and monotonic() < until:
+                sleep(0.001)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with bound("127.0.0.1", 0) as listening, ThreadPoolExecutor(2) as threads:
+        url = f"{address_of(listening)}/v1/completions"
+        asked, ended = threads.submit(httpx.post, url, json={"prompt": "a"}, timeout=30), threads.submit(end)
+        try:
+            with pytest.raises(SystemExit):
+                listener.serve_on(listening)
+            assert service.thread.alive, "the pass still goes on"
+        finally:
+            release.set()
+        ended.result()
+        assert (asked.result().status_code, asked.result().json()["error"]["code"]) == (503, "unavailable")
+    assert "Exception" not in caplog.text
+    service.thread.join(30)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_answer_that_the_server_ends(decoder: specctl.Decoder, begun: bool) -> None:
+    lines: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
+    service = Service(decoder.pair, decoder.profile, "toy")
+
+    async def waits(_scope: Any, _receive: Any, send: Any) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def run() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/"}
+        log = AccessLog(waits, lines.append, ServerMetrics(service.thread))
+        answering = asyncio.create_task(log(scope, asyncio.Event().wait, send))  # type: ignore[arg-type]
+        while begun and not sent:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answering.cancel()
+        await answering
+
+    asyncio.run(run())
+    assert [one["status"] for one in sent if "status" in one] == [200 if begun else 503]
+    assert lines[0]["error"] == "the server is shutting down"
 
 
 def test_slow_headers_end_a_real_connection(decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
