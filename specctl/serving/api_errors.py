@@ -65,3 +65,8 @@ def told(error: Exception) -> ApiError:
         return ApiError(400, error.told, "specctl.policy", "invalid_policy")
     message = error.told if isinstance(error, SpecctlError) else f"{type(error).__name__} while the text was written"
     return ApiError(500, message, kind="server_error")
+
+
+def too_late() -> ApiError:
+    """What a client hears whose text has not ended in time."""
+    return ApiError(504, "the text took too long", code="timeout", kind="server_error")

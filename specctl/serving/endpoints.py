@@ -1,7 +1,6 @@
 """What answers each path."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,13 +15,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from specctl.models.running.rules.grammar import source_of
-from specctl.nesting import too_deep
 from specctl.records import Completion
 from specctl.serving.answer_body import AnswerBody
 from specctl.serving.answer_text import AnswerText, drafted_and_accepted
-from specctl.serving.api_errors import ApiError, told
+from specctl.serving.api_errors import ApiError, told, too_late
 from specctl.serving.event_stream import EventStream, disconnected
 from specctl.serving.http_manners import AccessLog, Hosts, Key
+from specctl.serving.json_body import json_body
 from specctl.serving.order import Event, Order, Wrote
 from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
@@ -135,13 +134,14 @@ class Endpoints:
                 if (chunk := answer.more(text.add(event), event.round)) is not None:
                     yield chunk
                 event = await hearing.next()
+                if time.monotonic() > began + self.service.limits.seconds:
+                    raise too_late()  # to whoever reads so slowly that more has been written all the time
+            for chunk in answer.last(event, text.end(event)):
+                yield chunk
+            self._ended(event, log, began)
         except Exception as error:
             log["error"] = told(error).message
             yield told(error).body
-            return
-        for chunk in answer.last(event, text.end(event)):
-            yield chunk
-        self._ended(event, log, began)
 
     def _ended(self, completion: Completion, log: dict[str, Any], began: float) -> None:
         drafted, accepted = drafted_and_accepted(completion.rounds)
@@ -177,7 +177,7 @@ class Hearing:
                 async with asyncio.timeout(self._until - time.monotonic()):
                     event = await self._queue.get()
             except TimeoutError:
-                raise ApiError(504, "the text took too long", code="timeout", kind="server_error") from None
+                raise too_late() from None
         if isinstance(event, Exception):
             raise event
         return event
@@ -203,36 +203,6 @@ async def wanted(request: Request, work: Awaitable[Found]) -> Found:
     finally:
         for task in (working, gone):
             task.cancel()
-
-
-async def json_body(request: Request, most: int, seconds: float) -> tuple[Any, int]:
-    """The JSON of a body and its size in bytes; raises ApiError if it is none, too large or too slow."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"the body is {kind[:100]!r}; send application/json")
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
-                parts.append(part)
-    except TimeoutError:
-        raise ApiError(408, "the body did not arrive in time", code="timeout") from None
-    try:
-        data = json.loads(b"".join(parts), parse_constant=_no_number)
-        if too_deep(data):
-            raise RecursionError
-    except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
-        raise ApiError(400, f"the body is not JSON ({what})", code="invalid_json") from None
-    return data, size
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number that JSON can hold")
 
 
 def application(

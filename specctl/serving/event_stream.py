@@ -38,10 +38,12 @@ class EventStream(Response):
             gone = asyncio.ensure_future(disconnected(receive))
             try:
                 await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not writing.done():
+                if writing.done():
+                    writing.result()  # raises what nobody else would hear of
+                else:
                     scope["log"]["gone"] = True
                     writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
+                    await asyncio.gather(writing, return_exceptions=True)
             finally:
                 writing.cancel()
                 gone.cancel()

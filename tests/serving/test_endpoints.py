@@ -18,8 +18,10 @@ import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.errors import ModelError, UsageError
 from specctl.models.running.rules.grammar import Grammars
-from specctl.serving import pair_thread
+from specctl.serving import event_stream, pair_thread
+from specctl.serving.answer_text import AnswerText
 from specctl.serving.endpoints import application
+from specctl.serving.event_stream import EventStream
 from specctl.serving.listening import Listener, address_of, bound
 from specctl.serving.service import Limits, Service
 
@@ -35,6 +37,18 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": "the th", "specctl": {"draft": False}},
     {"prompt": ["it was"], "temperature": 1.0, "seed": 8, "frequency_penalty": 1.0, "logit_bias": {"9": 4.0}},
 ]
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "method": "POST",
+    "path": TEXT,
+    "headers": [(b"content-type", b"application/json")],
+    "query_string": b"",
+    "client": None,
+    "server": None,
+    "scheme": "http",
+    "root_path": "",
+}
 
 
 def service_of(decoder: specctl.Decoder, rows: int = 3, limits: Limits | None = None) -> Service:
@@ -219,9 +233,47 @@ def test_bodies_that_are_no_json_and_paths_that_are_none(client: TestClient) -> 
     assert status(content=b"[" * 5000 + b"]" * 5000) == 400
     assert status(content=b'{"prompt": "' + b"a" * 20_001 + b'"}') == 413
     assert status(content=b"{}", headers={"content-type": "text/plain"}) == 415
+    assert status(content=b'{"prompt": "a"}', headers={"origin": "http://a.example"}) == 415
     assert client.get(TEXT).status_code == 405
     assert client.get("/v2").status_code == client.get("/v1/models/other").status_code == 404
     assert client.get("/v1/models/toy").json() == client.get("/v1/models").json()["data"][0]
+
+
+def test_errors_behind_the_last_round_are_told(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("lost")
+
+    monkeypatch.setattr(AnswerText, "end", fail)
+    *_, last = streamed(client, TEXT, {"prompt": "a"})
+    assert last["error"]["message"] == "ValueError while the text was written"
+    monkeypatch.setattr(event_stream, "disconnected", lambda _: asyncio.sleep(30))
+    monkeypatch.setattr(EventStream, "_send", fail)
+    with pytest.raises(ValueError, match="lost"):
+        client.post(TEXT, json={"prompt": "a", "stream": True})
+
+
+def test_who_reads_too_slowly_is_told_so(decoder: specctl.Decoder) -> None:
+    service, sent = service_of(decoder, 1, Limits(seconds=0.3)), list[bytes]()
+    body = json.dumps({"prompt": "the th", "stream": True}).encode()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        while service.thread.running:  # all of it has been written before more is read
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+
+    async def run() -> None:
+        app = application(service)
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        async with app.router.lifespan_context(app):
+            await app({**SCOPE, "app": app}, receive, send)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert b'"code":"timeout"' in b"".join(sent).replace(b" ", b"")
 
 
 def test_health_and_figures(client: TestClient) -> None:
@@ -277,9 +329,7 @@ def test_a_client_that_goes_away_frees_its_row(decoder: specctl.Decoder, others:
         async def send(_: Any) -> None:
             pass
 
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": TEXT, "headers": headers, "query_string": b"", "app": app}
-        await app({**scope, "client": None, "server": None, "scheme": "http", "root_path": ""}, receive, send)
+        await app({**SCOPE, "app": app}, receive, send)
 
     async def run() -> None:
         app = application(service)
