@@ -39,7 +39,7 @@ class SamplingTable(Table):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Of each token its log-probability, and how many of the likeliest ids are told with theirs; None for neither."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
     """Divides positive logits of ids that the text has, prompt included, and multiplies negative ones."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Taken from the logits of ids that were written behind the prompt."""

@@ -17,6 +17,8 @@ from specctl.serving.connection import Connection
 from specctl.serving.service import Service
 
 TERMINATED = 143
+SPARE_CONNECTIONS = 256
+"""Besides those whose requests may wait or be answered: for those that are told to come back, and for metrics."""
 LAST_SECONDS = 5.0
 """How long a pass under way is waited for when a second signal ends the program."""
 
@@ -75,6 +77,7 @@ class Listener(uvicorn.Server):
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=max(1, round(grace)),
+            limit_concurrency=service.limits.waiting + service.thread.rows + SPARE_CONNECTIONS,
         )
         super().__init__(config)
         self._service = service

@@ -85,6 +85,11 @@ class PairThread:
         return self._thread.is_alive()
 
     @property
+    def rows(self) -> int:
+        """Texts that may be written at once."""
+        return 1 if self._passes is None else self._passes[-1].rows
+
+    @property
     def running(self) -> int:
         """Texts that are being written."""
         return len(self._running) + (self._alone is not None)

@@ -98,7 +98,7 @@ class TextBody(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     specctl: Extras = Extras()

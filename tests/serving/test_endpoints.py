@@ -180,6 +180,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (TEXT, {"prompt": "a", "temperature": "1"}, 400, "temperature"),
     (TEXT, {"prompt": "a", "temprature": 1}, 400, "temprature"),
     (TEXT, {"prompt": "a", "top_p": 0}, 400, "top_p"),
+    (TEXT, {"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty"),
     (TEXT, {"prompt": "a", "n": 2}, 400, "n"),
     (TEXT, {"prompt": "a", "n": True}, 400, "n"),
     (TEXT, {"prompt": "a", "echo": True}, 400, "echo"),

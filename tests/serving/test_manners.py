@@ -234,6 +234,7 @@ def test_slow_headers_end_a_real_connection(decoder: specctl.Decoder, monkeypatc
     monkeypatch.setattr(Connection, "HEADER_SECONDS", 0.01)
     service = Service(decoder.pair, decoder.profile, "toy")
     listener = Listener(application(service), service, 5)
+    assert listener.config.limit_concurrency == service.limits.waiting + 1 + 256
 
     def ask(address: tuple[str, int]) -> bytes:
         try:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep
@@ -204,8 +204,11 @@ class Store:
         return self.folder / f"{key}.packed-{rows}.onnx"
 
     def remove(self, key: str) -> None:
-        """Forget a graph."""
+        """Forget a graph, and those for several sequences that were made of it."""
         shutil.rmtree(self.folder / key, ignore_errors=True)
+        for made in (*self.folder.glob(f"{key}.packed-*.onnx"), *self.folder.glob(f".{key}.packed-*.onnx-*")):
+            with suppress(OSError):
+                made.unlink(missing_ok=True)
 
     def put(self, key: str, write: Callable[[Path], None]) -> Path:
         """Add a graph, in the place of a damaged one.

@@ -1,5 +1,6 @@
 """Graphs for several sequences are made once, and anew where what they were made of, or how, is another."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_what_is_not_the_same_is_made_anew(
         made.pop()
     assert kept_packed(path, 2) == path.read_bytes() * 2
     assert made == [2, 2]
+
+
+@pytest.mark.usefixtures("made")
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    path, kept = put(tmp_path, "ab"), Store(tmp_path).packed("it", 2)
+    old, new = (kept.with_name(f".{kept.name}-{number}") for number in (1, 2))
+    for left in (old, new):
+        left.write_text("a")
+    os.utime(old, (0, 0))
+    kept_packed(path, 2)
+    assert (old.exists(), new.exists(), kept.exists()) == (False, True, True)
+    Store(tmp_path).remove("it")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_nothing_is_kept_outside_of_a_store_or_where_nothing_can_be(made: list[int], tmp_path: Path) -> None:

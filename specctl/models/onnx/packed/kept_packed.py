@@ -3,9 +3,11 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import time
 from zlib import crc32
 
 from specctl.models.onnx.store import MANIFEST, Store
+from specctl.outputs.locks import ABANDONED
 
 FORM = 1
 """Of the graphs that `packed_graph` makes; those of another form are made anew."""
@@ -33,6 +35,9 @@ def kept_packed(path: Path, rows: int) -> bytes:
     if (path.parent / MANIFEST).exists():
         new = kept.with_name(f".{kept.name}-{os.getpid()}")
         try:
+            for left in kept.parent.glob(f".{kept.name}-*"):  # of processes that were killed
+                if left.stat().st_mtime < time() - ABANDONED:
+                    left.unlink(missing_ok=True)
             new.write_bytes(_sums(own, made) + made)
             new.replace(kept)
         except OSError:  # a store that is only read
