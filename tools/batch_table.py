@@ -85,32 +85,32 @@ def table(documents: dict[int, dict[str, Any]]) -> str:
 
 
 def against_peers(documents: dict[int, dict[str, Any]]) -> str:
-    """How the fastest policy compares with each peer at its best, and how many of their texts differ; empty without."""
-
-    def best(name: str) -> tuple[float, int]:
-        rates = [(each["tokens_per_second"], batch) for batch, one in documents.items() for each in one["overall"]
-                 if each["candidate"] == name]  # fmt: skip
-        return max(rates, default=(0.0, 0))
-
-    def told(label: str) -> str:
-        theirs, batch = best(label)
-        return f"{ours / theirs:.2f} times `{label}`'s best ({theirs:,.0f} with {batch})"
-
-    measured_peers = [label for label in PEERS if best(label)[0]]
-    if not measured_peers:
-        return ""
-    name, (ours, batch) = max(((name, best(name)) for name in NAMES), key=lambda one: one[1])
-    differing = {
-        label: sum(one["candidate"] == label for found in documents.values() for one in found["differences"])
-        for label in measured_peers
-    }
-    total = sum(one["runs"] for found in documents.values() for one in found["overall"] if one["candidate"] in PEERS)
-    texts = ", ".join(f"{count} of `{label}`" for label, count in differing.items())
-    return (
-        f"The fastest, {NAMES[name]} with {batch} texts, writes {ours:,.0f} tokens/s: "
-        f"{' and '.join(map(told, measured_peers))}. Peers take N prompts at once, padded to the longest, and wait for "
-        f"the last of them. Of their {total} texts, those that differ from `none`'s: {texts}."
+    """How our fastest compares with each peer at its best, what differs in their texts, and why a peer failed."""
+    speeds: dict[str, list[tuple[float, int]]] = {}
+    for batch, one in documents.items():
+        for each in one["overall"]:
+            speeds.setdefault(each["candidate"], []).append((each["tokens_per_second"], batch))
+    best = {name: max(found) for name, found in speeds.items()}
+    ours = max(NAMES, key=lambda name: best[name])
+    told = [f"The fastest is {NAMES[ours]} with {best[ours][1]} texts."]
+    for label in PEERS:
+        if label in best:
+            rate, size = best[label]
+            runs = sum(
+                each["runs"] for one in documents.values() for each in one["overall"] if each["candidate"] == label
+            )
+            differing = sum(each["candidate"] == label for one in documents.values() for each in one["differences"])
+            told.append(
+                f"It writes {best[ours][0] / rate:.2f} times the tokens/s of `{label}` with {size}, whose texts "
+                f"differ from ours in {differing} of {runs} runs."
+            )
+        for batch, one in documents.items():
+            if (why := one.get("failed", {}).get(label)) is not None:
+                told.append(f"With {batch} texts it failed: {why}.")
+    waits = (
+        "Peers take N prompts at once, padded to the longest, and wait for the last of them; they run without a draft."
     )
+    return " ".join([*told, waits]) if len(told) > 1 else ""
 
 
 def section(tables: dict[float, str], facts: str) -> str:
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=48, help="prompts of each benchmark")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each prompt")
     parser.add_argument("--peers", type=Path, help="what tools.install_peers wrote, to measure those peers too")
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="numbers of texts")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="numbers of texts, 1 among them")
     parser.add_argument("--write", action="store_true", help="write the section of docs/scale.md")
     options = parser.parse_args(arguments)
     sizes = options.prompts, options.tokens

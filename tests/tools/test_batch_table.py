@@ -28,9 +28,10 @@ def test_peers_have_lines_and_are_compared_at_their_best() -> None:
         found["differences"] = [{"candidate": one}, {"candidate": "cost-optimal"}]
     assert against_peers({1: document(1.0)}) == ""
     told = against_peers(documents)
-    assert f"1.60 times `{one}`'s best (250 with 1)" in told
+    assert f"It writes 1.60 times the tokens/s of `{one}` with 1, whose texts differ from ours in 2 of 10 runs." in told
     assert two not in told
-    assert f"Of their 10 texts, those that differ from `none`'s: 2 of `{one}`." in told
+    documents[4]["failed"] = {two: f"{two}: out of cheese"}
+    assert f"With 4 texts it failed: {two}: out of cheese." in against_peers(documents)
     assert table(documents).splitlines()[-1] == f"| `{one}` | 4 | 62 | 0.62 | 2.0, 3.2 | - |"
     del documents[4]["overall"][-1]
     assert table(documents).splitlines()[-1] == f"| `{one}` | 4 | - | - | - | - |"
