@@ -95,6 +95,8 @@ def _read(
     drafts = [profile.draft] if profile.draft is not None else []
     pair = load(profile, progress.console, drafts=drafts, foreign_head=foreign_head, progress=progress)
 
+    pair.require_law("analyze")
+
     from specctl.analysis.head_rounds import read_rounds
     from specctl.analysis.readings import judge
     from specctl.analysis.teacher_forcing import read_prompts

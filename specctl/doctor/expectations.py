@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.doctor.diagnosis import Diagnosis
 from specctl.doctor.model_facts import ModelFacts
 from specctl.doctor.pass_bytes import WeightReads
-from specctl.models.files.checkpoint import locate
+from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
@@ -96,6 +96,12 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
         else:
             found.append(_of_model(facts, table, context, profile, report.devices))
     return found[::-1]
+
+
+def weight_reads(checkpoint: Checkpoint, config: Any) -> WeightReads:
+    """What a pass of a model reads, by its configuration."""
+    model = skeleton(checkpoint, config)
+    return WeightReads.of(model, model.config.get_text_config(decoder=True), _output(model))
 
 
 def _of_model(

@@ -55,6 +55,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+@pytest.mark.slow
 def test_a_head_and_its_evaluation(whole: tuple[Path, Any], folder: Path) -> None:
     path, result = whole
     config = json.loads((path / "config.json").read_text())

@@ -148,7 +148,7 @@ def test_greedy_text_is_the_targets_own(kind: SequentialKind | None) -> None:
     ],
     ids=str,
 )
-@pytest.mark.representatives("None-constant: draft_length=2", "rnn-confidence: threshold=0.5")
+@pytest.mark.representatives("None-Constant(draft_length=2)", "rnn-ConfidentPrefix(threshold=0.5, max_draft=40)")
 def test_output_has_the_law_of_the_target(kind: SequentialKind | None, policy: StoppingPolicy) -> None:
     def drafter() -> Drafter:
         head = random_block(vocabulary=3, markov=kind, shape=TOY, seed=6)

@@ -285,7 +285,12 @@ def test_the_walk_of_a_device_is_the_product_of_the_host(
     coins = torch.rand(len(block[0]), generator=seeded(1))
     numbers = arrays(*block)
     here = by_block(*numbers, coins.tolist())
-    there = device_verdict.by_block(*map(torch.from_numpy, numbers), coins)  # type: ignore[arg-type]
+    target_of, draft_of, draft, target = map(torch.from_numpy, numbers)
+
+    def surplus(weights: torch.Tensor) -> torch.Tensor:
+        return (weights[:, None] * target[1 : len(coins)] - draft[1:]).clamp_min(0).sum(-1)
+
+    there = device_verdict.by_block(target_of, draft_of, coins, surplus)
     assert int(there.accepted) == here.accepted
     assert float(there.weight) == pytest.approx(here.weight, rel=1e-6)
     assert there.chances.tolist() == pytest.approx(here.chances, rel=1e-6, abs=1e-9)

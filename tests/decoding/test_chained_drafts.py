@@ -18,10 +18,10 @@ from specctl.decoding.copying.text_follower import Follower
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import HostGenerator
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary

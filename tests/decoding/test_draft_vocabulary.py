@@ -16,9 +16,10 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.round import judge, prefill
+from specctl.decoding.round import prefill
 from specctl.decoding.rows import rows_of
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.rows_of import rows_over, verify
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter

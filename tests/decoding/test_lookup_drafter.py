@@ -20,9 +20,9 @@ from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError

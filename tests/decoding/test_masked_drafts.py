@@ -98,7 +98,7 @@ def test_greedy_text_is_the_targets_own(tree: TreeSize | None) -> None:
 
 @pytest.mark.parametrize("tree", [None, TreeSize(4, 2)], ids=["chain", "tree"])
 @pytest.mark.parametrize("policy", [Constant(3), Svip(c=1.0, threshold=0.9, keep_trigger=False)], ids=str)
-@pytest.mark.representatives("constant: draft_length=3-chain", "constant: draft_length=3-tree")
+@pytest.mark.representatives("Constant(draft_length=3)-chain", "Constant(draft_length=3)-tree")
 def test_output_has_the_law_of_the_target(policy: Constant | Svip, tree: TreeSize | None) -> None:
     def drafter() -> Drafter:
         runner: Runner = ParallelRunner(TableRunner(DRAFT), 2, 2)

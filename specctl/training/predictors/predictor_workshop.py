@@ -103,6 +103,7 @@ class Predictors(Subject[Example, DraftStates]):
         return {**super().facts(suite), **own, **({} if head is None else {"draft_head": head.kind})}
 
     def items(self, pair: Pair, found: Answered) -> list[Example]:
+        pair.require_law("train-head")
         sampling = Sampling.of(found.settings)
         texts = [each for each in found.completions if each.tokens]
         made = [_example(pair, found.number, each, sampling, self._kind) for each in texts]

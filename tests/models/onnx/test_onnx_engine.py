@@ -183,6 +183,7 @@ def test_what_onnxruntime_cannot_run(model: Any, line: str) -> None:
     assert said(model()) == f"it runs on torch: {line}"
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_attention_of_a_model_of_its_own_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = deepcopy(one_layer(rms_norm_eps=1e-4))  # of which no graph is kept

@@ -107,6 +107,7 @@ def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
     same(*(each.extend([5, 9, 3], keep=3) for each in (runner, plain)))
 
 
+@pytest.mark.slow
 def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.models.onnx.onnx_runner.CAPACITY", 16)
     runner, plain = (
