@@ -59,5 +59,5 @@ def test_greedy_text_is_the_targets_and_counts_agree(policy: dict[str, Any]) -> 
 
 
 def test_a_worker_without_a_policy_does_not_start() -> None:
-    with pytest.raises(AssertionError, match="is not a policy table"):
+    with pytest.raises(AssertionError, match="name is None; here it may be svip"):
         ran("{}")
