@@ -205,7 +205,8 @@ def test_the_rule_is_searched_whole(engine: Engine) -> None:
     space = rule_space(engine, engine.confidence, 40)
     assert len(set(space)) == len(space)
     assert [one for one in space if one.policy == "constant"] == [
-        Setting.of({"name": "constant", "draft_length": length}) for length in range(1, LONGEST + 1)
+        Setting.of({"name": "constant", "draft_length": length})
+        for length in range(1, min(LONGEST, engine.longest or LONGEST) + 1)
     ]
     further = {"max-confidence": engine.confidence is not None, "heuristic": engine.lengthens}
     kinds = {"constant", *engine.policies, *(policy for policy, there in further.items() if there)}
