@@ -62,9 +62,12 @@ class ServerLoad:
         self, client: "httpx.AsyncClient", work: Sequence[Dialogue], concurrency: int, hear: Callable[[Asked], None]
     ) -> None:
         left = iter(work)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(work))):
-                group.create_task(self._ask_some(client, left, concurrency, hear))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(work))):
+                    group.create_task(self._ask_some(client, left, concurrency, hear))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
 
     async def _ask_some(
         self, client: "httpx.AsyncClient", left: Iterator[Dialogue], concurrency: int, hear: Callable[[Asked], None]

@@ -1,7 +1,7 @@
 """A server: where it is, which model is asked, and its connection."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -54,7 +54,7 @@ class Server:
         more = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
         return {"method": "POST", "url": path, "json": {**body, **more}}
 
-    def stream(self, client: "httpx.Client", body: dict[str, Any]) -> Iterator[Chunk]:
+    def stream(self, client: "httpx.Client", body: dict[str, Any]) -> Generator[Chunk, None, None]:
         """The pieces of an answer as they come.
 
         Raises:
