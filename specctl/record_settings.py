@@ -34,7 +34,7 @@ NAMES = {
     "grammar": "grammar",
 }
 """The names that records use, each with the key of a profile's ``[sampling]`` table that it sets."""
-SETTING_KEYS = (PLACE, *NAMES)
+SETTING_KEYS = (PLACE, "policy", "draft", *NAMES)
 """The keys of a record that decide how it is answered, beside its prompt."""
 
 FOREIGN = (

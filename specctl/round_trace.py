@@ -101,17 +101,20 @@ class TracedRound(RoundSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLine(TracedRound):
-    """A round of a record: the record's ``id``, the ``turn`` and the number of the ``round`` within it, from 0."""
+    """A round of a record: the record's ``id``, the ``turn`` and the number of the ``round`` within it, from 0; and the
+    ``policy`` that the record named."""
 
     id: Any
     turn: int
     round: int
+    policy: str | None = None
 
 
 def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
     """The line of a round, as JSON values; unknown values (a signal, inner rounds) are left out."""
     traced = _writer().dump_python(TracedRound.of(round_), mode="json", exclude_defaults=True)
-    return {"kind": "round", "id": record.id, "turn": turn, "round": round_.index, **traced}
+    named = {"policy": record.data["policy"]} if record.data.get("policy") is not None else {}
+    return {"kind": "round", "id": record.id, "turn": turn, "round": round_.index, **named, **traced}
 
 
 @cache  # made when first needed, since every start of the program imports this module

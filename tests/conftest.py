@@ -104,6 +104,19 @@ def drafts_at_will() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def shipped_models_read_once() -> Iterator[None]:
+    """Where a test reads models; else nothing that takes seconds is imported."""
+    with nullcontext() if "specctl.models.loading.model" not in sys.modules else _shipped_models().read_once():
+        yield
+
+
+def _shipped_models() -> Any:
+    import shipped_models
+
+    return shipped_models
+
+
+@pytest.fixture(autouse=True, scope="session")
 def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every model is exported for onnxruntime once, by whichever worker comes first."""
     models = sys.modules.get("onnx_models")  # where no test needs it, it is not imported: that takes seconds

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,9 +74,18 @@ def exported_once(folder: Path) -> Iterator[None]:
         return shared(structure_of(modules, "head"), modules, lambda: usual_of_head(head))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
+        _torchs_operations_listed_once(monkeypatch)
         monkeypatch.setattr(export, "exported", exported)
         monkeypatch.setattr(head_engine, "graphs_of", graphs_of)
         yield
+
+
+def _torchs_operations_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch lists all operations that it can export anew for each export, which takes half a second."""
+    with suppress(ImportError):
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
 
 
 OWN = "own weights"
@@ -150,7 +159,7 @@ def one_layer(head_dim: int = 16, **settings: Any) -> PreTrainedModel:
     """A random Llama of one layer and a context of 80 tokens: modules that take the same share its export."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes |= {"num_hidden_layers": 1, "vocab_size": 64, "head_dim": head_dim, "max_position_embeddings": 80}
-    with torch.random.fork_rng(devices=[]):
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it is exported, whichever test asks first
         torch.manual_seed(0)
         return LlamaForCausalLM(LlamaConfig(**sizes, **settings)).eval()
 

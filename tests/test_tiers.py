@@ -26,7 +26,7 @@ def test_representatives_are_cases(request: pytest.FixtureRequest) -> None:
         assert not request.config.stash[LOST]
 
 
-SECONDS = 330
+SECONDS = 300
 """Of CPU: what two cores have in three minutes, but for starting."""
 
 

@@ -6,11 +6,11 @@ import torch
 from toys import VOCABULARY, seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from specctl.models.draft_heads.block import BlockConfig, BlockHead
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.block_config import BlockConfig, SequentialKind
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 
 SHAPE = LayerShape(hidden_size=8, intermediate_size=12, heads=2, kv_heads=1, head_dim=4)
@@ -53,12 +53,12 @@ def random_block(
     layers: tuple[int, ...] = (0,),
     vocabulary: int = VOCABULARY,
     tokens: list[int] | None = None,
-    markov: MarkovKind | None = None,
+    markov: SequentialKind | None = None,
     shape: LayerShape = SHAPE,
     seed: int = 0,
     spread: float = 1.0,
 ) -> BlockHead:
-    """A DFlash head, or with ``markov`` a DSpark head that predicts acceptance, with random weights.
+    """A DFlash head, or with ``markov`` a DSpark head that predicts acceptance or a DFlash2 head, with random weights.
 
     Args:
         block_size: places of its pass.
@@ -70,6 +70,7 @@ def random_block(
         seed: of the weights.
         spread: their standard deviation.
     """
+    dspark = markov not in (None, "selector")
     config = BlockConfig(
         shape=shape,
         layers=layers,
@@ -78,11 +79,14 @@ def random_block(
         num_layers=2,
         block_size=block_size,
         mask_token=vocabulary - 1,
-        from_anchor=markov is not None,
+        from_anchor=dspark,
         markov=markov,
         markov_rank=0 if markov is None else 3,
-        confidence=markov is not None,
-        confidence_reads_token=markov is not None,
+        candidates=vocabulary - 1 if markov == "selector" else 0,
+        taps=2 if markov == "selector" else 0,
+        group=shape.hidden_size // 2,
+        confidence=dspark,
+        confidence_reads_token=dspark,
     )
     head = BlockHead(config, None if tokens is None else torch.tensor(tokens))
     with torch.no_grad():

@@ -1,10 +1,12 @@
 """Kills replicas and the command that started them at random moments, and compares what they leave with one process.
 
 python -m tools.replica_kills --kills 20 --command-kills 10
+python -m tools.replica_kills --workers 0 --batch 8 --records 64 --command-kills 20
 
 First one process answers the records. Then replicas do, while they are killed (SIGKILL) one after the other, each once
-the output has grown since the last kill; then the command is killed and resumed time and again. What must be 0: records
-that are lost, doubled or out of order, texts and rounds that differ, and replicas that outlive their command.
+the output has grown since the last kill; then the command is killed and resumed time and again. Without workers the
+command itself answers several records at once, and it alone is killed. What must be 0: records that are lost, doubled
+or out of order, texts and rounds that differ, and replicas that outlive their command.
 """
 
 import argparse
@@ -68,7 +70,10 @@ class Campaign:
         return subprocess.Popen(command, cwd=self.folder)
 
     def replicated(self) -> list[str]:
-        return ["--workers", str(self.options.workers), *(["--cluster", "auto"] if self.options.ray else [])]
+        """The flags by which several records are answered at once."""
+        workers = ["--workers", str(self.options.workers)] if self.options.workers else []
+        batch = ["--batch", str(self.options.batch)] if self.options.batch else []
+        return [*workers, *batch, *(["--cluster", "auto"] if self.options.ray else [])]
 
     def written(self, name: str) -> int:
         path = self.folder / f"{name}.jsonl"
@@ -132,7 +137,7 @@ class Campaign:
 
     def reference(self) -> None:
         """Let one process answer the records; its exit code is expected of all runs."""
-        self.code = self.start("one").wait()
+        self.code = self.start("one", "--batch", "1").wait()
         if self.written("one") != self.options.records:
             raise SystemExit("one process does not answer the records either")
 
@@ -167,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--command-kills", type=int, default=10, help="how many times to kill the command")
     parser.add_argument("--records", type=int, default=120, help="number of records")
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of each")
-    parser.add_argument("--workers", type=int, default=2, help="replicas")
+    parser.add_argument("--workers", type=int, default=2, help="replicas; 0 for the command's own process")
+    parser.add_argument("--batch", type=int, help="records that each answers at once")
     parser.add_argument("--ray", action="store_true", help="actors of a Ray cluster that the command starts")
     parser.add_argument("--profile", help="profile of the pair; default: the embedded pair")
     parser.add_argument("--seconds", type=float, default=6.0, help="longest pause before a kill")
@@ -177,7 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), options)
         campaign.reference()
-        campaign.kill_replicas(options.kills)
+        if options.workers:
+            campaign.kill_replicas(options.kills)
         campaign.kill_commands(options.command_kills)
     faults = ("lost", "doubled", "out of order", "that differ", "replicas that outlived", "exit codes that differ")
     for name in ("replicas killed", "commands killed", "runs compared", *faults):

@@ -251,8 +251,10 @@ class _Target:
     def _drafter(self, target: Runner, rules: TokenRules) -> Drafter | None:
         stages = [
             Stage(
-                # A lookup has no scores: what it copies against the rules the target rejects.
-                RuledRunner(runner, rules) if rules.active and runner.index is None else runner,
+                # A lookup has no scores, nor has text: what they draft against the rules the target rejects.
+                RuledRunner(runner, rules)
+                if rules.active and runner.index is None and not runner.writes_text
+                else runner,
                 policy,
                 setting.once,
                 predictor_of(heads, setting),

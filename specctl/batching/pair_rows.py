@@ -73,6 +73,7 @@ def split(pair: Pair, passes: Sequence[RowPasses], *, kept: bool = False) -> tup
             target=of_row(pair.target, row),
             drafts=tuple(of_row(draft, row) for draft in pair.drafts),
             policy=partial(decisions.policy, row=row, ask=ask),
+            texts=passes[-1].rows,
         )
         for row in range(passes[-1].rows)
     ]

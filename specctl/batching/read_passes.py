@@ -1,11 +1,12 @@
-"""Passes over several texts whose last tokens are read at once."""
+"""Passes over several texts that are read at once: their last tokens, and their drafts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from specctl.models.passes.forward import Forward, Numbers, joined_numbers
-from specctl.models.passes.token_reader import TokenReader
+from specctl.models.passes.forward import Numbers
+from specctl.models.passes.token_reader import PassReader
 from specctl.models.passes.watching import kept_states
 from specctl.models.running.runner import RowPasses, RowRequest
 
@@ -16,7 +17,7 @@ READERS = 1024
 
 
 class ReadPasses:
-    """`Shared` over the passes of a model: texts that draw their tokens alike are read by one call.
+    """`Shared` over the passes of a model: texts that draw or judge their tokens alike are read by one call.
 
     Args:
         passes: of the model.
@@ -24,32 +25,30 @@ class ReadPasses:
 
     def __init__(self, passes: RowPasses) -> None:
         self._passes = passes
-        self._readers: dict[int, tuple[TokenReader, TokenReader]] = {}  # by `id`: a reader, and the first equal one
+        self._readers: dict[int, tuple[PassReader, PassReader]] = {}  # by `id`: a reader, and the first equal one
 
-    def run(self, requests: Sequence[RowRequest], /) -> list[Forward | Reading]:
+    def run(self, requests: Sequence[RowRequest], /) -> list[Any]:
         forwards = self._passes.run(requests)
-        found: list[Forward | Reading] = []
-        read: dict[int, tuple[TokenReader, list[int]]] = {}
-        for place, (request, forward) in enumerate(zip(requests, forwards, strict=True)):
+        found: list[Any] = [*forwards]
+        read: dict[int, tuple[PassReader, list[int]]] = {}
+        for place, request in enumerate(requests):
             if request.reader is not None:
                 reader = self._known(request.reader)
                 read.setdefault(id(reader), (reader, []))[1].append(place)
             else:  # a prompt's pieces are put together after the last of them
+                forward = forwards[place]
                 if request.keep and isinstance(forward.columns, np.ndarray):
                     forward.columns = forward.columns.copy()
                 forward.states = kept_states(forward.states)
-            found.append(forward)
         for reader, places in read.values():
-            columns = [forwards[place].columns for place in places]
-            logits = columns[0] if len(columns) == 1 else joined_numbers(columns)
-            # Laws may be parts of the logits, which the next pass overwrites.
-            own = logits.copy() if len(columns) == 1 and isinstance(logits, np.ndarray) else logits
-            readings = reader.read_rows(own, [requests[place].uniform for place in places])
+            readings = reader.read_rows(
+                [forwards[place] for place in places], [requests[place].about for place in places]
+            )
             for place, reading in zip(places, readings, strict=True):
                 found[place] = reading
         return found
 
-    def _known(self, reader: TokenReader) -> TokenReader:
+    def _known(self, reader: PassReader) -> PassReader:
         """The first of the readers that are equal to one: texts have their own, and comparing them takes long."""
         known = self._readers.get(id(reader))
         if known is None or known[0] is not reader:

@@ -57,9 +57,11 @@ def chosen_passes(
         if rows != "auto":
             warn(f"--batch {rows}: texts are written one at a time, for {why}")
         return None
-    if rows != "auto":
-        return passes_of(pair, min(rows, texts)) if min(rows, texts) > 1 else None
-    if texts < 2 or not worthwhile(pair, texts * limit):
+    fixed = pair.target.fixed_width is not None
+    if rows != "auto":  # the shape of passes that are to be the same does not follow from how many texts there are
+        count = rows if fixed else min(rows, texts)
+        return passes_of(pair, count) if count > 1 else None
+    if fixed or texts < 2 or not worthwhile(pair, texts * limit):
         return None
     return fastest_passes(pair, min(texts, most_rows(pair, limit)), texts * limit)
 

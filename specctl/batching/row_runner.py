@@ -1,17 +1,17 @@
 """One of several sequences that a model reads in the same passes."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from specctl.batching.read_passes import Reading
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.running.runner import RowRequest, Runner
 
 if TYPE_CHECKING:
     import torch
 
+    from specctl.batching.read_passes import Reading
     from specctl.models.passes.forward import Numbers
-    from specctl.models.passes.token_reader import Token, TokenReader
+    from specctl.models.passes.token_reader import PassReader, Token, TokenReader
 
 PIECE = 512
 """Tokens of a prompt that go through one pass at once: all other sequences wait for it."""
@@ -27,8 +27,9 @@ class RowRunner(Runner):
     """
 
     no_trees = "a batch reads chains"
+    judges = True
 
-    def __init__(self, model: Runner, row: int, ask: Callable[[RowRequest], Forward | Reading]) -> None:
+    def __init__(self, model: Runner, row: int, ask: Callable[[RowRequest], Any]) -> None:
         self.context, self.device = model.context, model.device
         self.runs_model, self.verifies, self.threads = model.runs_model, model.verifies, model.threads
         self.draft_vocabulary = model.draft_vocabulary
@@ -45,15 +46,26 @@ class RowRunner(Runner):
         return self._length
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        parts = []
+        parts: list[Forward] = []
         for start in range(0, len(tokens), PIECE):
             piece = tokens[start : start + PIECE]
             behind = len(tokens) - start - len(piece)
             wanted = max(0, min(keep - behind, len(piece)))
-            found = self._ask(RowRequest(self._row, self._length, piece, wanted, hidden))
-            parts.append(cast("Forward", found))
+            parts.append(self._ask(RowRequest(self._row, self._length, piece, wanted, hidden)))
             self._length += len(piece)
         return parts[0] if len(parts) == 1 else joined(parts)
+
+    def extend_judged(
+        self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
+    ) -> Any:
+        if len(tokens) > PIECE:  # a prompt, with the first draft
+            (found,) = judge.read_rows([self.extend(tokens, keep, hidden=hidden)], [about])
+            if isinstance(found, Exception):
+                raise found
+            return found
+        found = self._ask(RowRequest(self._row, self._length, tokens, keep, hidden, judge, about))
+        self._length += len(tokens)
+        return found
 
     @property
     def widest_read(self) -> int:
@@ -69,9 +81,9 @@ class RowRunner(Runner):
         ids = cast("Sequence[int]", tokens)  # no step of a text runs ahead of its host
         if reader.hidden:
             return self._read_alone(ids, reader, uniform, previous)
-        found = self._ask(RowRequest(self._row, self._length, ids, 1, False, reader, uniform))
+        found: Reading = self._ask(RowRequest(self._row, self._length, ids, 1, False, reader, uniform))
         self._length += len(ids)
-        return cast("Reading", found)
+        return found
 
     def _read_alone(
         self, tokens: Sequence[int], reader: "TokenReader", uniform: float | None, previous: "torch.Tensor | None"

@@ -70,7 +70,7 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
     """
     draft, known = pair.drafts[0], run.prompt in results.oracle
     texts = list(zip(prompt_ids, run.turns, strict=True))
-    if draft.reads_states:
+    if draft.drafts_by_round:
         if not known:
             limits = [min(run.length, pair.room(ids)) for ids in prompt_ids]
             traces = (

@@ -7,14 +7,14 @@ from itertools import chain
 from typing import Any
 
 from specctl.benchmark.plan import Plan
-from specctl.benchmark.run import Watch, header_of
+from specctl.benchmark.run import Watch, header_of, passes_for
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import Failed
 from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Header, Run, RunSet
-from specctl.observing.round_robin import PROMPTS_BETWEEN_COSTS, RoundRobin
+from specctl.observing.round_robin import PROMPTS_BETWEEN_COSTS, RoundRobin, turns
 from specctl.outputs import OutputFile
 from specctl.replicas.job import Answer, ReplicaError
 from specctl.replicas.replica import Replicas
@@ -22,15 +22,17 @@ from specctl.replicas.window import GivenUp, Task, in_order
 
 
 def benchmarking(pair: Pair, plan: Plan) -> Answer:
-    """What a replica does: all candidates take turns on a prompt, and the costs of passes are measured now and then.
+    """What a replica does: all candidates take turns on prompts, and the costs of passes are measured now and then.
 
     Its answers hold the records of the results file, and the header that it would write, which names its devices.
     """
-    header = header_of(pair, plan)
+    passes = passes_for(pair, plan, plan.batch)
+    header = header_of(pair, plan, batch=1 if passes is None else passes[-1].rows)
     prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
     records: list[object] = []
     results = RunSet(header)
-    runs = RoundRobin(pair, results, plan.suite.prompts, plan.profile.sampling, prompt_format, records.append)
+    prompts, sampling = plan.suite.prompts, plan.profile.sampling
+    runs = RoundRobin(pair, results, prompts, sampling, prompt_format, records.append, passes=passes)
     runs.begin()
     served = 0
 
@@ -38,10 +40,10 @@ def benchmarking(pair: Pair, plan: Plan) -> Answer:
         nonlocal served
         results.runs[:] = question["done"]
         done = {run.key for run in results.runs}
-        for _ in runs.run_prompts([question["number"]], question["repeat"], done):
+        for _ in runs.run_prompts(question["numbers"], question["repeat"], done):
             pass
-        served += 1
-        if served % PROMPTS_BETWEEN_COSTS == 0:
+        served += (count := len(question["numbers"]))
+        if served % PROMPTS_BETWEEN_COSTS < count:
             runs.measure_costs()
         found = {"header": header, "records": list(records)}
         records.clear()
@@ -57,7 +59,8 @@ def run_by_replicas(
     watch: Watch,
     earlier: RunSet | None = None,
 ) -> RunSet:
-    """Run everything that the results file does not contain yet, each prompt with all its candidates on one replica.
+    """Run everything that the results file does not contain yet, each prompt with all its candidates on one replica, as
+    many of them as a replica runs in a turn.
 
     Args:
         replicas: starts replicas that answer as `benchmarking` says, each on devices of its own.
@@ -95,15 +98,22 @@ def _tasks(plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
     done: dict[tuple[str, int], list[Run]] = {}
     for run in earlier.runs if earlier is not None else ():
         done.setdefault((run.prompt, run.repeat), []).append(run)
-    tasks = []
+    tasks, prompts = [], plan.suite.prompts
+    candidates = 1 if earlier is None else len(earlier.header.candidates)
+    assert plan.batch != "auto", "each replica would take another number"
     for repeat in range(plan.repeats):
-        for number, prompt in enumerate(plan.suite.prompts):
-            there = done.get((prompt.id, repeat), [])
-            if earlier is not None and prompt.id in earlier.skipped:
-                continue
-            candidates = 1 if earlier is None else len(earlier.header.candidates)
-            if len(there) < candidates * len(plan.lengths) or (earlier is not None and _uncompared(earlier, there)):
-                tasks.append(Task(prompt.id, {"number": number, "repeat": repeat, "done": there}))
+        for turn in turns(len(prompts), plan.batch):
+            left, there = [], []
+            for number in turn:
+                if earlier is not None and prompts[number].id in earlier.skipped:
+                    continue
+                runs = done.get((prompts[number].id, repeat), [])
+                there += runs
+                if len(runs) < candidates * len(plan.lengths) or (earlier is not None and _uncompared(earlier, runs)):
+                    left.append(number)
+            if left:
+                of = ", ".join(prompts[number].id for number in left)
+                tasks.append(Task(of, {"numbers": list(turn), "repeat": repeat, "done": there}))
     return tasks
 
 

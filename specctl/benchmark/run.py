@@ -8,11 +8,12 @@ from typing import Protocol
 
 import torch
 
-from specctl.batching.row_count import chosen_passes
+from specctl.batching.row_count import Batch, chosen_passes
 from specctl.benchmark.plan import Plan
 from specctl.benchmark.policy_bounds import find_bounds
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.running.pair import Pair
+from specctl.models.running.runner import RowPasses
 from specctl.observing.findings import Failed
 from specctl.observing.progress import Progress
 from specctl.observing.results import RESULTS, Header, Run, RunSet
@@ -67,8 +68,7 @@ def run_benchmark(
         with progress.doing(f"loading {label}"):
             peers[label] = MeasuredPeer(pair, launch, processes[label])
     batch = plan.batch if earlier is None else earlier.header.batch
-    settings = [one.setting for one in plan.candidates.all if one.setting is not None]
-    passes = chosen_passes(pair, batch, len(plan.suite.prompts), max(plan.lengths), settings, progress.say)
+    passes = passes_for(pair, plan, batch, progress.say)
     header = header_of(pair, plan, peers, 1 if passes is None else passes[-1].rows)
     results = earlier or RunSet(header)
     prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
@@ -88,6 +88,14 @@ def run_benchmark(
         with progress.doing("computing the bounds"):
             find_bounds(pair, runs, plan.suite.prompts, results, write)
     return results
+
+
+def passes_for(
+    pair: Pair, plan: Plan, batch: Batch, warn: Callable[[str], None] = lambda _: None
+) -> list[RowPasses] | None:
+    """Passes over as many prompts at once as are asked for; None for one by one."""
+    settings = [one.setting for one in plan.candidates.all if one.setting is not None]
+    return chosen_passes(pair, batch, len(plan.suite.prompts), max(plan.lengths), settings, warn)
 
 
 def header_of(

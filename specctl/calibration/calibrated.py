@@ -38,20 +38,21 @@ def calibrated_profile(
     """
     found = decision.found
     winner = found.winner
+    setting = decision.setting
     table: dict[str, Any] = {
         "schema_version": 1,
-        "description": f"{resolved.name}, calibrated: {winner.score.setting.label}",
+        "description": f"{resolved.name}, calibrated: {setting.label}",
     }
     if resolved.source is not None:
         table["extends"] = _parent(resolved, resolved.source, output)
     for key, origin in resolved.origins.items():
         path = key.split(".")
-        if not _of_file(origin) and "policy" not in path and path[0] != "provenance":
+        if not _of_file(origin) and "policy" not in path and "batch_policies" not in path and path[0] != "provenance":
             _put(table, path, _value(resolved, path))
     table |= measured_engine(resolved.profile.engine, facts)
     draft = resolved.profile.draft
     assert draft is not None
-    _lay(table.setdefault("draft", {}), draft_table(winner.score.setting, len(draft.levels)))
+    _lay(table.setdefault("draft", {}), draft_table(setting, len(draft.levels)))
     if counts is not None and draft.levels[-1].tokens is not None:
         _put(table, [*["draft"] * len(draft.levels), "token_counts"], str(counts.resolve()))
     speed = winner.speedup
@@ -61,6 +62,14 @@ def calibrated_profile(
     }
     if speed.low is not None and speed.high is not None:
         expected |= {"low": round(speed.low, 3), "high": round(speed.high, 3)}
+    if decision.sizes:
+        expected["batches"] = {
+            str(size.rows): {
+                "tokens_per_second": round(size.winner.score.tokens_per_second, 1),
+                "speedup": round(size.winner.speedup.value, 3),
+            }
+            for size in decision.sizes
+        }
     table["provenance"] = {
         **facts,
         "chosen_on": len(found.chosen_on),
@@ -137,6 +146,8 @@ def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
     Drafts below the setting's last level get the policy ``none``.
     """
     table: dict[str, Any] = {"policy": {"name": setting.policy, **setting.all_values}}
+    if setting.batches:
+        table["batch_policies"] = {str(least): one.word for least, one in setting.batches}
     if setting.head is not None:
         table["head"] = str(Path(setting.head).resolve()) if Path(setting.head).exists() else setting.head
     if drafts > 1:

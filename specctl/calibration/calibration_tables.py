@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from specctl.calibration.live_check import Measured
 from specctl.calibration.scores import Score
 from specctl.calibration.search import Calibration, Ranked
+from specctl.calibration.size_tables import by_size, size_document
+from specctl.calibration.speedup_cells import plain_interval, speedup_cells
 from specctl.policies import NONE
 from specctl.policies.rules.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
 from specctl.reporting.placing import times
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
-from specctl.statistics.intervals import Interval, is_clear
+from specctl.statistics.intervals import is_clear
 
 if TYPE_CHECKING:
     from specctl.calibration.decision import Decision
@@ -46,6 +48,7 @@ def calibration_tables(decision: "Decision") -> list[Table]:
     found = decision.found
     return [
         _ranking(found),
+        *([by_size(found, decision.sizes)] if decision.sizes else []),
         *([_verified(decision.measured)] if decision.measured else []),
         *([_curve(found)] if len(found.curve) > 2 else []),
         *([_near(found)] if found.choice.near else []),
@@ -58,7 +61,7 @@ def as_document(decision: "Decision") -> dict[str, Any]:
     found = decision.found
     return {
         "verdict": verdict(found),
-        "chosen": found.winner.score.setting.table,
+        "chosen": decision.setting.table,
         "fastest": found.choice.fastest.setting.table,
         "share_of_resamples": round(found.choice.share, 4),
         "candidates": found.candidates,
@@ -71,8 +74,10 @@ def as_document(decision: "Decision") -> dict[str, Any]:
         "signal_bound": None if found.signal_bound is None else _plain(found.signal_bound, found),
         "runner_ups": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.choice.near],
         "curve": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.curve],
+        "batches": [size_document(size) for size in decision.sizes],
         "measured": [
             {
+                "texts": one.rows,
                 "policy": one.setting.table,
                 "predicted_tokens_per_second": None if one.predicted is None else round(one.predicted, 2),
                 "measured_tokens_per_second": round(one.measured, 2),
@@ -139,7 +144,7 @@ def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
 def _verified(measured: Sequence[Measured]) -> Table:
     rows = tuple(
         (
-            one.setting.label,
+            one.setting.label + (f", {one.rows} texts" if one.rows > 1 else ""),
             number(one.predicted, 1),
             f"{one.measured:.1f}",
             UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
@@ -266,18 +271,3 @@ def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:
 
 def _round(score: Score) -> float:
     return round(score.tokens_per_second, 2)
-
-
-def plain_interval(interval: Interval | None) -> dict[str, float | None] | None:
-    """An interval as a JSON object."""
-    if interval is None:
-        return None
-    return {name: None if value is None else round(value, 4) for name, value in interval._asdict().items()}
-
-
-def speedup_cells(speedup: Interval | None) -> tuple[str, str]:
-    """A speedup and its interval, for two columns."""
-    if speedup is None:
-        return UNKNOWN, UNKNOWN
-    interval = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
-    return f"{speedup.value:.2f}", interval

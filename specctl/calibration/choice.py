@@ -42,13 +42,14 @@ def choose(scores: Sequence[Score]) -> Choice:
     else:
         resampled, errors = speeds[None], np.zeros(len(scores))
     within = [index for index in range(len(scores)) if speeds[best] - speeds[index] <= errors[index]]
-    chosen = min(within, key=lambda index: (*_simplicity(scores[index].setting), -speeds[index]))
+    chosen = min(within, key=lambda index: (*simplicity(scores[index].setting), -speeds[index]))
     sure = resampled[:, chosen] >= resampled.max(axis=1) - errors[chosen]
     near = sorted((index for index in within if index != chosen), key=lambda index: -speeds[index])
     return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[index] for index in near])
 
 
-def _simplicity(setting: Setting) -> tuple[int, int, int]:
+def simplicity(setting: Setting) -> tuple[int, int, int]:
+    """The smaller, the simpler: fewer drafts, simpler policies, fewer values that are not the defaults."""
     levels = setting.levels
     known = sum(SIMPLEST.index(one.policy) if one.policy in SIMPLEST else len(SIMPLEST) for one in levels)
     return len(levels), known, sum(len(one.values) for one in levels)

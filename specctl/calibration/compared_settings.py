@@ -93,7 +93,8 @@ def compared_settings(
     known = [recorded - (TRAINED_SIGNALS - trained) for trained in made]
     # What a draft head predicts of its next token is known where it drafts: at the lowest level.
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
-    old = next(iter(with_predictors([draft.setting], choices)), draft.setting)
+    own = draft.setting.at(1)
+    old = next(iter(with_predictors([own], choices)), own)
     _require_known([[one] for one in old.levels], known)
     chained = partial(_in_chain, draft)
     also_ranked = chained([] if names == ["all"] else grid("constant", kind, known[0]))

@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from specctl.batching.pair_rows import passes_of
+from specctl.calibration.batch_sizes import BatchSize
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.pair import Pair
+from specctl.models.running.runner import RowPasses
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, Run, RunSet
@@ -30,17 +33,19 @@ class Measured:
         predicted: tokens/s after the prompt, by replay; None for a setting that cannot be replayed.
         measured: tokens/s after the prompt, live.
         speedup: measured speedup over target-only decoding, the time of the prompt included.
+        rows: how many texts were written at once.
     """
 
     setting: Setting
     predicted: float | None
     measured: float
     speedup: Interval | None
+    rows: int = 1
 
 
 def doubts(measured: Sequence[Measured]) -> list[str]:
     """A warning where live runs took much longer or shorter than predicted, else nothing."""
-    off = {one.setting.label: one.measured / one.predicted for one in measured if one.predicted and one.measured > 0}
+    off = {_named(one): one.measured / one.predicted for one in measured if one.predicted and one.measured > 0}
     label, worst = max(off.items(), key=lambda item: max(item[1], 1 / item[1]), default=("", 1.0))
     if max(worst, 1 / worst) <= 1 + FAR_OFF:
         return []
@@ -48,6 +53,10 @@ def doubts(measured: Sequence[Measured]) -> list[str]:
         f"measured speed is far from predicted ({label}: {worst - 1:+.0%}), so this machine was faster or slower when "
         "its costs were measured; calibrate again while nothing else runs"
     ]
+
+
+def _named(one: Measured) -> str:
+    return one.setting.label + (f", {one.rows} texts at once" if one.rows > 1 else "")
 
 
 def check_live(
@@ -81,6 +90,40 @@ def check_live(
     return list(_measured(results, predicted, labels))
 
 
+def check_batch(
+    pair: Pair,
+    profile: Profile,
+    traces: TraceSet,
+    size: BatchSize,
+    reported_on: Sequence[str],
+    progress: Progress = SILENT,
+) -> list[Measured]:
+    """Run the setting chosen for several texts at once, the best constant and none, so many texts at once.
+
+    Prompts run as often as they have to for every place of the batch to have one or more; intervals are over prompts.
+
+    Args:
+        pair, profile, traces, progress: as in `check_live`.
+        size: what was found.
+        reported_on: prompt ids.
+    """
+    assert profile.draft is not None
+    entries = [one for one in size.ranking if one is size.winner or one.score.setting.policy in ("none", "constant")]
+    predicted: dict[Setting, float | None] = {one.score.setting: one.score.tokens_per_second for one in entries}
+    drafting = [setting for setting in predicted if setting != NONE]
+    candidates = candidates_of([profile.draft.stopped_by(setting) for setting in drafting])
+    labels = {setting: one.label for setting, one in zip([NONE, *drafting], candidates.all, strict=True)}
+    prompts = [
+        SuitePrompt(f"{identity} {time}", **traces.records[identity])
+        for time in range(-(-size.rows // len(reported_on)))
+        for identity in reported_on
+    ]
+    passes, drafts = passes_of(pair, size.rows), [profile.draft.model]
+    results = run_candidates(pair, profile, candidates, prompts, drafts, progress, passes)
+    results = replace(results, runs=[replace(run, prompt=run.prompt.rpartition(" ")[0]) for run in results.runs])
+    return [replace(one, rows=size.rows) for one in _measured(results, predicted, labels)]
+
+
 def run_candidates(
     pair: Pair,
     profile: Profile,
@@ -88,6 +131,7 @@ def run_candidates(
     prompts: Sequence[SuitePrompt],
     drafts: Sequence[str],
     progress: Progress,
+    passes: Sequence[RowPasses] | None = None,
 ) -> RunSet:
     """Run candidates on prompts, in turn and without stop strings.
 
@@ -98,6 +142,7 @@ def run_candidates(
         prompts: to run.
         drafts: names of the pair's drafts.
         progress: receives a count of runs.
+        passes: of several texts at once; None for one text at a time.
     """
     from specctl.observing.round_robin import RoundRobin
     from specctl.observing.run_facts import gather
@@ -113,7 +158,8 @@ def run_candidates(
     settings = profile.sampling.model_copy(update={"stop": []})
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("live runs", len(prompts) * len(candidates.all)) as advance:
-        for run in RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None).run():
+        robin = RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None, passes=passes)
+        for run in robin.run():
             advance(run.tokens)
     return results
 

@@ -2,20 +2,24 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
 from specctl.calibration.grids import LONGEST
 from specctl.policies import Setting, Signal
+from specctl.replay.batch_replay import replay_together
 from specctl.replay.bound import READS, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
 from specctl.replay.play import players_of, replay_levels
 from specctl.replay.replayed import Replay
 from specctl.replay.trace_files import TraceSet
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.statistics.intervals import SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000
+EACH = 4
+"""Texts of each place of a batch, at least: while the last ones end, places are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,24 @@ def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: Cos
     players = players_of(setting, costs.clocks(signals))
     replays = replay_levels(players, traces.of(prompts, setting.head), frozenset(traces.header.eos))
     return _priced(setting, replays, prompts, costs, *signals)
+
+
+def score_together(setting: Setting, traces: TraceSet, prompts: Sequence[str], rows: int, costs: CostTable) -> Score:
+    """Score a setting of one draft for so many texts at once: ``ms`` are prompts' shares of the time.
+
+    Every text is written equally often, at least `EACH` texts in each place of the batch, in an order that is always
+    the same.
+    """
+    costs = costs.of_predictor(setting.head)
+    known, order = traces.of(prompts, setting.head), Random(SEED)
+    texts = [one for _ in range(-(-EACH * rows // len(known))) for one in order.sample(known, len(known))]
+    batch = replay_together(setting, texts, rows, costs, frozenset(traces.header.eos))
+    places = {prompt: place for place, prompt in enumerate(prompts)}
+    columns = np.zeros((5, len(prompts)))  # tokens, ms, rounds, drafted and accepted tokens
+    for one, seconds in zip(batch.replays, batch.shares, strict=True):
+        numbers = one.tokens, 1e3 * seconds, len(one.starts), sum(one.drafted), sum(one.accepted)
+        columns[:, places[one.trace.prompt]] += numbers
+    return Score(setting, *columns)
 
 
 def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specctl.calibration.calibration_tables import speedup_cells
 from specctl.calibration.decision import Decision
 from specctl.calibration.live_check import decode_speed, run_candidates
 from specctl.calibration.search import Calibration
+from specctl.calibration.speedup_cells import speedup_cells
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Candidates, candidates_of

@@ -95,6 +95,8 @@ def _read(
     drafts = [profile.draft] if profile.draft is not None else []
     pair = load(profile, progress.console, drafts=drafts, foreign_head=foreign_head, progress=progress)
 
+    pair.require_law("analyze")
+
     from specctl.analysis.head_rounds import read_rounds
     from specctl.analysis.readings import judge
     from specctl.analysis.teacher_forcing import read_prompts
@@ -106,7 +108,7 @@ def _read(
     readings: Readings | None = None
     with progress.counting("prompts", len(suite.prompts)) as advance:
         asked = pair, suite.prompts, profile.sampling, prompt_format
-        if pair.drafts[0].reads_states:
+        if pair.drafts[0].drafts_by_round:
             judged, failures = read_rounds(*asked, advance)
         else:
             readings, failures = read_prompts(*asked, advance)

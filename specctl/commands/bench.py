@@ -192,8 +192,9 @@ def bench(
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
-    replicas.check_one()
-    replication, show = replicas.replication, replace(show, report=report)
+    batch, replication, show = replicas.rows or 1, replicas.replication, replace(show, report=report)
+    if replication is not None and batch == "auto":
+        raise UsageError("--batch auto may be another number in each replica", "give one, e.g. --batch 8")
     with Outputs(force=run.force) as outputs:
         prompts.read_by(outputs)
         outputs.reads("results", from_)
@@ -249,7 +250,7 @@ def bench(
             what = "--oracle" if oracle else f"--peer {next(iter(candidates.launches))}"
             raise UsageError(f"{what} needs all prompts on one device", "leave it out, or --workers")
         limits = _lengths(lengths) or [profiles[0].sampling.max_new_tokens]
-        plan = Plan(profiles[0], candidates, suite, limits, repeats, oracle, left_out, replicas.rows or 1)
+        plan = Plan(profiles[0], candidates, suite, limits, repeats, oracle, left_out, batch)
         for each in found:
             spare_profile(outputs, each)
         file = outputs.file("output", output, resumed=resume)

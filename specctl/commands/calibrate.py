@@ -16,7 +16,7 @@ from specctl.commands.tasks.calibration_run import COUNTS, calibrate_one, show_c
 from specctl.commands.tasks.command_files import open_report, spare_profile
 from specctl.commands.tasks.export_request import export_order
 from specctl.commands.tasks.pair_loading import load
-from specctl.commands.tasks.replication import FewReplicaOptions
+from specctl.commands.tasks.replication import PANEL, BareReplicaOptions, batch_sizes
 from specctl.commands.tasks.several_calibrations import calibrate_several, with_tokens
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import Outputs
@@ -67,7 +67,16 @@ def calibrate(
         ),
     ] = None,
     run: Annotated[RunOptions, But(("check",))],
-    replicas: FewReplicaOptions,
+    replicas: BareReplicaOptions,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...|auto",
+            help="Texts that a pair writes at once: choose a setting for each of these numbers too, and answer the "
+            "prompts so many at once; auto: answer as many at once as is fastest, and choose for one text.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))],
     samples: Annotated[
         int,
@@ -101,15 +110,16 @@ def calibrate(
         typer.Option(
             metavar="ENGINE",
             help="Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
-            "transformers, vllm, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3; repeatable.",
+            "transformers, vllm, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
+            "onnxruntime-genai; repeatable.",
         ),
     ] = None,
     costs: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="DRAFT,TARGET[,TOKEN]",
+            metavar="[N:]DRAFT,TARGET[,TOKEN]",
             help="For --export: milliseconds in the engine of a draft step, of a target pass over one token, and of "
-            "each further token in it. Default: those of specctl here.",
+            "each further token in it; N: the same with N texts at once, repeatable. Default: those of specctl here.",
         ),
     ] = None,
     show: ShowOptions,
@@ -128,11 +138,16 @@ def calibrate(
         )
     if against and tokens:
         raise UsageError("--against and --tokens exclude each other", "leave one of them out")
-    replicas.check_one()
-    replication = replicas.replication
+    replication, (rows, sizes) = replicas.replication, batch_sizes(batch)
+    if replication is not None and rows != 1:
+        raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
+    if sizes and (against or tokens or head):
+        raise UsageError(
+            "--batch with numbers of texts goes with neither --against, --tokens nor --head", "calibrate one draft"
+        )
     from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
-    from specctl.export.rule_space import LONGEST
+    from specctl.export.foreign_engine import LONGEST
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
@@ -143,6 +158,8 @@ def calibrate(
     own = resolved.profile
     if own.draft is None:
         raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
+    if sizes and own.draft.draft is not None:
+        raise UsageError("--batch chooses settings of one draft, and the profile has several", "leave --batch out")
     heads = heads_among(given, own.draft)
     drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
     own = own.model_copy(update={"draft": drafting})
@@ -165,7 +182,7 @@ def calibrate(
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
         asked = compared_settings(drafting, policy, grid, heads, recorded, computed)
-        if (order := export_order(export or [], costs, own)) is not None and from_ is None:
+        if (order := export_order(export or [], costs or [], own, sizes)) is not None and from_ is None:
             asked = replace(asked, at_least=LONGEST)
         if against or tokens:
             if tokens:
@@ -185,7 +202,7 @@ def calibrate(
                 verify=verify,
                 foreign_head=run.foreign_head,
                 replication=replication,
-                batch=replicas.rows or 1,
+                batch=rows,
             )
             return
         suite = None
@@ -217,7 +234,8 @@ def calibrate(
             traced=traced,
             earlier=earlier,
             replication=replication,
-            batch=replicas.rows or 1,
+            batch=rows,
+            sizes=sizes,
         )
         exports = None
         if order is not None:

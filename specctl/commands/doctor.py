@@ -1,9 +1,11 @@
 """``specctl doctor``: whether a pair can run on this machine, and if not, why."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,14 +15,15 @@ from rich.table import Table
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import PairOptions, RunOptions
 from specctl.commands.options import JsonOption
-from specctl.commands.tasks.device_report import sections
-from specctl.errors import ModelError
+from specctl.commands.tasks.device_report import Section, sections
+from specctl.commands.tasks.found_drafts import sections as found_drafts
+from specctl.errors import ModelError, UsageError
 from specctl.files import write_line
+from specctl.profile.discovery import display
 from specctl.terminal.output import write_out
 from specctl.terminal.work_progress import loading
 
 if TYPE_CHECKING:
-    from specctl.commands.tasks.device_report import Devices
     from specctl.doctor.diagnosis import Diagnosis
     from specctl.doctor.model_facts import ModelFacts
     from specctl.models.running.threads import Threads
@@ -51,18 +54,38 @@ def doctor(
             "run, how long passes take at least, and from which acceptance rate on drafts can pay.",
         ),
     ] = False,
+    find_draft: Annotated[
+        bool,
+        typer.Option(
+            "--find-draft",
+            help="List what could draft for the target, from the hub's cache, the target's own files and the folders "
+            "of --in, and ask the hub: with what a step costs and what to run next. Reads no weights.",
+        ),
+    ] = False,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option("--in", metavar="DIR", help="With --find-draft: a folder of models to look into; repeatable."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
     Exits with 3 when the pair cannot be loaded.
     """
+    if find_draft and (run or devices or models.draft is not None):
+        flag = "--run" if run else "--devices" if devices else "--draft"
+        raise UsageError(f"{flag} is about a pair, and --find-draft looks for one", "leave one of them out")
+    if folders and not find_draft:
+        raise UsageError("--in names folders for --find-draft", "add --find-draft")
+    if missing := next((folder for folder in folders or () if not folder.is_dir()), None):
+        raise UsageError(f"--in {display(missing)}: there is no such folder")
     resolved = options.resolve(models, {"check": run or None})
+    profile = resolved.profile.model_copy(update={"draft": None}) if find_draft else resolved.profile
     with loading(Console(stderr=True), "examining the models"):
         from specctl.doctor.diagnosis import diagnose
         from specctl.models.running.threads import decided, use
 
-        report = diagnose(resolved.profile)
+        report = diagnose(profile)
         chosen = decided(resolved.profile.threads)
         found = None
         if devices:
@@ -73,21 +96,29 @@ def doctor(
             found = examine_devices(resolved.profile, report, graphics())
             if not report.ready:
                 report.advice.append("--devices tells of the cards alone: all else needs models that can run.")
+        drafts = None
+        if find_draft and report.ready:
+            from specctl.doctor.draft_candidates import find_drafts
+
+            drafts = find_drafts(profile, report, folders or ())
     tried = None
     if run and report.ready:
         tried, chosen = _try_out(resolved.profile)
+    told = [*(sections(found) if found is not None else ()), *(found_drafts(drafts) if drafts is not None else ())]
     if json_:
         document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
         document["threads"] = None if chosen is None else asdict(chosen)
         if found is not None:
             document["outlook"] = found.document
+        if drafts is not None:
+            document["drafts"] = asdict(drafts)
         if tried is not None:
             document["run"] = asdict(tried)
         write_line(sys.stdout, document)
     elif (console := Console()).is_terminal:
-        _print_tables(console, report, chosen, found, tried)
+        _print_tables(console, report, chosen, told, tried)
     else:
-        write_out("\n".join(_plain(resolved.name, report, chosen, found, tried)))
+        write_out("\n".join(_plain(resolved.name, report, chosen, told, tried)))
     if not report.ready:
         raise typer.Exit(ModelError.exit_code)
 
@@ -136,7 +167,7 @@ def _print_tables(
     console: Console,
     report: "Diagnosis",
     threads: "Threads | None",
-    found: "Devices | None",
+    more: Sequence[Section],
     tried: "Trial | None",
 ) -> None:
     from specctl.reporting.console import cell
@@ -151,7 +182,7 @@ def _print_tables(
     for name, rows in devices.items():
         table.add_row(cell(name), *map(cell, rows.values()))
     console.print(table)
-    for title, facts in sections(found) if found is not None else ():
+    for title, facts in more:
         table = Table(show_header=False, title=title, title_justify="left")
         for row in facts.items():
             table.add_row(*map(cell, row))
@@ -166,7 +197,7 @@ def _plain(
     profile: str,
     report: "Diagnosis",
     threads: "Threads | None",
-    found: "Devices | None",
+    more: Sequence[Section],
     tried: "Trial | None",
 ) -> list[str]:
     lines = [f"profile: {profile}"]
@@ -174,7 +205,7 @@ def _plain(
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts, report).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
-    for title, told in sections(found) if found is not None else ():
+    for title, told in more:
         lines += ["", title, *(f"  {name}: {value}" for name, value in told.items())]
     return [*lines, "", _versions(report), _threads_line(threads), "", *(line for line, _ in verdict(report, tried))]
 

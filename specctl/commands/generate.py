@@ -100,12 +100,11 @@ def generate(
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
     batch = replicas.rows
-    if batch not in (None, 1, "auto") and (not from_stream or replicas.cluster is not None):
-        what = "--cluster" if replicas.cluster is not None else "a PROMPT"
-        raise UsageError(f"--batch and {what} exclude each other", "leave one of them out")
+    if batch not in (None, 1, "auto") and not from_stream:
+        raise UsageError("--batch and a PROMPT exclude each other", "leave one of them out")
     # Where results and a panel share the terminal, it is left to each of them in turn.
     in_turn = bool(results.live) and records.output == "-" and sys.stdout.isatty()
-    if in_turn or replicas.cluster is not None or (replication is not None and batch is None):
+    if in_turn or (replication is not None and batch is None):
         batch = 1
     if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")

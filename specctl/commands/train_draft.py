@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = StrEnum("Kind", [(kind, kind) for kind in FORMATS])
+    Kind = StrEnum("Kind", [(kind, kind) for kind, row in FORMATS.items() if row.trained])
 
 
 class Optimizer(StrEnum):

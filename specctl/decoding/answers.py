@@ -45,11 +45,13 @@ class Answerer:
         session: completes prompts.
         prompts: makes them.
         settings: in force where a record has none of its own.
+        start: called with each record before it is answered.
     """
 
     session: Generates
     prompts: PromptFormat
     settings: SamplingTable
+    start: Callable[[Record], None] = lambda _: None
 
     def answer(
         self,
@@ -77,6 +79,7 @@ class Answerer:
         offset = 0 if "seed" in own_settings(record.data) else record.line - 1
         completions: list[Completion] = []
         texts = [completion.text for completion in done]
+        self.start(record)
         for turn in range(len(done), len(record.data.get("turns", ("",)))):
             ids = self.prompt_ids(record, texts)
             completion = self._complete(ids, settings, offset, turn, on_round)

@@ -52,7 +52,7 @@ def build_drafter(
     Raises:
         ProfileError: a policy reads predictions that its draft does not make, or a draft in parallel cannot be so.
     """
-    if not setting.drafts:
+    if not (setting := setting.at(pair.texts)).drafts:
         return None
     drafts = drafts or range(len(pair.drafts))
     for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):

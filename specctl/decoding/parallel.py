@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.round import NOTHING, judge, share_of_round, with_logprobs
+from specctl.decoding.round import NOTHING, share_of_round, with_logprobs
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, offspring
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.passes.forward import joined_numbers
@@ -157,6 +158,11 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
     if pair.drafts[draft].reads_states:
         raise ProfileError(
             "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
+            "leave out parallel",
+        )
+    if pair.drafts[draft].longest is not None:
+        raise ProfileError(
+            "[draft] parallel: this draft writes a block in one pass, and has none to make while the target reads",
             "leave out parallel",
         )
     if pair.target.captures or pair.drafts[draft].captures:

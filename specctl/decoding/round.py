@@ -10,8 +10,9 @@ from typing import NamedTuple
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.leaves import LeafTree
 from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draft_verdict import Verdict, require_numbers, verify_greedy
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.rows.judging import Drafted, judge, judge_of
 from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.rows.tree_verification import DraftTree, verify_tree
 from specctl.decoding.sampling import Sampling
@@ -194,8 +195,13 @@ def _verified_chain(
     hidden: bool,
 ) -> Verified:
     start, count = verifier.length, len(draft.tokens)
-    forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
-    verdict, probs = judge(draft, forward, sampling, generator)
+    tokens = [*sequence[start:], *draft.tokens]
+    if verifier.judges:
+        about = Drafted(draft, generator)
+        forward, (verdict, probs) = verifier.extend_judged(tokens, count + 1, judge_of(sampling), about, hidden=hidden)
+    else:
+        forward = verifier.extend(tokens, keep=count + 1, hidden=hidden)
+        verdict, probs = judge(draft, forward, sampling, generator)
     rows = slice(len(sequence) + verdict.accepted - start)
     return Verified(start, forward, verdict, draft.tokens[: verdict.accepted], rows, probs)
 
@@ -246,28 +252,3 @@ def _read_tree(
     _catch_up(verifier, drafter, sequence)
     start = verifier.length
     return start, verifier.extend_tree(tree.tokens, tree.parents)
-
-
-def judge(
-    draft: Draft, forward: Forward, sampling: Sampling, generator: DrawGenerator | None
-) -> tuple[Verdict, Numbers | None]:
-    """The verdict on K draft tokens, and the verifier's distributions behind it; None when greedy.
-
-    Args:
-        draft: the K tokens with their distributions.
-        forward: the verifier's, with logits ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft
-            that is kept as a whole.
-        sampling: how tokens are drawn.
-        generator: for the logits' device.
-
-    Raises:
-        RecordError: the logits hold NaN.
-    """
-    rows = rows_of(forward)
-    if sampling.greedy:
-        choices, values = rows.best()
-        require_numbers(*values)
-        return verify_greedy(draft.tokens, choices), None
-    laws = rows.laws(sampling)  # (K + 1, V)
-    verdict = laws.verify(draft.tokens, draft.probs, generator, sampling.verification, draft.vocabulary)
-    return verdict, laws.numbers

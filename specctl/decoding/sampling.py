@@ -45,8 +45,11 @@ class Sampling:
         return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification, rules)
 
     def over(self, runner: Runner) -> Runner:
-        """A runner as a text with these settings uses it: with the text's rules around it, if it has any."""
-        if self.rules is None:
+        """A runner as a text with these settings uses it: with the text's rules around it, if it has any.
+
+        What a draft writes as text against them is rejected, as what a lookup copies is.
+        """
+        if self.rules is None or runner.writes_text:
             return runner
         return RuledRunner(runner, self.rules.fresh(), self.rules.prompt[: runner.length])
 

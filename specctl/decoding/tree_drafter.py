@@ -35,8 +35,13 @@ class TreeDrafter(ModelDrafter):
         size: of the trees.
         record, head: as for `ModelDrafter`.
 
+    A block head makes no pass for a level: its one pass has the laws of all places. Where they do not depend on the
+    tokens between, every token is continued, and the tree is that of the best products of marginals (DDTree, arXiv
+    2604.12989); a sequential head is asked about the beams.
+
     Raises:
-        ValueError: the policy reads ``accept_prob`` and there is no head, or ``next_accept_prob``.
+        ValueError: the policy reads ``accept_prob`` and there is no head, or ``next_accept_prob`` of what is no draft
+            head that predicts it.
     """
 
     def __init__(
@@ -48,9 +53,10 @@ class TreeDrafter(ModelDrafter):
         predictor: AcceptancePredictor | DiscoPredictor | None = None,
     ) -> None:
         super().__init__(runner, policy, record, predictor)
-        if self._foresees:
+        if self._foresees and not runner.reads_states:
             raise ValueError("a tree's draft predicts nothing of its next token")
         self.size = size
+        self._width = size.tokens - 1 if runner.marginals else size.beams
         self._tree = BeamTree()
         self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
         self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
@@ -78,14 +84,16 @@ class TreeDrafter(ModelDrafter):
     def _most_levels(self) -> int:
         """How deep a tree may be: the last level is not read."""
         room = min(LARGEST_TREE - 1, self.runner.context - self._start)
-        deepest = 1 + max(0, room) // self.size.beams
         longest = self.runner.longest
+        if self.runner.marginals and longest is not None:
+            return longest  # nothing of the tree is read
+        deepest = 1 + max(0, room) // self.size.beams
         return deepest if longest is None else min(deepest, longest)
 
     def _level(self, pending: Sequence[int], index: int) -> DraftStep:
         """Read the beams and add the level below them; the step is the best beam's."""
         beams, forward = self._passed(pending, index)
-        found = self._beams_of(forward)
+        found = self._beams_of(forward, len(beams))
         if self._previous is not None:
             for beam, *law in zip(beams, found.signals["entropy"], found.signals["top_prob"], strict=True):
                 self._known[beam] = law
@@ -95,6 +103,10 @@ class TreeDrafter(ModelDrafter):
             numbers["accept_prob"] = self._accept_prob(beams[0], forward)
         if self._disco is not None:
             numbers["own_accept_prob"] = self._disco.own_accept_prob(found.tops, numbers["entropy"], index)
+        if self._foresee is not None and self._foresees:
+            numbers["next_accept_prob"] = float(
+                self._foresee(numbers_on(self.runner.device, [numbers["token"]])[0].long())
+            )
         self._tree.grow(beams, found.ids, found.logs)
         return step_of(index, numbers, self._signals)
 
@@ -102,7 +114,7 @@ class TreeDrafter(ModelDrafter):
         """The beams, the best first, and the pass over them; at first the newest token is the only one."""
         if index == 1:
             return [ROOT], self.runner.extend(pending, keep=1)
-        beams = self._tree.beams(self.size.beams, self._eos)
+        beams = self._tree.beams(self._width, self._eos)
         forward = self.runner.extend_tree(
             [self._tree.tokens[beam] for beam in beams],
             [self._places[self._tree.parents[beam]] for beam in beams],
@@ -112,11 +124,17 @@ class TreeDrafter(ModelDrafter):
         self._places |= {beam: len(self._places) + number for number, beam in enumerate(beams)}
         return beams, forward
 
-    def _beams_of(self, forward: Forward) -> Beams:
-        """What is read of the laws at the beams, in a single transfer."""
+    def _beams_of(self, forward: Forward, count: int) -> Beams:
+        """What is read of the laws at so many beams, in a single transfer."""
         # A head may later be asked about any beam, a policy only about the best.
         asked = slice(1 if self._previous is None else None)
-        return rows_of(forward).beams(self.size.beams, asked, self._read, tops=self._disco is not None)
+        found = rows_of(forward).beams(self._width, asked, self._read, tops=self._disco is not None)
+        if not self.runner.marginals or count == 1:
+            return found
+        # Behind the n-th best beam only so many can be among the best of the level: those better on both counts are.
+        most = [self._width // number for number in range(1, count + 1)]
+        ids, logs = [found.ids[0][:some] for some in most], [found.logs[0][:some] for some in most]
+        return Beams(ids, logs, {name: values * count for name, values in found.signals.items()}, found.tops)
 
     def _accept_prob(self, beam: int, forward: Forward) -> float:
         """The head's prediction for the best beam; 1 for the newest token, which the target wrote."""
@@ -135,8 +153,9 @@ class TreeDrafter(ModelDrafter):
             # A draft head goes back to what it was shown by itself, and it was shown the states of what stays.
             self.runner.rollback(self._start + len(round_.kept_tokens))
             return
-        if len(self._places) == 1:
-            return  # no pass but the one over the text
+        if len(self._places) == 1:  # no pass but the one over the text
+            self.runner.rollback(self._start)
+            return
         path, at = [0], ROOT
         for token in round_.kept_tokens:
             child = self._tree.child(at, token)

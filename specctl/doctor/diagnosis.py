@@ -6,11 +6,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.doctor.model_facts import ModelFacts, Overlap
-from specctl.errors import AbsentError, ModelError
+from specctl.errors import AbsentError, ModelError, ProfileError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.terms import terms_of
-from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
@@ -266,13 +265,15 @@ def _compare(
         try:
             pair = tokenizers[target.key], tokenizers[draft.key]
             whole = known_ids(pair[0], target.vocabulary)
-            tokens = token_map(tables[draft.key], *pair, whole, draft.vocabulary)
+            table = tables[draft.key]
+            needs_law = isinstance(table, DraftTable) and (table.draft or table.head) is not None
+            tokens = token_map(table, *pair, whole, draft.vocabulary, needs_law=needs_law)
             if tokens is None:
                 sizes.append(whole)
             else:
-                draft.overlap = Overlap.of(tokens, TokenCounts.shipped(pair[0]))
-                report.advice.append(f"{notice_of(draft.key, tables[draft.key], tokens)}, {draft.overlap}.")
-        except ModelError as error:
+                draft.overlap = Overlap.of(tokens, pair[0])
+                report.advice.append(f"{notice_of(draft.key, table, tokens)}; {draft.overlap}.")
+        except (ModelError, ProfileError) as error:
             report.problems.append(Problem(f"target and {draft.key}", error.message, error.hint))
             sizes = []
             break

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.doctor.diagnosis import Diagnosis
 from specctl.doctor.model_facts import ModelFacts
 from specctl.doctor.pass_bytes import WeightReads
-from specctl.models.files.checkpoint import locate
+from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
@@ -98,6 +98,12 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
     return found[::-1]
 
 
+def weight_reads(checkpoint: Checkpoint, config: Any) -> WeightReads:
+    """What a pass of a model reads, by its configuration."""
+    model = skeleton(checkpoint, config)
+    return WeightReads.of(model, model.config.get_text_config(decoder=True), _output(model))
+
+
 def _of_model(
     facts: ModelFacts, table: ModelTable, context: int, profile: Profile, devices: Sequence[DeviceMemory]
 ) -> Expectation:
@@ -145,7 +151,7 @@ def _of_head(
     where = Where(tuple(facts.devices), sum(facts.devices.values()))
     settings = EngineSettings.of(profile)
     its = chosen(profile.engine, model, Where(tuple(above.devices), sum(above.devices.values())), settings)
-    choice = chosen_for_head(profile.engine, where, settings, its.engine)
+    choice = chosen_for_head(profile.engine, where, settings, its.engine, blocks=head.writes_blocks)
     return Expectation(
         key=facts.key,
         dtype=dtype,

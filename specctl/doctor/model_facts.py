@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from specctl.models.files.token_counts import TokenCounts
+from specctl.models.files.token_counts import TokenCounts, shipped_texts
+from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.translation.agreement import agreement
 from specctl.models.translation.token_map import TokenMap
 
 NOT_FOUND = "not found"
@@ -16,21 +18,30 @@ class Overlap:
         shared: how many of the target's tokens it has.
         whole: how many the target has.
         used: the share of shared ones among the target's tokens of the prompts that come with the package. Other
-            tokens cannot be drafted, so that no more of a draft is accepted.
+            tokens cannot be drafted where shared ones are, so that no more of a draft is accepted.
+        agreed: the share of these tokens that come out as they were if the draft writes the prompts as text. Others
+            are drafted wrongly, so that no more of a draft is accepted then.
+        writes_text: whether it does.
     """
 
     shared: int
     whole: int
     used: float
+    agreed: float
+    writes_text: bool
 
     def __str__(self) -> str:
-        return f"{self.used:.1%} of those in the prompts that come with specctl, and no more of a draft can be accepted"
+        shared = f"{self.used:.1%} of the tokens in the prompts that come with specctl are shared"
+        written = f"{self.agreed:.1%} come out right of text"
+        first, other, name = (written, shared, "intersection") if self.writes_text else (shared, written, "text")
+        return f'{first}, and no more of a draft can be accepted ({other}: draft.vocabulary = "{name}")'
 
     @classmethod
-    def of(cls, tokens: TokenMap, counts: TokenCounts) -> "Overlap":
-        """That of two tokenizers; ``counts`` are of the target's ids."""
-        ids = tokens.vocabulary.ids.tolist()
-        return cls(len(ids), tokens.target.whole, counts.covered(ids))
+    def of(cls, tokens: TokenMap, target: Tokenizer) -> "Overlap":
+        """That of two tokenizers."""
+        ids, texts = tokens.vocabulary.ids.tolist(), shipped_texts(target)
+        agreed = agreement(tokens, texts)
+        return cls(len(ids), tokens.target.whole, TokenCounts.of(texts).covered(ids), agreed, tokens.writes_text)
 
 
 @dataclass(slots=True)

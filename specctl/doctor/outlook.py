@@ -38,6 +38,7 @@ class Outlook:
         layer_ratio: the draft's layers over the target's, which is the ratio where the launching of kernels takes the
             time and not memory; None without a draft that has layers.
         pays_from: the acceptance rate from which drafts save time, at `cost_ratio`; None if none is high enough.
+        pays_from_full: the same with as many tokens in the caches as the models hold.
         pays_from_launched: the same at `layer_ratio`.
         gains: for each of `RATES`.
     """
@@ -47,6 +48,7 @@ class Outlook:
     cost_ratio: float | None
     layer_ratio: float | None
     pays_from: float | None
+    pays_from_full: float | None
     pays_from_launched: float | None
     gains: tuple[Gain, ...]
 
@@ -61,28 +63,36 @@ def outlook(models: Sequence[Expectation], bandwidths: Mapping[str, Bandwidth | 
     target, *drafts = models
     step_ms = {one.key: milliseconds(one, bandwidths, 1) for one in models}
     verify_ms = milliseconds(target, bandwidths, 6)
-    known = [milliseconds(target, bandwidths, width) for width in range(1, WIDEST + 1)]
-    steps = [ms for ms in known if ms is not None]
-    draft_ms = step_ms[drafts[0].key] if drafts else None
-    if draft_ms is None or len(steps) < WIDEST:
-        return Outlook(step_ms, verify_ms, None, None, None, None, ())
-    blocks, most = drafts[0].blocks, min(drafts[0].longest or LONGEST, LONGEST)
-    table = priced(draft_ms, steps[: most + 1], blocks=blocks)
+    draft_ms, one = step_ms[drafts[0].key] if drafts else None, step_ms[target.key]
+    if draft_ms is None or one is None:
+        return Outlook(step_ms, verify_ms, None, None, None, None, None, ())
+    blocks, table = drafts[0].blocks, _at(target, drafts[0], bandwidths, CACHED)
+    most = len(table.lengths) - 1
     layers = drafts[0].layers / target.layers if drafts[0].layers and target.layers else None
     launched = None if layers is None else priced(layers, [1.0] * (most + 1), blocks=blocks)
     return Outlook(
         step_ms=step_ms,
         verify_ms=verify_ms,
-        cost_ratio=draft_ms / steps[0],
+        cost_ratio=draft_ms / one,
         layer_ratio=layers,
         pays_from=pays_from(table),
+        pays_from_full=pays_from(_at(target, drafts[0], bandwidths, target.context)),
         pays_from_launched=None if launched is None else pays_from(launched),
         gains=tuple(best_gain(table, rate) for rate in RATES),
     )
 
 
-def milliseconds(model: Expectation, bandwidths: Mapping[str, Bandwidth | None], width: int) -> float | None:
-    """The least time of a pass over some tokens behind `CACHED` others: what reading its weights and cache takes.
+def _at(target: Expectation, draft: Expectation, bandwidths: Mapping[str, Bandwidth | None], cached: int) -> CostTable:
+    """The costs with so many tokens in the caches, where all passes have times."""
+    most = min(draft.longest or LONGEST, LONGEST)
+    steps = [milliseconds(target, bandwidths, width, cached) or 0.0 for width in range(1, most + 2)]
+    return priced(milliseconds(draft, bandwidths, 1, cached) or 0.0, steps, blocks=draft.blocks)
+
+
+def milliseconds(
+    model: Expectation, bandwidths: Mapping[str, Bandwidth | None], width: int, cached: int = CACHED
+) -> float | None:
+    """The least time of a pass over some tokens behind ``cached`` others: what reading its weights and cache takes.
 
     A model that is spread over devices of one kind has its parts read one after the other. None where some of its
     weights wait in the memory of the CPU or on disk for another device, for they come by a bus that nobody measured,
@@ -92,7 +102,7 @@ def milliseconds(model: Expectation, bandwidths: Mapping[str, Bandwidth | None],
         return 0.0
     if len({name.partition(":")[0] for name in model.devices}) > 1:
         return None
-    size = model.reads[width - 1] + model.cache * CACHED
+    size = model.reads[width - 1] + model.cache * cached
     parts = [(share / model.weights * size, bandwidths.get(name)) for name, share in model.devices.items()]
     found = [speed.milliseconds(part) for part, speed in parts if speed is not None]
     return sum(found) if len(found) == len(parts) else None

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specctl.calibration.calibration_tables import plain_interval, speedup_cells
 from specctl.calibration.scores import Score
 from specctl.calibration.search import Ranked
+from specctl.calibration.speedup_cells import plain_interval, speedup_cells
 from specctl.export.exports import Exports
-from specctl.export.foreign_engines import CHECKED, other_version
+from specctl.export.foreign_engines import other_version
 from specctl.export.rule_search import Exported
 from specctl.export.spelling import length_of, threshold_of
 from specctl.reporting.table import DEFINITIONS, UNKNOWN, UP, Table
@@ -21,7 +21,29 @@ def export_tables(exports: Exports) -> list[Table]:
     alike: dict[tuple[str, ...], list[Exported]] = {}
     for one in exports.found:
         alike.setdefault(_kinds(one), []).append(one)
-    return [_summary(exports), *map(_curve, alike.values())]
+    by_size = [_by_size(exports)] if any(one.batches for one in exports.found) else []
+    return [_summary(exports), *by_size, *map(_curve, alike.values())]
+
+
+def _by_size(exports: Exports) -> Table:
+    rows = tuple(
+        (
+            one.engine.name,
+            str(each.rows),
+            _setting(each.found.score),
+            f"{each.found.score.tokens_per_second:.1f}",
+            *speedup_cells(each.found.speedup),
+        )
+        for one in exports.found
+        for each in one.batches
+    )
+    return Table(
+        "Best lengths in other engines by texts at once",
+        ("engine", "texts", "setting", f"tokens/s{UP}", f"speedup{UP}", "95% interval"),
+        rows,
+        labels=3,
+        note="Of all texts together, by replaying that many at once.",
+    )
 
 
 def _kinds(one: Exported) -> tuple[str, ...]:
@@ -99,7 +121,7 @@ def _speed(score: Score | None) -> float:
 def text_of(one: Exported) -> str:
     """What to copy, below comments that say where it belongs and what it was written for."""
     engine = one.engine
-    lines = [f"{engine.name} {engine.version} ({engine.released}), by {engine.source}, read {CHECKED}"]
+    lines = [f"{engine.name} {engine.version} ({engine.released}), by {engine.source}, read {engine.read}"]
     if not one.pays:
         lines.append("Drafting does not pay with these costs: run it without a draft. The best setting that drafts:")
     lines += [f"Place: {one.written.place}", *one.written.notes]
@@ -133,7 +155,7 @@ def export_document(exports: Exports) -> list[dict[str, Any]]:
             "version": one.engine.version,
             "released": one.engine.released,
             "source": one.engine.source,
-            "read": CHECKED,
+            "read": one.engine.read,
             "place": one.written.place,
             "text": one.written.text,
             "notes": list(one.written.notes),
@@ -142,6 +164,10 @@ def export_document(exports: Exports) -> list[dict[str, Any]]:
             **_plain(one.found),
             "costs": None if exports.costs is None else asdict(exports.costs),
             "settings": one.settings,
+            "batches": [
+                {"texts": each.rows, "rule": each.found.score.setting.table, **_plain(each.found)}
+                for each in one.batches
+            ],
             "curve": [
                 {
                     "draft_length": length_of(point.constant.setting),

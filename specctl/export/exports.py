@@ -1,7 +1,7 @@
 """Exports of one calibration: what was asked for, and what was found for every engine."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import Decision
@@ -39,17 +39,18 @@ class GivenCosts:
         wider = f" + {self.per_token:g} n" if self.per_token else ""
         return f"{self.draft:g} ms for a draft step and {self.target:g}{wider} ms for a target pass of 1 + n tokens"
 
-    @property
-    def table(self) -> CostTable:
-        return CostTable.flat(self.draft, self.target, LONGEST_PRICED, self.per_token)
+    def table(self, rows: int = 1) -> CostTable:
+        """Of rounds in which that many texts take part."""
+        return CostTable.flat(self.draft, self.target, LONGEST_PRICED, self.per_token * rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be exported: the engines, and their costs if these are known."""
+    """What is to be exported: the engines, and their costs if these are known, of several texts by their number."""
 
     engines: tuple[Engine, ...]
     costs: GivenCosts | None = None
+    batches: Mapping[int, GivenCosts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +99,20 @@ def export_to(
     readings = [reading_of(engine, sampling) for engine in order.engines]
     costs, here = decision.costs, calibration.winner
     if order.costs is not None:
-        costs = order.costs.table
+        costs = replace(order.costs.table(), batches={rows: one.table(rows) for rows, one in order.batches.items()})
         here = search(traces, asked.candidates, None, costs, asked.also_ranked).winner
     names = Names(profile.target.checkpoint, profile.draft.checkpoint)
     prompts = calibration.chosen_on, calibration.reported_on
     read: dict[Reading, TraceSet] = {}
     found = []
     together = list(zip(order.engines, readings, strict=True))
+    sizes = [size.rows for size in decision.sizes]
     count = sum(len(rule_space(engine, how.confidence, traces.header.depth)) for engine, how in together)
+    count += sum(len(sizes) * (len(engine.lengths(traces.header.depth)) + 1) for engine in order.engines)
     with progress.counting("settings of other engines", count) as advance:
         for engine, how in together:
             if how not in read:
                 read[how] = traces_as(how, traces, profile, pair)
             sampled = Sampled(profile.sampling.temperature, how.blocks)
-            found.append(search_rule(engine, how, read[how], prompts, costs, names, sampled, advance))
+            found.append(search_rule(engine, how, read[how], prompts, costs, names, sampled, advance, sizes))
     return Exports(found, here, order.costs, len(calibration.reported_on), calibration.held_out)

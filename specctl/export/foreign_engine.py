@@ -15,6 +15,10 @@ Confidence = Literal["chosen", "top ten"]
 probability after a softmax over the ten largest logits."""
 
 
+LONGEST = 20
+"""The longest draft that is tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """The pair as an engine is to be told of it: folders or hub ids."""
@@ -71,6 +75,9 @@ class Engine:
         stops_at_eos: whether its draft ends at an end-of-sequence token; others draft on.
         blocks: whether it can verify draft tokens as a block.
         further_passes: of the draft in each round, apart from those that draft.
+        longest: the longest draft that it takes; None for any.
+        read: the day on which its source was read.
+        scheduled: whether it takes a length for each number of texts that it verifies at once.
     """
 
     name: str
@@ -88,3 +95,10 @@ class Engine:
     stops_at_eos: bool = False
     blocks: bool = False
     further_passes: int = 0
+    scheduled: bool = False
+    longest: int | None = None
+    read: str = "2026-11-22"
+
+    def lengths(self, recorded: int) -> range:
+        """The lengths of drafts to try where traces hold drafts of that many tokens."""
+        return range(1, min(LONGEST, recorded, self.longest or LONGEST) + 1)

@@ -7,9 +7,6 @@ from specctl.export import spelling as writing
 from specctl.export.foreign_engine import Engine
 from specctl.profile.wording import did_you_mean
 
-CHECKED = "2026-11-22"
-"""The day on which the sources were read."""
-
 _TABLE = (
     Engine(
         "transformers",
@@ -23,7 +20,17 @@ _TABLE = (
         lengthens=True,
         stops_at_eos=True,
     ),
-    Engine("vllm", "vllm", "0.33.0", "2026-11-02", "vllm/config/speculative.py", writing.vllm, "ratio", blocks=True),
+    Engine(
+        "vllm",
+        "vllm",
+        "0.33.0",
+        "2026-11-02",
+        "vllm/config/speculative.py",
+        writing.vllm,
+        "ratio",
+        blocks=True,
+        scheduled=True,
+    ),
     Engine(
         "sglang",
         "sglang",
@@ -53,6 +60,7 @@ _TABLE = (
         "tensorrt_llm/llmapi/llm_args.py",
         writing.tensorrt_llm,
         "likeliest",
+        scheduled=True,
     ),
     Engine("mlx-lm", "mlx-lm", "0.32.2", "2026-10-16", "mlx_lm/generate.py", writing.mlx_lm, "matched"),
     Engine(
@@ -77,6 +85,17 @@ _TABLE = (
         writing.exllamav3,
         "likeliest",
         further_passes=1,  # over the last draft token
+    ),
+    Engine(
+        "onnxruntime-genai",
+        "onnxruntime-genai",
+        "0.18.0",
+        "built 2026-10-13",
+        "its documents of speculative decoding",
+        writing.onnxruntime_genai,
+        "ratio",
+        longest=16,
+        read="2026-11-24",
     ),
 )
 ENGINES = {engine.name: engine for engine in _TABLE}

@@ -1,15 +1,17 @@
 """Searches an engine's own rule for its fastest setting, on the prompts and with the costs of a calibration."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from specctl.calibration.batch_sizes import with_batches
 from specctl.calibration.choice import choose
 from specctl.calibration.scores import Score
 from specctl.calibration.search import Ranked
-from specctl.export.foreign_engine import Engine, Names, Sampled, Written
+from specctl.export.batch_lengths import BatchLength, batch_lengths
+from specctl.export.foreign_engine import LONGEST, Engine, Names, Sampled, Written
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading
-from specctl.export.rule_space import LONGEST, rule_space
+from specctl.export.rule_space import rule_space
 from specctl.export.spelling import length_of
 from specctl.policies import NONE
 from specctl.replay.costs import CostTable
@@ -42,6 +44,7 @@ class Exported:
         written: ``best`` as the engine reads it.
         curve: by the longest draft, from 1.
         settings: how many were replayed.
+        batches: the fastest lengths for several texts at once.
         left_out: why thresholds or other parts of the rule were not searched.
     """
 
@@ -53,6 +56,7 @@ class Exported:
     written: Written
     curve: list[CurvePoint]
     settings: int
+    batches: list[BatchLength] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     @property
@@ -70,6 +74,7 @@ def search_rule(
     names: Names,
     sampled: Sampled,
     advance: Callable[[], None] = lambda: None,
+    sizes: Sequence[int] = (),
 ) -> Exported:
     """Replay the whole rule, choose on one part of the prompts and report on the other.
 
@@ -84,6 +89,7 @@ def search_rule(
         names: the pair's, as the engine is to be told.
         sampled: how the engine samples.
         advance: called after each setting.
+        sizes: numbers of texts at once, from 2 on, for which a length is searched too.
     """
     chosen_on, reported_on = prompts
     space = rule_space(engine, reading.confidence, traces.header.depth)
@@ -101,17 +107,33 @@ def search_rule(
     bests = [best for best in bests if reported[best.setting] is not None]
     chosen, drafting = choose([baseline, *bests]).chosen, choose(bests).chosen
     found = reported.get(chosen.setting) or alone
+    batches = batch_lengths(engine, traces, prompts, sizes, costs, advance)
+    setting = with_batches(drafting.setting, {one.rows: one.found.score.setting for one in batches})
+    written = engine.write(names, setting, sampled)
+    if batches and not engine.scheduled:
+        written = replace(written, notes=(*written.notes, _by_size(batches)))
     return Exported(
         engine,
         Ranked(found, found.speedup(alone)),
         drafting,
         bests,
         baseline,
-        engine.write(names, drafting.setting, sampled),
+        written,
         _curve(families),
         len(space),
+        batches,
         _left_out(engine, reading, len(space) - sum(map(len, families.values()))),
     )
+
+
+def _by_size(batches: Sequence[BatchLength]) -> str:
+    fastest = ", ".join(
+        f"{length_of(one.found.score.setting)} for {one.rows}"
+        if one.found.score.setting.drafts
+        else f"none for {one.rows}"
+        for one in batches
+    )
+    return f"It takes one length for all numbers of texts at once; the fastest are {fastest}."
 
 
 def _speed(score: Score) -> float:

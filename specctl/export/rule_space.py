@@ -3,8 +3,6 @@
 from specctl.export.foreign_engine import Confidence, Engine
 from specctl.policies import Setting
 
-LONGEST = 20
-"""The longest draft that is tried."""
 UNCAPPED = 1_000_000
 """The longest draft of a rule that has none."""
 _TWENTIETHS = tuple(round(0.05 * n, 2) for n in range(1, 20))
@@ -19,7 +17,7 @@ def rule_space(engine: Engine, confidence: Confidence | None, longest: int) -> l
         confidence: what traces say of the engine's own confidence; None to try no thresholds.
         longest: the longest draft that can be replayed.
     """
-    lengths = range(1, min(LONGEST, longest) + 1)
+    lengths = engine.lengths(longest)
     settings = [Setting.of({"name": "constant", "draft_length": length}) for length in lengths]
     if engine.lengthens:
         settings += [

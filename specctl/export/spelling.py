@@ -22,6 +22,14 @@ def threshold_of(setting: Setting) -> float:
     return float(setting.all_values.get("threshold", 0.0))
 
 
+def lengths_of(setting: Setting) -> list[tuple[int, int | None, int]]:
+    """For each number of texts at once from which on a length holds, the last one (None for any) and the length."""
+    steps = [(1, setting.at(1)), *setting.batches]
+    ends = [least - 1 for least, _ in steps[1:]]
+    lengths = [length_of(one) if one.drafts else 0 for _, one in steps]
+    return [(least, end, k) for (least, _), end, k in zip(steps, [*ends, None], lengths, strict=True)]
+
+
 def transformers(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001 - every engine's arguments
     """The keys of the draft's generation_config.json; transformers reads them there, not from the call."""
     schedule = "constant"
@@ -45,11 +53,18 @@ def vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
         "model": names.draft,
         "num_speculative_tokens": length_of(setting),
     }
+    if setting.batches:
+        steps = lengths_of(setting)
+        config["num_speculative_tokens"] = max(length for *_, length in steps)
+        # The last length holds for more texts, too, whatever the end of its range.
+        config["num_speculative_tokens_per_batch_size"] = [[low, high or low, length] for low, high, length in steps]
     if sampled.temperature:
         config["draft_sample_method"] = "probabilistic"
     if sampled.blocks:
         config["rejection_sample_method"] = "block"
     note = ("Block verification is done by Model Runner V2 only, vLLM's default.",) if sampled.blocks else ()
+    if setting.batches:
+        note = (*note, "Lengths by number of requests are off with data parallelism.")
     command = join(["vllm", "serve", names.target, "--speculative-config", json.dumps(config)])
     return Written("command line", command, note)
 
@@ -65,7 +80,8 @@ def sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": length + 1,
     }
-    return Written("command line", _command(["python", "-m", "sglang.launch_server"], options))
+    note = ("Its lengths by batch size, --speculative-adaptive, are for EAGLE heads alone.",) if setting.batches else ()
+    return Written("command line", _command(["python", "-m", "sglang.launch_server"], options), note)
 
 
 def llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
@@ -84,14 +100,19 @@ def llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written:  # n
 
 def tensorrt_llm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
     """A YAML file for ``trtllm-serve``."""
-    config = {
+    config: dict[str, Any] = {
         "decoding_type": "Draft_Target",
         "max_draft_len": length_of(setting),
         "speculative_model": names.draft,
     }
-    lines = ["speculative_config:", *(f"  {key}: {json.dumps(value)}" for key, value in config.items())]
+    notes: tuple[str, ...] = ()
+    if setting.batches:
+        steps = [(high or low, min(length, length_of(setting))) for low, high, length in lengths_of(setting)]
+        config["draft_len_schedule"] = {most: length for most, length in steps if length}
+        notes = (f"With more than {steps[-1][0]} requests at once it does not draft: that was not priced.",)
+    lines = ["speculative_config:", *(f"  {key}: {_yaml(value)}" for key, value in config.items())]
     command = join(["trtllm-serve", names.target, "--config", "speculative.yaml"])
-    return Written(f"speculative.yaml, for: {command}", "\n".join(lines))
+    return Written(f"speculative.yaml, for: {command}", "\n".join(lines), notes)
 
 
 def mlx_lm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
@@ -119,8 +140,22 @@ def exllamav3(names: Names, setting: Setting, sampled: Sampled) -> Written:  # n
     return Written("Python, with model, cache, tokenizer, draft_model and draft_cache", text, (note,))
 
 
+def onnxruntime_genai(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A call of onnxruntime-genai's GeneratorParams."""
+    length = length_of(setting)
+    text = f"params.set_speculative_options(max_draft_tokens={length}, min_adaptive_k=0, cooldown=False)"
+    note = f"The pair is {names.target} and {names.draft} in one genai_config.json, the second as model.draft."
+    return Written("Python, with GeneratorParams params", text, (note,))
+
+
 def _command(words: list[str], options: Mapping[str, object]) -> str:
     return join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {each}' for key, each in value.items())}}}"
+    return json.dumps(value)
 
 
 def _gguf(model: str) -> str:

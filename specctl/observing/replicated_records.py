@@ -1,10 +1,10 @@
 """Answers a stream of records by several replicas, and writes what one process would write. No torch here."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from specctl.errors import RecordError
@@ -22,32 +22,44 @@ if TYPE_CHECKING:
     from specctl.observing.record_stream import Watch
 
 
+class _Turn(NamedTuple):
+    turn: int
+    completion: CompletionSummary
+    rounds: Sequence[dict[str, Any]]
+
+
 class OldestTurns:
-    """Keeps the finished turns of the oldest of several records that are being answered.
+    """Keeps the finished turns of the oldest of several records that are being answered, each behind its rounds.
 
     Args:
         file: takes them.
+        traced: takes the rounds' lines, which no later run would write; None where they are not wanted.
+
+    Attributes:
+        written: of the oldest record so many turns have their rounds written.
     """
 
-    def __init__(self, file: TurnsFile) -> None:
-        self._file = file
+    def __init__(self, file: TurnsFile, traced: Sink | None = None) -> None:
+        self._file, self._traced = file, traced
         self._begun: deque[Record] = deque()
-        self._later: dict[int, list[tuple[int, CompletionSummary]]] = {}
+        self._later: dict[int, list[_Turn]] = {}
         self._known: dict[int, int] = {}
+        self.written = 0
 
     def begin(self, record: Record) -> None:
         """A record is answered from now on."""
         self._begun.append(record)
 
-    def keep(self, record: Record, turn: int, completion: Completion) -> None:
+    def keep(self, record: Record, turn: int, completion: Completion, rounds: Sequence[dict[str, Any]] = ()) -> None:
         """A turn has ended; the last one is not kept, for it comes with the result."""
         if turn == len(record.data["turns"]) - 1 or turn < self._known.get(record.line, 0):
             return  # a record that made room for others begins again
         self._known[record.line] = turn + 1
+        ended = _Turn(turn, completion.summary, rounds)
         if record is self._begun[0]:
-            self._file.add(record, turn, completion.summary)
+            self._write(ended)
         else:
-            self._later.setdefault(record.line, []).append((turn, completion.summary))
+            self._later.setdefault(record.line, []).append(ended)
 
     def end(self) -> None:
         """The oldest record has its result."""
@@ -55,8 +67,16 @@ class OldestTurns:
         for kept in (self._later, self._known):
             kept.pop(line, None)
         self._file.clear()
-        for turn, completion in self._later.pop(self._begun[0].line, []) if self._begun else []:
-            self._file.add(self._begun[0], turn, completion)
+        self.written = 0
+        for ended in self._later.pop(self._begun[0].line, []) if self._begun else []:
+            self._write(ended)
+
+    def _write(self, ended: "_Turn") -> None:
+        if self._traced is not None:
+            for line in ended.rounds:
+                write_line(self._traced, line)
+        self._file.add(self._begun[0], ended.turn, ended.completion)
+        self.written = ended.turn + 1
 
 
 @dataclass(slots=True)
@@ -64,8 +84,8 @@ class ReplicatedRecords:
     """Answers records in order, as `RecordStream` does.
 
     What goes to a replica is a record's line number, id and data, and what comes back are lines: a record's rounds,
-    written together, then its result or error. A record that no replica survives is answered with the error
-    ``worker_died``.
+    written together but for those of kept turns, then its result or error. A record that no replica survives is
+    answered with the error ``worker_died``.
 
     Attributes:
         replicas: each a `specctl.commands.tasks.record_answerer.replica`.
@@ -93,7 +113,7 @@ class ReplicatedRecords:
             records: in order; None where the next one is not there yet.
             advance: called after each record.
         """
-        kept = None if self.turns is None else OldestTurns(self.turns)
+        kept = None if self.turns is None else OldestTurns(self.turns, self.traced)
         for record, answer in in_order(self.replicas, self._tasks(records, kept)):
             if record is None:  # an earlier run has answered it
                 self.tally.kept += 1
@@ -102,7 +122,8 @@ class ReplicatedRecords:
             reply = self._reply(record, answer)
             for line in reply["trace"]:
                 assert self.traced is not None
-                write_line(self.traced, line)
+                if kept is None or line["turn"] >= kept.written:
+                    write_line(self.traced, line)
             write_line(self.sink, reply["line"])
             if kept is not None:
                 kept.end()

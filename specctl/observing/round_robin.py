@@ -32,11 +32,15 @@ from specctl.replicas.window import Task, in_order
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10
 Emit = Callable[[object], None]
-
-
 AT_ONCE = 4
 """Prompts for each row that a candidate runs before the next one's turn: fewer, and the rows of those that ended would
 stand idle for much of the time."""
+
+
+def turns(prompts: int, batch: int) -> list[range]:
+    """The prompts, by number, that each candidate runs before the next one's turn, so many of them at once."""
+    size = 1 if batch == 1 else AT_ONCE * batch
+    return [range(first, min(first + size, prompts)) for first in range(0, prompts, size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +127,11 @@ class RoundRobin:
             return
         self.begin()
         for repeat in range(self._results.header.repeats):
-            for numbers in self._turns():
+            for numbers in turns(len(self._prompts), self._batch):
                 yield from self.run_prompts(numbers, repeat, done, before)
                 if (numbers[-1] + 1) // PROMPTS_BETWEEN_COSTS > numbers[0] // PROMPTS_BETWEEN_COSTS:
                     self.measure_costs()
         self.measure_costs()
-
-    def _turns(self) -> list[range]:
-        """The prompts that each candidate runs before the next one's turn."""
-        many = len(self._prompts)
-        size = 1 if self._batch == 1 else AT_ONCE * self._batch
-        return [range(first, min(first + size, many)) for first in range(0, many, size)]
 
     def begin(self) -> None:
         """Warm every candidate up, and measure costs."""

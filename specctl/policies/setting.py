@@ -36,6 +36,8 @@ class Setting:
         parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
         lookup: whether a lookup drafts in turn with the draft; only with the one that the target verifies.
         earlier: of how many tokens of answers to earlier prompts that lookup copies too.
+        batches: of a draft alone, by how many texts are written at once, ascending from 2 on, what takes its place
+            from there on.
     """
 
     policy: str
@@ -49,6 +51,7 @@ class Setting:
     parallel: Parallel | None = None
     lookup: bool = False
     earlier: int = 0
+    batches: "tuple[tuple[int, Setting], ...]" = ()
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -61,6 +64,10 @@ class Setting:
         defaults = _defaults(name) if name in POLICIES else {}
         known = [(key, given.pop(key)) for key in defaults if key in given]
         return cls(name, (*(pair for pair in known if pair[1] != defaults[pair[0]]), *given.items()))
+
+    def at(self, rows: int) -> "Setting":
+        """The setting for so many texts at once."""
+        return next((one for least, one in reversed(self.batches) if least <= rows), replace(self, batches=()))
 
     @property
     def levels(self) -> "tuple[Setting, ...]":
@@ -92,8 +99,15 @@ class Setting:
             f"({self.tree})" if self.tree is not None else "",
             "(parallel)" * bool(self.parallel),
             f"(lookup{(self.earlier and f', earlier={self.earlier}') or ''})" * self.lookup,
+            *(f"({least} texts: {one.label})" for least, one in self.batches),
         ]
         return "".join(shapes)
+
+    @property
+    def word(self) -> str:
+        """The top policy with its values, as ``--policy`` accepts it."""
+        values = ",".join(f"{key}={_text(value)}" for key, value in self.values)
+        return f"{self.policy}{':' * bool(values)}{values}"
 
     @property
     def family(self) -> str:
@@ -126,8 +140,8 @@ class Setting:
 
     @property
     def needs_predictor(self) -> bool:
-        """Whether the top policy reads the predictions of an acceptance head."""
-        return not self.signals.isdisjoint(TRAINED_SIGNALS)
+        """Whether the top policy, for however many texts, reads the predictions of an acceptance head."""
+        return any(not one.signals.isdisjoint(TRAINED_SIGNALS) for one in (self, *(one for _, one in self.batches)))
 
     @property
     def all_values(self) -> dict[str, Any]:
@@ -137,8 +151,9 @@ class Setting:
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that any level drafts in a round."""
-        caps = (level.all_values.get(key, 0) for level in self.levels for key in ("max_draft", "draft_length"))
+        """The most tokens that any level drafts in a round, however many texts are written at once."""
+        levels = (*self.levels, *(one for _, one in self.batches))
+        caps = (level.all_values.get(key, 0) for level in levels for key in ("max_draft", "draft_length"))
         return max(caps, default=0)
 
     @property
@@ -156,6 +171,8 @@ class Setting:
             table["parallel"] = self.parallel
         if self.lookup:
             table |= {"lookup": True, **({"earlier": self.earlier} if self.earlier else {})}
+        if self.batches:
+            table["batch_policies"] = {str(least): one.word for least, one in self.batches}
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table

@@ -1,6 +1,7 @@
 """The typed keys of a profile's ``[draft]`` tables."""
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -8,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from specctl.plugins import DRAFTER
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaf_rule import Leaves
+from specctl.policies.policy_text import policy_table
 from specctl.policies.setting import Parallel
 from specctl.policies.tree_shape import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
 from specctl.profile.base_tables import PolicyTable
@@ -31,6 +33,8 @@ class DraftTable(ModelTable):
     """``lookup`` for a draft without a model, which copies from the text so far; ``auto`` for what the files hold, a
     model or a draft head."""
     policy: PolicyTable = PolicyTable()
+    batch_policies: dict[str, str] | None = None
+    """Other policies, each in one word, by how many texts are written at once: used from that number on."""
     leaves: Annotated[int, Field(ge=0)] | Literal["confidence", "cost"] | None = None
     """How many others the target verifies with each draft token: a number, or by ``confidence`` or ``cost``."""
     tree: Annotated[int, Field(ge=0, le=MOST)] | None = None
@@ -48,8 +52,9 @@ class DraftTable(ModelTable):
     """Whether the draft writes on while the target verifies, blocks of a ``constant`` policy's length; for a draft and
     a target on different devices. ``force``: also where they share one."""
 
-    vocabulary: Literal["auto", "shared", "intersection"] = "auto"
-    """Whether a draft may have another tokenizer than the target, and drafts the tokens that both have."""
+    vocabulary: Literal["auto", "shared", "intersection", "text"] = "auto"
+    """Whether a draft may have another tokenizer than the target, and drafts the tokens that both have or writes text,
+    of which the target's tokens are cut."""
     lookup: bool = False
     """Whether a lookup drafts in turn with this draft: in each round the one of which more is expected. ``model =
     ["prompt:lookup", MODEL]`` says so too."""
@@ -62,6 +67,13 @@ class DraftTable(ModelTable):
     as many as should be fastest. None for all."""
     token_counts: Annotated[str, Field(min_length=1)] | None = None
     """The file of `specctl calibrate` that says how often ids occur; None for the package's own prompts."""
+
+    @field_validator("batch_policies")
+    @classmethod
+    def _by_numbers_of_texts(cls, policies: dict[str, str] | None) -> dict[str, str] | None:
+        if wrong := [number for number in policies or () if not (number.isdecimal() and int(number) > 1)]:
+            raise ValueError(f"is by numbers of texts from 2 on, and {wrong[0]} is none")
+        return policies or None
 
     @field_validator("tokens")
     @classmethod
@@ -212,14 +224,18 @@ class DraftTable(ModelTable):
         tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
         once = self.pre_verify == "once"
         one = replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
-        return replace(one, lookup=self.lookup, earlier=self.earlier)
+        one = replace(one, lookup=self.lookup, earlier=self.earlier)
+        batches = ((int(least), Setting.of(policy_table(word))) for least, word in (self.batch_policies or {}).items())
+        chained = ((least, replace(each, lookup=each.drafts and self.lookup)) for least, each in batches)
+        return replace(one, batches=tuple(sorted(chained, key=itemgetter(0))))
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
         shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel}
         chain = {"lookup": setting.lookup, "earlier": setting.earlier}
-        changed: dict[str, Any] = {"policy": policy, **shape, **chain}
+        words = {str(least): one.word for least, one in setting.batches}
+        changed: dict[str, Any] = {"policy": policy, "batch_policies": words or None, **shape, **chain}
         if setting.tree is not None:
             changed |= {"tree": setting.tree.tokens, "tree_beams": setting.tree.beams}
         if setting.head is not None:
@@ -230,7 +246,7 @@ class DraftTable(ModelTable):
 
     def at_work(self) -> "DraftTable | None":
         """This table without a level that never drafts and the levels below it; None if this level never drafts."""
-        if not self.policy.setting.drafts:
+        if not any(one.drafts for one in (self.policy.setting, *(one for _, one in self.own_setting.batches))):
             return None
         below = self.draft.at_work() if self.draft is not None else None
         return self.model_copy(update={"draft": below, "pre_verify": self.pre_verify if below is not None else None})

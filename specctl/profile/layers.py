@@ -9,7 +9,7 @@ from specctl.profile.model_table import unchained
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP
 from specctl.profile.wording import Key
 
-_WHOLE_VALUES = {"device", "max_memory", "provenance"}
+_WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies"}
 """Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
 OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
 """Keys that say something about one checkpoint: they go when a later layer names another model."""
@@ -70,6 +70,9 @@ class Layers:
             for name in ("kind", *OF_ONE_MODEL):
                 below.pop(name, None)
                 self._forget((*at, name))
+        if "policy" in above and "batch_policies" not in above:  # what fits several texts was chosen with another
+            below.pop("batch_policies", None)
+            self._forget((*at, "batch_policies"))
         for name, value in above.items():
             key = (*at, name)
             old = below.get(name)

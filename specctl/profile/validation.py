@@ -31,6 +31,7 @@ def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> P
     mistakes: Mistakes = {}
     for key, draft in _drafts(table):
         mistakes |= _complete_policy(draft, (*key, "policy")) or _unread(draft, key)
+        mistakes |= _wrong_batches(draft, (*key, "batch_policies"))
     try:
         profile = Profile.model_validate(table)
     except ValidationError as error:
@@ -92,6 +93,18 @@ def _wrong_arms(arms: Iterable[str]) -> Iterator[str]:
         except ValueError as error:
             mistakes = {(): str(error)}
         yield from (f"{shown(arm)}: {dotted(key)}{': ' if key else ''}{what}" for key, what in mistakes.items())
+
+
+def _wrong_batches(draft: dict[str, Any], key: Key) -> Mistakes:
+    """The mistakes in a draft's policies for several texts; the schema checks that they are words."""
+    policies = draft.get("batch_policies")
+    words = policies.values() if isinstance(policies, dict) else ()
+    if wrong := list(_wrong_arms(word for word in words if isinstance(word, str))):
+        return {key: "; ".join(wrong)}
+    if words and draft.get("draft") is not None:
+        return {key: "is for one draft, and another drafts for this one"}
+    unread = (_unread({**draft, "policy": policy_table(word)}, key[:-1]) for word in words if isinstance(word, str))
+    return next((each for each in unread if each), {})
 
 
 def _unread(draft: dict[str, Any], key: Key) -> Mistakes:

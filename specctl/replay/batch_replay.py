@@ -61,6 +61,13 @@ class BatchPrices:
             self._known[place] = draft, verify, outside
         return self._known[place]
 
+    def reading(self, rows: int, signals: Set[Signal]) -> float:
+        """What reading signals adds to a draft pass over so many rows."""
+        key = signal_key(signals)
+        known = {1: self.costs.signal_ms.get(key, 0.0)}
+        known |= {count: table.signal_ms[key] for count, table in self.costs.batches.items() if key in table.signal_ms}
+        return rows * float(np.interp(rows, sorted(known), [known[count] for count in sorted(known)]))
+
 
 @dataclass(slots=True)
 class VirtualPasses:
@@ -80,15 +87,15 @@ class VirtualPasses:
     seconds: float = 0.0
 
     def run(self, requests: Sequence[PassShare]) -> list[float]:
-        rows, costs = len(requests), self.prices.costs
+        rows = len(requests)
         context = sum(request.context for request in requests) // rows
         draft, verify, rest = self.prices.of(rows, context, sum(request.drafted for request in requests))
         if self.verifies:
             taken = verify
             self.seconds += rest / 1e3  # which no policy is told of
         else:
-            taken = draft + costs.signal_ms.get(signal_key(self.signals), 0.0) * rows
-            taken += costs.catching_up(max(request.unread for request in requests))
+            taken = draft + self.prices.reading(rows, self.signals)
+            taken += self.prices.costs.catching_up(max(request.unread for request in requests))
         self.count += 1
         self.seconds += taken / 1e3
         each = taken / 1e3 / sum(request.size for request in requests)
@@ -101,11 +108,13 @@ class BatchReplay:
 
     Attributes:
         replays: of the texts, in the order in which they ended.
-        seconds: of all passes.
+        shares: of each, what it took of the seconds.
+        seconds: of all passes, and of rounds outside of them.
         draft_passes, verifications: how many.
     """
 
     replays: list[Replay] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
     seconds: float = 0.0
     draft_passes: int = 0
     verifications: int = 0
@@ -119,19 +128,29 @@ class BatchReplay:
         return self.tokens / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The passes of one row, as its rounds wait for them."""
+Played = tuple[Replay, float]
+"""A text's rounds, and the seconds of its shares of passes."""
 
-    hub: Hub[Replay]
+
+@dataclass(slots=True)
+class _Text:
+    """The passes of one text, as its rounds wait for them, and its shares of them."""
+
+    hub: Hub[Played]
     drafting: VirtualPasses
     verifying: VirtualPasses
+    seconds: float = 0.0
 
     def draft(self, context: int, unread: int) -> float:
-        return self.hub.asker(self.drafting)(PassShare(context, unread=unread))
+        return self._wait(self.drafting, PassShare(context, unread=unread))
 
     def verify(self, context: int, drafted: int) -> float:
-        return self.hub.asker(self.verifying)(PassShare(context, drafted))
+        return self._wait(self.verifying, PassShare(context, drafted))
+
+    def _wait(self, passes: VirtualPasses, share: PassShare) -> float:
+        seconds = self.hub.asker(passes)(share)
+        self.seconds += seconds
+        return seconds
 
 
 def replay_together(
@@ -153,15 +172,15 @@ def replay_together(
     prices = BatchPrices(costs)
     drafting, verifying = (VirtualPasses(prices, setting.signals, verifies) for verifies in (False, True))
     decisions = Decisions()
-    hub: Hub[Replay] = Hub([drafting, decisions, verifying], decisions.begin)
+    hub: Hub[Played] = Hub([drafting, decisions, verifying], decisions.begin)
     ask = hub.asker(decisions)
     policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
     chains = [Chaining(setting.earlier) if setting.lookup else None for _ in range(rows)]
-    row = _Row(hub, drafting, verifying)
     waiting, batch = iter(traces), BatchReplay()
 
-    def played(policy: StoppingPolicy, chaining: Chaining | None, trace: Trace) -> Replay:
-        return replay_levels([Player(policy, passes=row, chaining=chaining)], [trace], eos)[0]
+    def played(policy: StoppingPolicy, chaining: Chaining | None, trace: Trace) -> Played:
+        text = _Text(hub, drafting, verifying)
+        return replay_levels([Player(policy, passes=text, chaining=chaining)], [trace], eos)[0], text.seconds
 
     trace = next(waiting, None)
     while trace is not None or hub.busy:
@@ -169,7 +188,11 @@ def replay_together(
             if trace is not None and free not in hub.busy:
                 hub.begin(free, partial(played, policies[free], chains[free], trace))
                 trace = next(waiting, None)
-        batch.replays += [replay for _, replay in hub.advance()]
+        for _, (replay, seconds) in hub.advance():
+            batch.replays.append(replay)
+            batch.shares.append(seconds)
     batch.seconds = drafting.seconds + verifying.seconds
+    whole = batch.seconds / (sum(batch.shares) or 1.0)  # what is outside of passes is shared as they are
+    batch.shares = [share * whole for share in batch.shares]
     batch.draft_passes, batch.verifications = drafting.count, verifying.count
     return batch

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from specctl.replicas.job import Answer, Job, portable
+from specctl.replicas.places import SeveralAnswers
 
 GONE = "gone"
 """What a call says that was meant for an earlier process of the actor."""
@@ -26,7 +27,7 @@ class Actor:
         self._life = uuid4().hex
         self._answer: Answer | None = None
         self._state: list[Any] = []
-        self._busy = threading.Lock()
+        self._lock, self._busy = threading.Lock(), 0  # calls under way
         self._released = threading.Event()
         self._used = monotonic()
         if warm_seconds:
@@ -42,8 +43,8 @@ class Actor:
         def load() -> bool:
             if self._answer is None:
                 answer = self._job.begin(self._number)
-                assert callable(answer), "an actor answers one question at a time"
-                self._answer, self._state = answer, self._job.state()
+                self._answer = answer if callable(answer) else SeveralAnswers(answer)
+                self._state = self._job.state()
                 return True
             return self._job.state() == self._state
 
@@ -70,18 +71,22 @@ class Actor:
         """End for good, unless a command is being answered."""
         import ray
 
-        if self._busy.acquire(blocking=False):
-            ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
+        with self._lock:
+            if not self._busy:
+                ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
 
     def _in(self, life: str, work: Callable[[], Any]) -> tuple[str, Any]:
         if life != self._life:
             return GONE, None
-        with self._busy:
-            try:
-                return "done", work()
-            except Exception as error:  # raised again where the replica was asked
-                return "failed", portable(error)
-            finally:
+        with self._lock:
+            self._busy += 1
+        try:
+            return "done", work()
+        except Exception as error:  # raised again where the replica was asked
+            return "failed", portable(error)
+        finally:
+            with self._lock:
+                self._busy -= 1
                 self._used = monotonic()
 
     def _end_after_rest(self) -> None:
@@ -99,7 +104,11 @@ def described(ray: Any) -> type[Actor]:
     """`Actor` with what Ray has to know of its methods: one that watches holds up nothing, and nothing its release."""
 
     class Replica(Actor):
-        """An `Actor` with threads for `watch`, `release` and `retire`."""
+        """An `Actor` with threads for `watch`, `release` and `retire`, and for answers, of which each is waited for."""
+
+        @ray.method(concurrency_group="answers")  # type: ignore[untyped-decorator]
+        def answer(self, life: str, question: Any) -> tuple[str, Any]:
+            return super().answer(life, question)
 
         @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
         def watch(self, life: str) -> tuple[str, Any]:

@@ -6,8 +6,7 @@ It ends as soon as its standard input does, and so with the process that started
 import os
 import signal
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
@@ -15,7 +14,7 @@ from typing import Any
 
 from specctl.replicas.frames import Frames, framed
 from specctl.replicas.job import portable
-from specctl.replicas.replica import Answered, Replicas
+from specctl.replicas.places import answer_several
 
 
 def main() -> None:
@@ -48,7 +47,7 @@ def main() -> None:
             for place, question in _each(questions):
                 send("answer", (place, answer(question)))
         else:
-            _answer_several(answer, questions, lambda place, found: send("answer", (place, found)))
+            answer_several(answer, questions, lambda place, found: send("answer", (place, found)))
     except BrokenPipeError:
         pass  # nobody is left who could be told
     except Exception as error:  # raised again where the replica was started
@@ -56,22 +55,6 @@ def main() -> None:
     ended.set()
     sys.stderr.flush()
     os._exit(0)  # threads of libraries may not end
-
-
-def _answer_several(replicas: Replicas, questions: "SimpleQueue[Any]", send: Callable[[int, Any], None]) -> None:
-    """Answer questions as they come, as many at once as there are replicas; never returns."""
-    waiting: deque[tuple[int, Any]] = deque()
-    places: dict[int, int] = {}  # by replica that of its question
-    while True:
-        while not (waiting or places) or not questions.empty():
-            waiting.append(questions.get())
-        for replica in replicas.idle():
-            if waiting:
-                places[replica], question = waiting.popleft()
-                replicas.ask(replica, question)
-        for event in replicas.wait():
-            assert isinstance(event, Answered), "replicas of a process end with it"
-            send(places.pop(event.replica), event.answer)
 
 
 def _each(questions: "SimpleQueue[Any]") -> Iterator[Any]:

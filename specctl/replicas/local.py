@@ -13,6 +13,7 @@ from typing import IO, Any, Self
 from specctl.processes.children import child_command
 from specctl.replicas.frames import Frames, framed
 from specctl.replicas.job import Job, ReplicaError
+from specctl.replicas.places import Places
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
 
 BEAT = 5.0
@@ -26,9 +27,7 @@ class _Replica:
     """One process, or the place of one.
 
     Attributes:
-        asked: the places whose questions it has.
-        failures: how often it ended since it last answered a question.
-        careful: answers to go during which it gets one question at a time, for one of several ended the last process.
+        places: the questions that it has.
         unsent: bytes of a question that the pipe had no room for.
         heard: when there was the last sign of life.
     """
@@ -36,10 +35,8 @@ class _Replica:
     number: int
     process: subprocess.Popen[bytes]
     frames: Frames
+    places: Places
     ready: bool = False
-    asked: set[int] = field(default_factory=set)
-    failures: int = 0
-    careful: int = 0
     unsent: bytes = b""
     heard: float = field(default_factory=monotonic)
     errors: bytes = b""
@@ -103,15 +100,14 @@ class LocalReplicas:
     def idle(self) -> list[int]:
         free: list[int] = []
         for number, one in self._replicas.items():
-            if one.ready and not (one.careful and one.asked):
-                left = [place for place in range(self._places) if place not in one.asked]
-                free += [number * self._places + place for place in left[: 1 if one.careful else None]]
+            if one.ready:
+                free += [number * self._places + place for place in one.places.free()]
         return free
 
     def ask(self, replica: int, question: Any) -> None:
         number, place = divmod(replica, self._places)
         one = self._replicas[number]
-        one.asked.add(place)
+        one.places.asked.add(place)
         self._send(one, (place, question))
 
     def wait(self, seconds: float | None = None) -> list[Event]:
@@ -149,9 +145,9 @@ class LocalReplicas:
     def _start_more(self) -> None:
         for number in self._unborn[: self._at_once]:
             self._unborn.remove(number)
-            self._replicas[number] = self._born(number)
+            self._replicas[number] = self._born(number, Places(self._places))
 
-    def _born(self, number: int, failures: int = 0, careful: int = 0) -> _Replica:
+    def _born(self, number: int, places: Places) -> _Replica:
         process = subprocess.Popen(
             child_command("specctl.replicas.child"),
             stdin=subprocess.PIPE,
@@ -162,7 +158,7 @@ class LocalReplicas:
             start_new_session=True,
         )
         questions, answers, errors = _pipes(process)
-        one = _Replica(number, process, Frames(answers.fileno()), failures=failures, careful=careful)
+        one = _Replica(number, process, Frames(answers.fileno()), places)
         for stream in (questions, answers, errors):
             os.set_blocking(stream.fileno(), False)
         self._selector.register(answers, selectors.EVENT_READ, (one, "answers"))
@@ -194,8 +190,7 @@ class LocalReplicas:
                 self._start_more()
             elif kind == "answer":
                 place, answer = value
-                one.asked.discard(place)
-                one.failures, one.careful = 0, max(0, one.careful - 1)
+                one.places.answered(place)
                 found.append(Answered(one.number * self._places + place, answer))
             elif kind == "failed" and (one.ready or not self._served):
                 raise value
@@ -207,12 +202,12 @@ class LocalReplicas:
         """Take leave of a replica and start another in its place, unless too many have ended there."""
         self._end(one)
         why = why or _how(one.process.returncode)
-        name, failures = f"replica {one.number + 1}", one.failures + 1
+        name, lost = f"replica {one.number + 1}", one.places.lost()
+        failures = one.places.failures
         del self._replicas[one.number]
         if failures <= MOST_FAILURES:
             self._warn(f"{name} {why}{'' if one.ready else ' while it was starting'}; it is started again")
-            careful = len(one.asked) if len(one.asked) > 1 else one.careful
-            self._replicas[one.number] = self._born(one.number, failures, careful)
+            self._replicas[one.number] = self._born(one.number, one.places)
         else:
             self._warn(f"{name} {why}, for the {failures}th time in a row; the others go on without it")
             self._start_more()
@@ -221,9 +216,8 @@ class LocalReplicas:
                 f"no replica is left: the last one {why}",
                 "Fewer --workers need less memory; what was finished is kept, and --resume goes on from there.",
             )
-        # The oldest question last, for it is put before all others that wait.
-        lost = [one.number * self._places + place for place in sorted(one.asked, reverse=True)]
-        return [Lost(each, f"{name} {why}", alone=len(lost) == 1) for each in lost] if one.ready else []
+        places, alone = [one.number * self._places + place for place in lost], len(lost) == 1
+        return [Lost(place, f"{name} {why}", alone=alone) for place in places] if one.ready else []
 
     def _end(self, one: _Replica) -> None:
         """End a process with all that it started, and pass on its last words."""

@@ -13,6 +13,7 @@ from specctl.profile.schema import Profile
 from specctl.replicas.actor import GONE, STALE, described
 from specctl.replicas.cluster import NAMESPACE, connected
 from specctl.replicas.job import Job, ReplicaError
+from specctl.replicas.places import Places
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
 from specctl.replicas.shares import gpus_needed, require_gpus
 
@@ -32,6 +33,7 @@ class RayReplicas:
         resources: CPUs and GPUs of each, as Ray calls them.
         warn: called with what became of those that ended.
         warm_seconds: how long actors that stay do so without work.
+        places: how many questions each takes at once.
     """
 
     def __init__(
@@ -41,16 +43,18 @@ class RayReplicas:
         resources: Mapping[str, float],
         warn: Callable[[str], None],
         warm_seconds: float = 0.0,
+        *,
+        places: int = 1,
     ) -> None:
         self._names, self._job, self._resources = names, job, resources
         self._warn, self._warm = warn, warm_seconds
         self._actors: dict[int, Any] = {}
-        self._calls: dict[Any, tuple[int, str]] = {}
+        self._calls: dict[Any, tuple[int, str, int]] = {}  # of an actor, what, and for which of its places
         self._ready: set[int] = set()
         self._lives: dict[int, str] = {}
         self._stale: dict[int, str] = {}
         self._served = False  # whether any has been ready
-        self._failures = dict.fromkeys(range(len(names)), 0)
+        self._places, self._held = places, [Places(places) for _ in names]
         for number in range(len(names)):
             self._make(number)
 
@@ -65,6 +69,7 @@ class RayReplicas:
         warm_seconds: float = 0.0,
         *,
         exclusive: bool = False,
+        places: int = 1,
     ) -> "RayReplicas":
         """Connect to a cluster and start replicas there.
 
@@ -73,7 +78,7 @@ class RayReplicas:
             workers: how many; ``auto`` for as many as the cluster's GPUs carry, or CPUs where no GPU is needed.
             profile: of the pair.
             job: what each of so many replicas does.
-            warn, warm_seconds: as above.
+            warn, warm_seconds, places: as above.
             exclusive: whether nothing may share a replica's devices.
 
         Raises:
@@ -100,11 +105,11 @@ class RayReplicas:
             known = fingerprint(made)
             _make_room(ray, known)
             names = [f"specctl-{known}-{number}" for number in range(count)]
-        return cls(names, made, {"num_cpus": threads, "num_gpus": needed}, warn, warm_seconds)
+        return cls(names, made, {"num_cpus": threads, "num_gpus": needed}, warn, warm_seconds, places=places)
 
     @property
     def count(self) -> int:
-        return len(self._names)
+        return len(self._names) * self._places
 
     @property
     def pids(self) -> list[int]:
@@ -115,11 +120,12 @@ class RayReplicas:
         return list(ray.get(asked))
 
     def idle(self) -> list[int]:
-        asked = {number for number, what in self._calls.values() if what == "answer"}
-        return [number for number in sorted(self._ready) if number not in asked]
+        return [number * self._places + place for number in sorted(self._ready) for place in self._held[number].free()]
 
     def ask(self, replica: int, question: Any) -> None:
-        self._call(replica, "answer", self._lives[replica], question)
+        number, place = divmod(replica, self._places)
+        self._held[number].asked.add(place)
+        self._call(number, "answer", self._lives[number], question, place=place)
 
     def wait(self, seconds: float | None = None) -> list[Event]:
         import ray
@@ -129,7 +135,7 @@ class RayReplicas:
         for call in done:
             if call not in self._calls:  # of an actor whose end another call has told
                 continue
-            number, what = self._calls.pop(call)
+            number, what, place = self._calls.pop(call)
             try:
                 how, value = ray.get(call)
             except ray.exceptions.RayActorError as error:  # for good, as one ends that has rested long enough
@@ -156,8 +162,8 @@ class RayReplicas:
                 self._served = True
                 self._call(number, "watch", self._lives[number])
             else:
-                self._failures[number] = 0
-                found.append(Answered(number, value))
+                self._held[number].answered(place)
+                found.append(Answered(number * self._places + place, value))
         return found
 
     def close(self) -> None:
@@ -167,7 +173,7 @@ class RayReplicas:
         if not self._warm:
             with suppress(Exception):  # the cluster may be gone
                 released = [actor.release.remote() for actor in self._actors.values()]
-                watched = [call for call, (_, what) in self._calls.items() if what == "watch"]
+                watched = [call for call, (_, what, _) in self._calls.items() if what == "watch"]
                 ray.wait([*released, *watched], num_returns=len(released) + len(watched), timeout=RELEASE)
             for actor in self._actors.values():
                 with suppress(Exception):
@@ -190,35 +196,37 @@ class RayReplicas:
         name = self._names[number]
         stays: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         threads = {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
-        made = ray.remote(concurrency_groups={"watch": 1, "release": 1})(described(ray)).options(
+        groups = {"watch": 1, "release": 1, "answers": self._places}
+        made = ray.remote(concurrency_groups=groups)(described(ray)).options(
             max_restarts=-1, max_task_retries=-1, runtime_env=threads, **self._resources, **(stays if name else {})
         )
         self._actors[number] = made.remote(self._job, number, self._warm)
         self._call(number, "life")
 
-    def _call(self, number: int, method: str, *arguments: Any) -> None:
-        self._calls[getattr(self._actors[number], method).remote(*arguments)] = number, method
+    def _call(self, number: int, method: str, *arguments: Any, place: int = 0) -> None:
+        self._calls[getattr(self._actors[number], method).remote(*arguments)] = number, method, place
 
     def _lost(self, number: int, why: str, *, again: bool = False) -> list[Event]:
         """Wait for the actor's next process, or make it ``again``, unless it has failed too often."""
         ready = number in self._ready
         self._ready.discard(number)
         self._calls = {call: of for call, of in self._calls.items() if of[0] != number}
-        self._failures[number] += 1
-        name = f"replica {number + 1}"
-        if self._failures[number] <= MOST_FAILURES:
+        held, name = self._held[number], f"replica {number + 1}"
+        lost = held.lost()
+        if held.failures <= MOST_FAILURES:
             self._warn(f"{name} ended ({why}){'' if ready else ' while it was starting'}; Ray starts it again")
             if again:
                 self._make(number)
             else:
                 self._call(number, "life")
         else:
-            times = f"for the {self._failures[number]}th time in a row"
+            times = f"for the {held.failures}th time in a row"
             self._warn(f"{name} ended ({why}) {times}; the others go on without it")
             del self._actors[number]
         if not self._actors:
             raise ReplicaError("no replica is left on the cluster", "what was finished is kept; --resume goes on")
-        return [Lost(number, f"{name} ended ({why})")] if ready else []
+        places, alone = [number * self._places + place for place in lost], len(lost) == 1
+        return [Lost(place, f"{name} ended ({why})", alone=alone) for place in places] if ready else []
 
 
 def fingerprint(job: Job) -> str:

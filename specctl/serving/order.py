@@ -25,11 +25,6 @@ class Order:
     policy: str | None = None
     draft: bool = True
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is written as the profile says."""
-        return self.policy is None and self.draft
-
 
 @dataclass(frozen=True, slots=True)
 class Wrote:

@@ -1,21 +1,13 @@
 """Writes texts with one pair, each as its order asks."""
 
 from collections.abc import Generator
-from dataclasses import replace
 
-from specctl.decoding.composition import build_drafter
-from specctl.decoding.drafters import Drafter
+from specctl.decoding.named_drafters import NamedDrafters
 from specctl.decoding.session import Session
-from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.policies import Setting
-from specctl.profile import Profile, parse_policy
-from specctl.profile.schema import PolicyTable
+from specctl.profile import Profile
 from specctl.records import Completion, Round
 from specctl.serving.order import Order
-
-KEPT = 8
-"""Policies that orders named whose drafters are kept, with what they learned."""
 
 
 class TextWriter:
@@ -27,11 +19,8 @@ class TextWriter:
     """
 
     def __init__(self, pair: Pair, profile: Profile) -> None:
-        self._pair, self._profile = pair, profile
-        draft = profile.draft
         self._session = Session(pair, None)
-        self._own = None if draft is None else build_drafter(pair, draft.setting)
-        self._others: dict[Setting, Drafter | None] = {}
+        self._drafters = NamedDrafters(pair, profile.draft)
 
     def play(self, order: Order) -> Generator[Round, bool | None, Completion]:
         """The rounds of a text.
@@ -40,30 +29,5 @@ class TextWriter:
             ProfileError: there is no such policy, or the draft makes no signals for it.
             UsageError: a policy is named, and there is no draft for it to stop.
         """
-        setting = self._setting(order)
-        if order.plain:
-            self._session.drafter = self._own
-        else:
-            self._session.drafter = None if setting is None else self._kept(setting)
+        self._session.drafter = self._drafters.of(order.policy, drafts=order.draft, place="specctl.policy")
         return self._session.play(order.prompt, order.settings)
-
-    def _setting(self, order: Order) -> Setting | None:
-        draft = self._profile.draft
-        if order.policy is None:
-            return draft.setting if draft is not None and order.draft else None
-        if draft is None:
-            raise UsageError("there is no draft for a policy to stop", "leave specctl.policy out")
-        table = PolicyTable(**parse_policy(order.policy, "specctl.policy"))
-        return draft.model_copy(update={"policy": table}).setting if order.draft else None
-
-    def _kept(self, setting: Setting) -> Drafter | None:
-        if setting not in self._others:
-            while len(self._others) >= KEPT:
-                del self._others[next(iter(self._others))]
-            self._others[setting] = build_drafter(alone(self._pair), setting)
-        return self._others[setting]
-
-
-def alone(pair: Pair) -> Pair:
-    """A pair whose policies decide for its own text."""
-    return replace(pair, policy=Setting.build)

@@ -151,6 +151,7 @@ def test_what_a_profile_no_longer_means_is_a_warning() -> None:
         specctl.load("embedded", draft="prompt:lookup", policy="constant")
 
 
+@pytest.mark.slow
 def test_a_calibration_becomes_a_profile(pair: specctl.Decoder, tmp_path: Path) -> None:
     texts = [PROMPT, "Sam saw a big dog."]
     with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, ALONE=2, WARMING=1, PASSES=metering.WARM_UPS + 1):

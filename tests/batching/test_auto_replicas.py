@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import pytest
+
 from specctl.batching.auto_replicas import AutoReplicas
 from specctl.batching.hub import Hub
 from specctl.batching.row_replicas import RowReplicas
@@ -112,3 +114,14 @@ def test_rows_that_do_not_pay_are_tried_again_only_with_twice_as_many() -> None:
         for _ in range(6):
             replicas.wait()
     assert played.counts == [3, 6]
+
+
+def test_its_rows_are_closed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[RowReplicas] = []
+    monkeypatch.setattr(RowReplicas, "close", lambda rows: closed.append(rows))
+    with Played().replicas() as replicas:
+        for place in range(2):
+            replicas.ask(place, 1)
+        replicas.wait()
+        assert not closed
+    assert closed

@@ -9,7 +9,7 @@ import torch
 from toys import TableRunner, table
 
 from specctl.batching import row_count
-from specctl.batching.row_count import MOST, fastest_passes, most_rows, worthwhile
+from specctl.batching.row_count import MOST, chosen_passes, fastest_passes, most_rows, worthwhile
 from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowRequest
@@ -34,9 +34,13 @@ class Timed(TableRunner):
     def rows(self, count: int) -> Any:
         self.made.append(count)
         self.clock[0] += self.making
+        read = [0] * count
 
         def run(requests: Sequence[RowRequest]) -> list[Forward]:
             assert [request.row for request in requests] == list(range(count))
+            for request in requests:
+                assert request.after <= read[request.row], "tokens that nobody has read"
+                read[request.row] = request.after + len(request.tokens)
             self.clock[0] += self.seconds[count]
             return [Forward(torch.zeros(request.keep, 3)) for request in requests]
 
@@ -74,6 +78,15 @@ def test_more_rows_are_not_made_for_a_rest_that_they_cannot_pay_for(monkeypatch:
     # Two at once write 100 tokens in 50 seconds, of which four could save half; eight could save 12.
     assert fastest_passes(pair, 16, 100)[-1].rows == 4  # type: ignore[index]
     assert target.made == [2, 4]
+
+
+def test_passes_of_one_shape_do_not_follow_from_how_many_texts_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, target = pair_of(monkeypatch, {1: 1.0})
+    target.no_rows = None
+    assert chosen_passes(pair, 4, 2, 100)[-1].rows == 2  # type: ignore[index]
+    target.fixed_width = 16
+    assert chosen_passes(pair, 4, 2, 100)[-1].rows == 4  # type: ignore[index]
+    assert chosen_passes(pair, "auto", 9, 100) is None, "it would follow from times"
 
 
 def test_few_tokens_are_not_worth_a_try(monkeypatch: pytest.MonkeyPatch) -> None:

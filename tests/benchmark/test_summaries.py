@@ -99,6 +99,7 @@ def test_repeats_of_a_prompt_count_as_one() -> None:
     assert summarise([*slow, fast, *baseline], ["svip"])[0].speedup == speedup([slow[0], fast], baseline)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_as_often_as_it_promises() -> None:
     generator = np.random.default_rng(5)
     hits = 0

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space, explore
+from specctl.calibration.calibrated import draft_table
 from specctl.calibration.compared_settings import compared_settings
 from specctl.calibration.grids import grid, level_grids, with_predictors
 from specctl.errors import UsageError
@@ -188,3 +189,12 @@ def test_drafts_that_are_trees_are_not_replayed():
     with pytest.raises(UsageError, match="cannot be replayed") as found:
         compared_settings(draft, None, "paper", [], SIGNALS, {})
     assert "draft.tree=0" in found.value.hint
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_a_profile_has_a_table_for_each_of_its_drafts(drafts):
+    table, names = draft_table(ABOVE, drafts), []
+    while table:
+        names.append(table["policy"]["name"])
+        table = table.get("draft")
+    assert names == ["svip", "none", "none"][:drafts]

@@ -150,6 +150,8 @@ def test_grids_build_and_hold_the_papers_values():
         for one in dense:
             one.build()
             assert one.longest_draft <= 41
+    lengths = {setting.longest_draft for setting in grid("constant", "dense", ALL_SIGNALS)}
+    assert lengths == set(range(1, 25))
     with pytest.raises(UsageError, match="did you mean 'svip'"):
         grid("svpi", "paper", SIGNALS)
 

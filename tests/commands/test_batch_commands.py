@@ -1,6 +1,7 @@
 """``--batch`` of commands that answer prompts: what they find is what they find one prompt at a time."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ from onnx_models import needs_onnx, small_pair
 
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
+from specctl.models.running.pair import Pair
+from specctl.observing.prompt_answers import Answered
 from specctl.observing.results import read_results
 from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.replay.recording import collecting
 from specctl.replay.recording.collecting import collect_traces
+from specctl.replay.trace_files import TracedPrompt
 
 pytestmark = needs_onnx
 TEXTS = ("the th", "a", "and then it was", "he said", "of the")
@@ -54,19 +59,30 @@ def test_a_benchmark_in_rows_says_how_many_and_writes_the_same_tokens(folder: Pa
     assert len(read_results(tmp_path / "2.jsonl").runs) == len(one), again.stderr
 
 
-def test_traces_of_prompts_that_were_answered_at_once_are_the_same(folder: Path) -> None:
+def test_traces_of_prompts_that_were_answered_at_once_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = collecting._traced
+
+    def read_in_a_quarter_of_a_second(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
+        completions = tuple(replace(one, prefill_seconds=0.25) for one in answered.completions)
+        return traced(pair, replace(answered, completions=completions), depth)
+
+    monkeypatch.setattr(collecting, "_traced", read_in_a_quarter_of_a_second)
     profile = small_pair(folder, "sampling.max_new_tokens=6", "prompt.chat=false", "draft.policy.name=constant")
     pair = load_pair(profile)
     suite = Suite("texts", tuple(SuitePrompt(text, "", {"prompt": text}) for text in TEXTS), "")
     one, two = (collect_traces(pair, profile, suite, 4, batch=batch) for batch in (1, 2))
     assert [trace.tokens for trace in one.traces] == [trace.tokens for trace in two.traces]
-    assert len(one.traces) == len(TEXTS)
+    assert [trace.prefill_ms for trace in one.traces] == [250.0] * len(TEXTS)
 
 
 @pytest.mark.slow
 def test_a_heads_examples_are_the_same(folder: Path, tmp_path: Path) -> None:
+    """Drawn answers are those of the same seed, as long as the clock decides nothing about drafts."""
     for rows in (1, "auto", 3):
         asked = ("-n", 6, "-q", "-i", folder / "in.jsonl", "-o", tmp_path / str(rows), "--examples-only")
+        asked += ("--set", "draft.policy.name=constant")
         ran = invoke("train-head", *models(folder)[:-1], "--raw", *asked, "--batch", rows)
         assert "one at a time" not in ran.stderr
     one, *others = (sorted((tmp_path / str(rows)).rglob("*.safetensors")) for rows in (1, "auto", 3))

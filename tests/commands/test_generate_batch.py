@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from invoked import invoke
 from onnx_models import needs_onnx, small_pair
 
 from specctl.errors import UsageError
+from specctl.models.onnx.packed.packed_passes import PackedPasses
+from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import RowRequest
+from specctl.policies.rules.svip import Svip
 
 pytestmark = needs_onnx
 
@@ -42,7 +47,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def untimed(path: Path) -> list[Any]:
     """The lines of a file of results or rounds without what clocks say."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return untimed_lines(path.read_text())
+
+
+def untimed_lines(text: str) -> list[Any]:
+    lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
         line.pop("metrics", None)
         for key in [key for key in line if key.endswith("_ms")]:
@@ -99,16 +108,53 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
         assert len(output.read_text().splitlines()) == len(RECORDS)
 
 
-@pytest.mark.parametrize(
-    ("flags", "other"),
-    [
-        (("a prompt",), "a PROMPT"),
-        (("-i", "-", "--cluster", "auto"), "--cluster"),
-    ],
-)
-def test_what_a_batch_cannot_be_combined_with(flags: tuple[Any, ...], other: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"--batch and {other} exclude each other")):
-        invoke("generate", *flags, "--batch", 2)
+def test_a_prompt_is_one_text() -> None:
+    with pytest.raises(UsageError, match=re.escape("--batch and a PROMPT exclude each other")):
+        invoke("generate", "a prompt", "--batch", 2)
+
+
+def test_records_that_cannot_be_written_are_lines_among_the_others(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is longer than the context, of one the first pass fails."""
+    records = [{"prompt": "the th"}, {"prompt": "th " * 1500}, {"prompt": "of"}, {"prompt": "a"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run, files = PackedPasses.run, ("-i", tmp_path / "in.jsonl")
+    settings = (*pair, "--engine", "onnx", "--policy", "constant", "-n", 8, "--raw", "-q", *files)
+    alone = untimed_lines(invoke("generate", *settings, "--batch", 1, code=1).stdout)
+    assert [alone[1]["error"]["type"], "error" in alone[2]] == ["prompt_too_long", False]
+
+    def failing(passes: PackedPasses, requests: Sequence[RowRequest]) -> list[Forward]:
+        if any((request.row, request.after) == (2, 0) for request in requests):
+            raise RuntimeError("no pass for this text")
+        return run(passes, requests)
+
+    monkeypatch.setattr(PackedPasses, "run", failing)
+    found = untimed_lines(invoke("generate", *settings, "--batch", 3, code=1).stdout)
+    assert [line["error"]["type"] for line in found if "error" in line] == ["prompt_too_long", "failed_pass"]
+    assert [found[0], found[1], found[3]] == [alone[0], alone[1], alone[3]]
+
+
+def test_a_policy_that_raises_ends_the_run_and_leaves_what_was_written(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = "".join(json.dumps({"prompt": "the th", "max_tokens": 2 if row < 3 else 30}) + "\n" for row in range(4))
+    (tmp_path / "in.jsonl").write_text(records)
+    asked = 0
+
+    def breaks(*_: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > 12:
+            raise ValueError("a rule of its own")
+        return True
+
+    monkeypatch.setattr(Svip, "should_stop", breaks)
+    output = tmp_path / "out.jsonl"
+    settings = ("--engine", "onnx", "--policy", "svip", "--raw", "-q", "-i", tmp_path / "in.jsonl", "-o", output)
+    with pytest.raises(ValueError, match="a rule of its own"):
+        invoke("generate", *pair, *settings, "--batch", 2)
+    assert len(output.read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("rows", ["0", "-1", "two", "1.5"])

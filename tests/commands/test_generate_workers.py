@@ -100,6 +100,7 @@ def test_bad_records_are_error_lines_in_their_place(tmp_path):
     assert [line["line"] for line in found] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_record_that_no_replica_survives_is_an_error_line(tmp_path):
     records = [*RECORDS[:3], {"id": "poison", "prompt": "x", "act": {"dies": True}}, *RECORDS[3:6]]
     source = write_records(tmp_path / "in.jsonl", records)
@@ -135,7 +136,7 @@ def wait_for_lines(path, count):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-@pytest.mark.representatives("SIGKILL")
+@pytest.mark.representatives("SIGKILL", slow=("SIGINT",))
 def test_a_run_that_was_ended_is_resumed(tmp_path, how):
     slow = [{**record, "act": {"seconds": 0.1 * (number % 4)}} for number, record in enumerate(RECORDS)]
     source = write_records(tmp_path / "in.jsonl", slow)

@@ -18,6 +18,7 @@ def answered(*arguments):
     return json.loads(invoke("generate", *arguments, "-n", 40, "--rounds", "--token-ids", "--json", PROMPT).stdout)
 
 
+@pytest.mark.slow
 def test_generate_gives_the_tokens_of_none(tmp_path):
     alone = answered("-p", "embedded", "--set", "policy.name=none")
     ours = answered(*FORCED, "--trace", tmp_path / "trace.jsonl")

@@ -31,7 +31,7 @@ def pair_of(folder: Path, tokens: int) -> tuple[Path, Path]:
     return found[0], found[1]
 
 
-@pytest.fixture(scope="module", params=[64, 3])
+@pytest.fixture(scope="module", params=[pytest.param(64, marks=pytest.mark.exhaustive), 3])
 def models_(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     target, draft = pair_of(tmp_path_factory.mktemp("tiny"), request.param)
     return "--target", str(target), "--draft", str(draft)

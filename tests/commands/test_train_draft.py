@@ -55,6 +55,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+@pytest.mark.slow
 def test_a_head_and_its_evaluation(whole: tuple[Path, Any], folder: Path) -> None:
     path, result = whole
     config = json.loads((path / "config.json").read_text())
@@ -107,7 +108,7 @@ def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path,
     assert drafted["metrics"]["drafted"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_interrupted_gives_the_same_head(folder: Path, whole: tuple[Path, Any]) -> None:
     """Killed while answers are collected, and stopped by Ctrl-C in training."""
     more = ["-i", str(folder / "prompts.jsonl"), *TRAINING, "--draft-vocabulary", "200", "-q"]

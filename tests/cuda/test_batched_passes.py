@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of
 from toys import random_model
 
 from specctl.batching.read_passes import ReadPasses
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import generator_on
+from specctl.decoding.rows.judging import Drafted, judge_of
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
@@ -47,9 +51,24 @@ def begun(cuda: Devices, engine: str) -> ReadPasses:
 def asked(rows: int, width: int, reader: Reader | None = None) -> list[RowRequest]:
     uniform = None if reader is None or reader.sampling.greedy else 0.4
     return [
-        RowRequest(row, 20 + row, TEXT[20 + row :][:width], 1 if reader else width, reader=reader, uniform=uniform)
+        RowRequest(row, 20 + row, TEXT[20 + row :][:width], 1 if reader else width, reader=reader, about=uniform)
         for row in range(rows)
     ]
+
+
+def drafted(rows: int, sampling: Sampling, width: int = 4) -> list[RowRequest]:
+    """Verifications of drafts of other lengths, with distributions of their own."""
+    found = []
+    for row, request in enumerate(asked(rows, width + 1)):
+        count = width - row % 2
+        probs = torch.full((count, VOCABULARY), 1 / VOCABULARY, device="cuda:0")
+        draft = Draft(list(request.tokens[1 : count + 1]), None if sampling.greedy else probs, (), None)
+        generator = None if sampling.greedy else generator_on(torch.device("cuda:0"), row)
+        about = Drafted(draft, generator)
+        found.append(
+            replace(request, tokens=request.tokens[: count + 1], keep=count + 1, reader=judge_of(sampling), about=about)
+        )
+    return found
 
 
 def tally(cuda: Devices, passes: ReadPasses, requests: list[RowRequest]) -> Tally:
@@ -91,3 +110,20 @@ def test_replayed_passes_give_what_eager_ones_give(cuda: Devices) -> None:
             alone.extend(TEXT[: request.after], keep=0)
             wanted = alone.extend(request.tokens, keep=width).logits
             torch.testing.assert_close(found.logits.cpu(), wanted.cpu(), rtol=0, atol=2e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["greedy", "T=1", "block", "filtered"])
+@pytest.mark.representatives("block")
+def test_drafts_of_all_texts_are_judged_with_one_wait(cuda: Devices, name: str) -> None:
+    sampling = replace(READERS.get(name, READERS["T=1"]).sampling, verification="block" if name == "block" else "token")
+    passes, found = begun(cuda, "graph"), []
+    for rows in (2, 4):
+        passes.run(drafted(rows, sampling))
+        requests = drafted(rows, sampling)
+        cuda.ledger.clear()
+        passes.run(requests)
+        found.append(cuda.ledger.tally())
+    two, four = found
+    assert (four.copies, four.waits) == (two.copies, two.waits) == ((2, 1) if sampling.greedy else (3, 1))
+    own = 0 if sampling.greedy else 1  # a text's numbers come from its own generator
+    assert four.launches - two.launches == 2 * own

@@ -18,7 +18,7 @@ from toys import random_model
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
-from specctl.decoding.round import judge
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES

@@ -131,7 +131,7 @@ def test_a_capture_that_fails_in_the_middle_leaves_nothing_behind(version: tuple
 
 @pytest.mark.parametrize("failing", range(4), ids=["keys 0", "values 0", "keys 1", "values 1"])
 @pytest.mark.parametrize("engine", ["static", "graph"])
-@pytest.mark.representatives("static-values 0")
+@pytest.mark.representatives("static-values 0", slow=("graph-keys 1",))
 def test_memory_that_runs_out_while_buffers_grow_leaves_the_next_record_right(engine: str, failing: int) -> None:
     """At the keys or values of the first or second layer."""
     two_layers = tiny_model(2)

@@ -18,10 +18,10 @@ from specctl.decoding.copying.text_follower import Follower
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import HostGenerator
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
@@ -69,7 +69,11 @@ ALL = {("copy", False), ("copy", True), ("both", False), ("both", True), ("model
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.representatives(
-    "svip-T=1", "dropping-T=1 by block", "constant-T=0.7 top_k=2 top_p=0.95 by block", "head-T=1"
+    "svip-T=1",
+    "dropping-T=1]",
+    "constant-T=0.7 top_k=2 top_p=0.95 by block",
+    "head-T=1]",
+    slow=("dropping", "hierarchy-T=1 by block", "cost-optimal-T=1"),
 )
 def test_output_has_the_law_of_the_target(model: str, sampling: str) -> None:
     seen: set[tuple[str, bool]] = set()

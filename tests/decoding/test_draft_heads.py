@@ -130,7 +130,7 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> No
         text += round_.emitted
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_passes_show_states_and_draft_the_same() -> None:
     heard: list[str] = []
@@ -218,7 +218,7 @@ SHORT = [case for case in HEAD_CASES if case.name in ("svip", "cost-optimal")]
 @pytest.mark.parametrize(
     ("case", "lengths"), [*((case, (3, 4)) for case in HEAD_CASES), *((case, (2, 3)) for case in SHORT)], ids=str
 )
-@pytest.mark.representatives("(2, 3)", "constant: draft_length=2; T=0.7 top_k=2 top_p=0.95")
+@pytest.mark.representatives("(2, 3)", "constant: draft_length=2; T=0.7 top_k=2 top_p=0.95", slow=("constant", "svip"))
 def test_output_has_the_law_of_the_target(case: Case, lengths: tuple[int, int]) -> None:
     sampling = SAMPLINGS[case.sampling]
     found = enumerate_decode(lambda: toy_drafter(case), sampling, *lengths, layers=(0,))

@@ -16,9 +16,10 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.round import judge, prefill
+from specctl.decoding.round import prefill
 from specctl.decoding.rows import rows_of
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.rows_of import rows_over, verify
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
@@ -90,6 +91,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "on the host-with fewer rows than the target-T=1",
     "as on a device-a chain-T=1",
     "as on a device-leaves-T=0.7",
+    slow=("T=1 by block",),
 )
 def test_the_output_has_the_law_of_the_target(name: str, sampling: str) -> None:
     length = 3 if name == "below another draft" else LENGTH
@@ -177,8 +179,9 @@ def test_every_engine_drafts_alike(sampling: Sampling) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 @needs_onnx
-@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_graph_computes_the_logits_of_few_ids(quantize: str | None) -> None:
     model = trimmed("llama", SOME)
     runner = onnx_runner(model, 64, quantize)
@@ -240,3 +243,9 @@ def test_a_verdict_of_a_round_reads_the_drafts_ids() -> None:
     logits = torch.tensor([[0.0, 0.0, 50.0, 0.0], [0.0, 50.0, 0.0, 0.0]])
     verdict, _ = judge(draft, Forward(logits), Sampling(temperature=1.0), seeded(0))
     assert (verdict.accepted, verdict.extra) == (0, 2)
+
+
+def test_a_runner_of_fewer_rows_gives_states_to_who_asks() -> None:
+    runner = NarrowRunner(TableRunner(DRAFT[..., :2]), 2, 3)
+    assert runner.extend([0, 2], keep=1, hidden=True).hidden is not None
+    assert runner.extend([1], keep=1).hidden is None

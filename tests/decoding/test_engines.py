@@ -81,7 +81,12 @@ EVERYWHERE = ("constant", "svip", "specdec++")
     + [(family, name) for family in ("qwen3", "gpt-neox") for name in EVERYWHERE],
 )
 @pytest.mark.representatives(
-    "llama-svip", "llama-none-static", "llama-cost-optimal-fixed width", "gpt-neox-constant-static", "qwen3-svip-graph"
+    "llama-svip",
+    "llama-none-static",
+    "llama-cost-optimal-fixed width",
+    "gpt-neox-constant-static",
+    "qwen3-svip-graph",
+    slow=("qwen3-constant-onnx", "gpt-neox-constant", "llama-cost-optimal-onnx"),
 )
 def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str) -> None:
     target, draft = ENGINES[engine](random_model(family)), ENGINES[engine](noisy_copy(family))
@@ -92,7 +97,12 @@ def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", ["constant", "svip", "specdec++"])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)], ids=["plain", "filtered"])
-@pytest.mark.representatives("plain-svip-onnx", "plain-svip-static", "filtered-constant-graph")
+@pytest.mark.representatives(
+    "plain-svip-onnx",
+    "plain-svip-static",
+    "filtered-constant-graph",
+    slow=("filtered-constant-static", "filtered-specdec++-onnx", "plain-constant-fixed width"),
+)
 def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sampling: Sampling) -> None:
     """The same randomness is used up in the same order, so that the law of the one is the law of the other."""
     model, copy = random_model("llama"), noisy_copy("llama")
@@ -123,7 +133,7 @@ OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("static",))
 def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16(engine: str) -> None:
     changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", f"engine={engine}", "deterministic=true"]
     profile = resolve("embedded", overrides=[*changes, "sampling.max_new_tokens=64"]).profile

@@ -95,7 +95,7 @@ def test_a_head_that_does_not_read_again_is_caught() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox", "mistral"])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
-@pytest.mark.representatives("prompt-llama", "one token-gemma2")
+@pytest.mark.representatives("prompt-llama", "one token-gemma2", slow=("one token-qwen3", "prompt-mistral"))
 def test_greedy_text_is_the_targets_own(family: str, prompt: list[int]) -> None:
     head = head_of(family)
     drafter = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4))
@@ -117,7 +117,7 @@ def test_the_verifiers_keys_matter_and_so_does_their_place() -> None:
     assert len(set(drafts)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_passes_draft_the_same() -> None:
     heard: list[str] = []

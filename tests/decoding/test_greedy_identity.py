@@ -38,7 +38,14 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
     [(name, "noisy copy") for name in WITHOUT_FORESIGHT] + [(name, "smaller") for name in ("constant", "svip")],
 )
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("llama", "qwen3-svip", "gpt-neox-cost-optimal", "gemma2-constant", "mistral-svip")
+@pytest.mark.representatives(
+    "llama",
+    "qwen3-svip-noisy copy",
+    "gpt-neox-cost-optimal",
+    "gemma2-constant-noisy copy",
+    "mistral-svip-noisy copy",
+    slow=("constant", "cost-optimal-noisy copy"),
+)
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
     target = EagerRunner(random_model(family), 64)
     policy = POLICIES[name](**STOPPING.get(name, {}))

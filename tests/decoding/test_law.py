@@ -33,9 +33,10 @@ from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.round import judge, verified_round
+from specctl.decoding.round import verified_round
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed

@@ -313,7 +313,11 @@ ENGINES: dict[str, Callable[[Any], Runner]] = {
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
-@pytest.mark.representatives("gpt-neox-eager-ConstantLeaves", "qwen3-static-CostLeaves")
+@pytest.mark.representatives(
+    "gpt-neox-eager-ConstantLeaves",
+    "qwen3-static-CostLeaves",
+    slow=("llama-eager-ConfidenceLeaves", "qwen3-static-ConstantLeaves", "gpt-neox-static-CostLeaves"),
+)
 def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) -> None:
     leaves = 0
     for name in WITHOUT_FORESIGHT if (engine, family) == ("eager", "llama") else ("svip", "cost-optimal"):

@@ -20,9 +20,9 @@ from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError
@@ -215,6 +215,15 @@ def test_a_new_sequence_begins_without_what_was_learned() -> None:
         draft = drafter.draft([1, 2, 1], 2)
         assert draft.steps[0].next_accept_prob == 2 / 4
         drafter.observe(Round(0, draft.steps, 2, 9, ExtraToken.BONUS, draft.stop))
+
+
+def test_a_policy_begins_anew_only_where_a_text_does() -> None:
+    drafter = lookup()
+    with patch.object(Constant, "reset") as reset:
+        drafter.prefill([1, 2, 3], begins=False)
+        assert not reset.called
+        drafter.prefill([1, 2, 3])
+    assert reset.call_count == 1
 
 
 def test_a_policy_that_reads_a_distribution_is_refused() -> None:

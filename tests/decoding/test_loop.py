@@ -1,11 +1,23 @@
 import pytest
 import torch
 from scripted_rounds import scripted_rounds
-from toys import EOS, Script, TableRunner, assert_raw_signals, head_for, related_table, seeded, table, toy_head
+from toys import (
+    EOS,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    assert_raw_signals,
+    head_for,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode
+from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
@@ -315,3 +327,12 @@ def test_only_a_policy_that_never_drafts_goes_without_a_drafter() -> None:
     rounds = Play(Script(0, 2), limit=12).rounds
     assert [round_.drafted for round_ in rounds[:4]] == [0, 2, 0, 2]
     assert Play(Script(0, 2), limit=12).tokens == Play(None, limit=12).tokens
+
+
+def test_before_the_first_round_a_draft_reads_the_prompt_and_a_head_only_what_the_target_has_read() -> None:
+    prompt = [1, 2, 3, 4]
+    for draft, of_the_target in ((TableRunner(table(2)), 0), (ToyDraftHead(table(2), 1), 3)):
+        target = StateTable(table(1))
+        target.watch(getattr(draft, "layers", ()))
+        read_prompt(target, ModelDrafter(draft, Constant(2)), prompt)
+        assert (target.length, draft.length) == (of_the_target, 3)

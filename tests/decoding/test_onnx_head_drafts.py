@@ -51,7 +51,7 @@ def toy_runner(kind: str) -> DraftHeadRunner:
     ],
     ids=str,
 )
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("eagle3",))
 def test_output_has_the_law_of_the_target(kind: str, case: Case) -> None:
     runner, sampling = toy_runner(kind), SAMPLINGS[case.sampling]
 
@@ -81,7 +81,7 @@ def text_of(rounds: Sequence[Round]) -> list[int]:
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("eagle3")
+@pytest.mark.representatives(slow=("eagle3",))
 def test_greedy_text_is_the_targets_own_and_drafts_are_those_of_the_network(kind: str, prompt: list[int]) -> None:
     with torch.inference_mode(False):
         own = random_model("llama") if kind in STANDING_ALONE else verifier()

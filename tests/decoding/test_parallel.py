@@ -74,7 +74,9 @@ def threads() -> list[str]:
     ("block", "sampling"),
     [(1, "T=1"), (2, "T=1"), (3, FEW), (1, BY_BLOCK), (2, BY_BLOCK), (3, FEW_BY_BLOCK), (4, FEW)],
 )
-@pytest.mark.representatives("1-T=1]", "3-T=0.7 top_k=2 top_p=0.95]")
+@pytest.mark.representatives(
+    "1-T=1]", "3-T=0.7 top_k=2 top_p=0.95]", slow=("3-T=0.7 top_k=2 top_p=0.95 by block", "2-T=1 by block")
+)
 def test_output_has_the_law_of_the_target(block: int, sampling: str) -> None:
     found = enumerate_decode(lambda: drafter(block), SAMPLINGS[sampling])
     assert sum(found.law.values()) == pytest.approx(1)
@@ -84,7 +86,7 @@ def test_output_has_the_law_of_the_target(block: int, sampling: str) -> None:
 
 @pytest.mark.parametrize("sampling", ["T=1", BY_BLOCK])
 @pytest.mark.parametrize("length", [2, 4])
-@pytest.mark.representatives("2")
+@pytest.mark.representatives("2", slow=("4-T=1 by block",))
 def test_output_of_longer_blocks_has_the_law_of_the_target(length: int, sampling: str) -> None:
     found = enumerate_decode(lambda: drafter(3), SAMPLINGS[sampling], length)
     assert error(found, expected_law(SAMPLINGS[sampling], length)) < EXACT
@@ -180,7 +182,9 @@ def test_what_a_seed_gives_does_not_depend_on_who_is_quicker() -> None:
 @pytest.mark.parametrize("block", [1, 3, 8])
 @pytest.mark.parametrize("draft", ["smaller", "noisy copy"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("llama-smaller-8", "llama-noisy copy-1", "gemma2-noisy copy-3")
+@pytest.mark.representatives(
+    "llama-smaller-8", "llama-noisy copy-1", "gemma2-noisy copy-3", slow=("noisy copy-8", "smaller-3")
+)
 def test_tokens_are_those_of_generate(family: str, draft: str, block: int) -> None:
     target, drafting = EagerRunner(random_model(family), 64), drafter(block, EagerRunner(drafts(family)[draft], 64))
     with torch.inference_mode():

@@ -99,7 +99,7 @@ def test_drafts_of_a_noisy_copy_are_accepted_and_rejected(folder: Path, quantize
     ],
     ids=["int8", "int8 pair", "int4 in bfloat16"],
 )
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("int8 pair",))
 def test_the_embedded_pair_writes_what_its_quantised_target_writes(settings: dict[str, Any]) -> None:
     profile = resolve("embedded", overrides=[f"{key}={value}" for key, value in settings.items()]).profile
     pair = load_pair(profile)
@@ -130,7 +130,7 @@ def test_no_way_to_draft_changes_the_text_of_onnxruntimes_forms(form: Form, way:
     assert not greedy_differs(form, way, "llama")
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("onnx, int8",))
 @needs_onnx
 @pytest.mark.parametrize("form", ONNX, ids=str)
 def test_no_way_to_draft_changes_the_text_of_the_trained_target(form: Form) -> None:
@@ -149,6 +149,7 @@ def test_no_way_to_draft_changes_the_text_of_torchaos_forms(form: Form, way: str
     assert not greedy_differs(form, way, "llama")
 
 
+@pytest.mark.crossed
 @needs_onnx
 @pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *CHAINS])
 @pytest.mark.parametrize("form", ONNX, ids=str)
@@ -164,6 +165,7 @@ def test_block_verification_keeps_the_law_of_onnxruntimes_forms(form: Form) -> N
     assert law_error(form, "constant", BY_BLOCK) < ROUNDED
 
 
+@pytest.mark.crossed
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *OTHER_WAYS])
 @pytest.mark.parametrize("form", TORCHAO, ids=str)

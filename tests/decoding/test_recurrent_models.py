@@ -84,7 +84,7 @@ def test_other_families_are_checked_when_they_run() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("qwen3_next", "lfm2")
+@pytest.mark.representatives("qwen3_next", "lfm2", slow=("mamba2", "jamba", "zaya, sliding"))
 def test_target_only_decoding_is_generate(family: str) -> None:
     model = recurrent_model(family)
     config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, pad_token_id=0)
@@ -96,7 +96,7 @@ def test_target_only_decoding_is_generate(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("lfm2")
+@pytest.mark.representatives("lfm2", slow=("mamba2", "jamba", "bamba", "olmo_hybrid", "zaya, sliding"))
 def test_tokens_are_those_of_the_target_alone(family: str) -> None:
     ends: Counter[bool] = Counter()
     for name, drafter in drafters(family).items():
@@ -108,7 +108,7 @@ def test_tokens_are_those_of_the_target_alone(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("qwen3_next", "lfm2")
+@pytest.mark.representatives("qwen3_next", "lfm2", slow=("mamba2", "jamba", "zaya, sliding"))
 def test_what_it_writes_is_not_monotonous(family: str) -> None:
     assert len(set(alone(family, SHORT))) > 5
 
@@ -118,7 +118,7 @@ SMALL, PROMPT, FEW = 2, (1, 0), 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("qwen3_next")
+@pytest.mark.representatives("qwen3_next", slow=("jamba", "lfm2"))
 def test_sampled_tokens_have_the_law_of_the_target(family: str) -> None:
     """Over every branch of chance, with a vocabulary of two."""
     target, draft = recurrent_model(family, vocabulary=SMALL), noisy_recurrent(family, vocabulary=SMALL)
@@ -136,7 +136,7 @@ def test_sampled_tokens_have_the_law_of_the_target(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-@pytest.mark.representatives("qwen3_next", "jamba")
+@pytest.mark.representatives("qwen3_next", slow=("jamba", "mamba2"))
 def test_a_rollback_re_reads_no_more_than_a_round(family: str) -> None:
     """Otherwise a long text would be read again and again."""
     target = EagerRunner(recurrent_model(family), 64)
@@ -155,7 +155,9 @@ def test_a_rollback_re_reads_no_more_than_a_round(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "zaya, sliding", "lfm2"])
 @pytest.mark.parametrize("back", [1, SPACING, 2 * SPACING + 5, 100])
-@pytest.mark.representatives("1-qwen3_next", f"{2 * SPACING + 5}-lfm2", "100-qwen3_next")
+@pytest.mark.representatives(
+    "1-qwen3_next", f"{2 * SPACING + 5}-lfm2", "100-qwen3_next", slow=("1-falcon_h1", "32-jamba", "69-zaya, sliding")
+)
 def test_a_far_rollback(family: str, back: int) -> None:
     """The cache may end up shorter than asked, but what follows must be right."""
     runner = EagerRunner(recurrent_model(family), VOCABULARY)

@@ -288,9 +288,7 @@ def model_written(draft: Runner, policy: StoppingPolicy, sampling: Sampling) -> 
         *(("a block head", name) for name in ("constant", "confidence")),
     ],
 )
-@pytest.mark.representatives(
-    "a draft model-svip-T=1", "a chain head-constant-greedy", "a block head-constant-T=1", "a chain head-svip-T=1"
-)
+@pytest.mark.representatives("a draft model-svip-T=1", "a chain head-constant-greedy", "a block head-constant-T=1")
 def test_captured_steps_draft_the_same(draft: str, name: str, sampling: Sampling) -> None:
     with patch.object(Capturing, "runs_ahead", False):
         usual = model_written(CAPTURED[draft](), POLICIES[name](**STOPS_HERE.get(name, {})), sampling)

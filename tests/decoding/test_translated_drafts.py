@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
@@ -17,14 +18,17 @@ from specctl.decoding import round as one_round
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.rows.certain_rows import CertainRows
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
+from specctl.models.translation.own_text_runner import OwnTextRunner
 from specctl.models.translation.token_map import TokenMap
 from specctl.models.translation.translated_runner import TranslatedRunner
+from specctl.models.translation.written_runner import WrittenRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
@@ -38,15 +42,16 @@ TOYS = {
 }
 LENGTH = 3
 TOKENS = 40
+KINDS: dict[str, type[OwnTextRunner]] = {"shared": TranslatedRunner, "text": WrittenRunner}
 
 
-def toy_draft(name: str, seed: int = 3) -> Runner:
+def toy_draft(name: str, seed: int = 3, kind: str = "shared") -> Runner:
     tokens = toy_map(*TOYS[name])
-    return TranslatedRunner(TableRunner(table(seed, spread=1.0, vocabulary=tokens.draft.whole)), tokens)
+    return KINDS[kind](TableRunner(table(seed, spread=1.0, vocabulary=tokens.draft.whole)), tokens)
 
 
-def chain(name: str, policy: str = "constant", **settings: object) -> Drafter:
-    return ModelDrafter(toy_draft(name), POLICIES[policy](**settings))
+def chain(name: str, policy: str = "constant", kind: str = "shared", **settings: object) -> Drafter:
+    return ModelDrafter(toy_draft(name, kind=kind), POLICIES[policy](**settings))
 
 
 DRAFTERS: dict[str, Callable[[str], Drafter]] = {
@@ -54,6 +59,11 @@ DRAFTERS: dict[str, Callable[[str], Drafter]] = {
     "a policy that reads the law": lambda name: chain(name, "svip", c=1.0, threshold=0.75),
     "a policy that learns": lambda name: chain(name, "cost-optimal", max_draft=2),
     "leaves": lambda name: LeafDrafter(ModelDrafter(toy_draft(name), Constant(2), laws=True), leaf_rule(1)),
+    "text": lambda name: chain(name, "svip", "text", c=1.0, threshold=0.9),
+    "text, and a policy that learns": lambda name: chain(name, "cost-optimal", "text", max_draft=2),
+    "below another one": lambda name: PreVerifiedDrafter(
+        ModelDrafter(toy_draft(name, 4, "text"), Constant(1)), toy_draft(name), Constant(2)
+    ),
     "above another one": lambda name: PreVerifiedDrafter(
         ModelDrafter(toy_draft("one is cut in two", 4), Constant(1)), toy_draft(name), Constant(2)
     ),
@@ -67,6 +77,9 @@ DRAFTERS: dict[str, Callable[[str], Drafter]] = {
     "a chain-in another order, and more-T=1",
     "a policy that reads the law-words are cut anew-T=0.7 top_k=2 top_p=0.95",
     "above another one-one is cut in two-T=1 by block",
+    "text-words are cut anew-T=1 by block",
+    "text, and a policy that learns-one is cut in two-T=0.7 top_k=2 top_p=0.95",
+    "below another one-in another order, and more-T=1",
 )
 def test_the_output_has_the_law_of_the_target(drafter: str, toys: str, sampling: str) -> None:
     found = enumerate_decode(lambda: DRAFTERS[drafter](toys), SAMPLINGS[sampling], LENGTH, LENGTH)
@@ -83,6 +96,18 @@ def test_a_law_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Draft, "of", with_the_rest)
     found = enumerate_decode(lambda: chain("one is cut in two"), SAMPLINGS["T=1"], LENGTH, LENGTH)
+    assert error(found, expected_law(SAMPLINGS["T=1"], LENGTH)) > BIASED
+
+
+def test_text_that_counts_as_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written is certain, whatever law it was chosen from."""
+    read = CertainRows.read
+
+    def with_a_law(rows: CertainRows, *asked: Any, **named: Any) -> Any:
+        return read(rows, *asked, **named)[0], np.full(rows.numbers.shape[1], 1 / 3, np.float32)
+
+    monkeypatch.setattr(CertainRows, "read", with_a_law)
+    found = enumerate_decode(lambda: chain("one is cut in two", kind="text"), SAMPLINGS["T=1"], LENGTH, LENGTH)
     assert error(found, expected_law(SAMPLINGS["T=1"], LENGTH)) > BIASED
 
 
@@ -150,34 +175,57 @@ ENGINES: dict[str, Callable[[LlamaForCausalLM, int], Runner]] = {
 }
 
 
-def translated(name: str, engine: str = "eager") -> TranslatedRunner:
+def translated(name: str, engine: str = "eager", kind: str = "shared") -> OwnTextRunner:
     tokens = tokens_of(name)
-    return TranslatedRunner(ENGINES[engine](models(name)[1], tokens.draft.whole), tokens)
+    return KINDS[kind](ENGINES[engine](models(name)[1], tokens.draft.whole), tokens)
 
 
-def pair(name: str, engine: str = "eager") -> Any:
-    return pair_of(EagerRunner(models(name)[0], tokens_of(name).target.whole), translated(name, engine))
+def pair(name: str, engine: str = "eager", kind: str = "shared") -> Any:
+    return pair_of(EagerRunner(models(name)[0], tokens_of(name).target.whole), translated(name, engine, kind))
 
 
 @pytest.mark.parametrize("engine", ["eager", "static", "graph", pytest.param("onnx", marks=needs_onnx)])
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.representatives("a larger one-static", "a smaller one-graph", "pieces-eager")
-def test_greedy_tokens_are_those_of_generate(name: str, engine: str) -> None:
-    played = live(pair(name, engine), Setting.of({"name": "svip", "threshold": 0.9}), prompt(name), TOKENS, Sampling())
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives(
+    "shared-a smaller one-graph",
+    "text-pieces-eager",
+    slow=(
+        "shared-pieces-onnx",
+        "shared-bytes for pieces-static",
+        "shared-a larger one-static",
+        "text-a smaller one-graph",
+    ),
+)
+def test_greedy_tokens_are_those_of_generate(kind: str, name: str, engine: str) -> None:
+    both = pair(name, engine, kind)
+    played = live(both, Setting.of({"name": "svip", "threshold": 0.9}), prompt(name), TOKENS, Sampling())
     assert [token for round_ in played for token in round_.emitted] == expected(name)
     drafted = {step.token for round_ in played for step in round_.steps}
     assert len(drafted) > 3
-    assert drafted <= {*tokens_of(name).vocabulary.ids.tolist()}
+    assert kind == "text" or drafted <= {*tokens_of(name).vocabulary.ids.tolist()}
     if name in ("a larger one", "a smaller one"):  # a random model does not write spaces and words alike
         assert sum(round_.accepted for round_ in played) > 1
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"specdec++", "disco", "confidence"}))
-@pytest.mark.representatives("svip-pieces", "cost-optimal-bytes for pieces")
-def test_replayed_rounds_are_those_of_a_live_run(policy: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+PLAYED = [
+    ("shared", policy, name)
+    for policy in sorted(set(POLICIES) - {"specdec++", "disco", "confidence"})
+    for name in PAIRS
+]
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize(
+    ("kind", "policy", "name"),
+    [*PLAYED, *(("text", policy, "bytes for pieces") for policy in ("svip", "cost-optimal"))],
+)
+@pytest.mark.representatives("shared-cost-optimal-bytes for pieces", "text-svip-bytes for pieces")
+def test_replayed_rounds_are_those_of_a_live_run(
+    kind: str, policy: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(one_round, "working_seconds", Ticks(2.0, 4.0, 0.0))
-    both = pair(name)
+    both = pair(name, kind=kind)
     trace = trace_of(both, prompt(name), expected(name), TOKENS, 6, Sampling())
     settings: dict[str, Any] = {"max_draft": 6} if "max_draft" in POLICIES[policy].__dataclass_fields__ else {}
     found = [shape(one) for one in rounds(POLICIES[policy](**settings), trace, frozenset(), lambda *_: (2.0, 4.0))]
@@ -187,12 +235,16 @@ def test_replayed_rounds_are_those_of_a_live_run(policy: str, name: str, monkeyp
 
 @pytest.mark.parametrize("context", [1 << 20, 16])
 @pytest.mark.parametrize("name", list(PAIRS)[1:3])
-def test_what_is_predicted_depends_on_the_text_alone(name: str, context: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives("shared-a smaller one-16", "shared-pieces-1048576", "text-pieces-16")
+def test_what_is_predicted_depends_on_the_text_alone(kind: str, name: str, context: int) -> None:
     """Read in one pass or token by token, after other texts or not, and of texts longer than its context too."""
     text = [*prompt(name), *expected(name)]
-    runners = [translated(name) for _ in range(2)]
-    for runner in runners:
-        runner.runner.context = context
+    runners = []
+    for _ in range(2):
+        bare = EagerRunner(models(name)[1], tokens_of(name).draft.whole)
+        bare.context = context
+        runners.append(KINDS[kind](bare, tokens_of(name)))
     whole, single = runners
     with torch.inference_mode():
         rows = whole.extend(text, keep=len(text)).logits

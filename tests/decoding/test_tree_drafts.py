@@ -488,7 +488,7 @@ ENGINES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
-@pytest.mark.representatives("llama-graph", "gpt-neox-static")
+@pytest.mark.representatives("llama-graph", "gpt-neox-static", slow=("qwen3-eager", "llama-static"))
 def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
     elsewhere = 0
     for name in WITHOUT_FORESIGHT if engine == "eager" else ("svip", "cost-optimal"):
@@ -586,7 +586,7 @@ def test_laws_are_read_alike_on_another_device() -> None:
     rows = Forward(torch.randn(3, 9, generator=seeded(2)))
     for signals in (frozenset(), frozenset({"entropy", "token_prob"})):
         one = TreeDrafter(TableRunner(DRAFT), Constant(2), TreeSize(9, 3), record=signals)
-        here = one._beams_of(rows)
+        here = one._beams_of(rows, 3)
         there = DeviceRows(rows.logits).beams(3, slice(1), signals, tops=False)
         assert here.ids == there.ids
         assert np.array(here.logs) == pytest.approx(np.array(there.logs), abs=1e-6)

@@ -114,7 +114,7 @@ def played(drafter: ModelDrafter, prompt: Sequence[int], limit: int = 40) -> tup
 
 @pytest.mark.parametrize("prompt", [TEXT[:1], TEXT])
 @pytest.mark.parametrize("engine", HEADS)
-@pytest.mark.representatives("graph-prompt0", "uncompiled-prompt1")
+@pytest.mark.representatives("uncompiled-prompt1")
 def test_the_text_is_the_targets_own(engine: str, prompt: list[int]) -> None:
     drafter = TreeDrafter(HEADS[engine](head([*range(1, 64, 2)])), Constant(4), TreeSize(30, 5))
     target = EagerRunner(random_model("llama"), 64)
@@ -142,7 +142,7 @@ def test_a_tree_of_one_beam_is_the_chain(kind: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("GliDe-uncompiled")
+@pytest.mark.representatives("GliDe-uncompiled", slow=("EAGLE-3-graph",))
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine: str) -> None:
     def new() -> TreeDrafter:
         return TreeDrafter(HEADS[engine](KINDS[kind]()), Constant(3), TreeSize(20, 4))
@@ -160,7 +160,7 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine:
         text += round_.emitted
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_trees_are_the_same() -> None:
     heard: list[str] = []

@@ -9,19 +9,22 @@ import pytest
 import yaml
 from made_traces import flat_costs, trace, traces
 
+from specctl.calibration.batch_sizes import with_batches
 from specctl.calibration.grids import grid
 from specctl.calibration.search import search
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.export import foreign_engines as table
+from specctl.export.batch_lengths import with_further_passes
 from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
 from specctl.export.exports import Exports, GivenCosts
-from specctl.export.foreign_engine import Engine, Names, Sampled
+from specctl.export.foreign_engine import LONGEST, Engine, Names, Sampled
 from specctl.export.foreign_engines import ENGINES, engine_of, other_version
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading, reading_of, traces_as
 from specctl.export.rule_search import Exported, search_rule
-from specctl.export.rule_space import LONGEST, rule_space
+from specctl.export.rule_space import rule_space
+from specctl.export.spelling import lengths_of
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
@@ -173,7 +176,7 @@ def test_what_was_not_recorded_is_not_scored() -> None:
 
 
 def test_given_costs_price_wider_passes() -> None:
-    costs = GivenCosts(1.5, 12, 0.25).table
+    costs = GivenCosts(1.5, 12, 0.25).table()
     drafting, verifying = costs.clock(())(100, 4, 0)
     assert (drafting, verifying) == pytest.approx((0.006, 0.013))
 
@@ -302,3 +305,46 @@ def test_nothing_is_read_again_without_need() -> None:
     made = traces(6)
     same = traces_as(Reading(confidence="chosen"), made, None, no_pair)  # type: ignore[arg-type]
     assert same is made
+
+
+BY_SIZE = with_batches(K5, {4: Setting.of({"name": "constant", "draft_length": 2}), 16: NONE})
+
+
+def test_lengths_by_number_of_texts_are_written_where_an_engine_takes_them() -> None:
+    assert lengths_of(BY_SIZE) == [(1, 3, 5), (4, 15, 2), (16, None, 0)]
+    config = json.loads(flags("vllm", BY_SIZE)["--speculative-config"])
+    assert config["num_speculative_tokens"] == 5
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 3, 5], [4, 15, 2], [16, 16, 0]]
+    written = ENGINES["tensorrt-llm"].write(NAMES, BY_SIZE, Sampled())
+    found = yaml.safe_load(written.text)["speculative_config"]
+    assert (found["max_draft_len"], found["draft_len_schedule"]) == (5, {3: 5, 15: 2})
+    assert any("EAGLE heads alone" in note for note in ENGINES["sglang"].write(NAMES, BY_SIZE, Sampled()).notes)
+    assert "num_speculative_tokens_per_batch_size" not in json.loads(flags("vllm", K5)["--speculative-config"])
+
+
+def test_lengths_are_searched_for_each_number_of_texts() -> None:
+    some, dear = traces(6), flat_costs(2.0, 30.0, per_token=40.0)
+    costs = replace(flat_costs(1, 10), batches={4: dear})
+    found = {}
+    for name in ("vllm", "sglang"):
+        engine = replace(ENGINES[name], further_passes=0)
+        prompts = some.prompts[:4], some.prompts[4:8]
+        found[name] = search_rule(engine, Reading(), some, prompts, costs, NAMES, Sampled(), sizes=[4])
+        assert [one.found.score.setting for one in found[name].batches] == [NONE]
+    assert "per_batch_size" in found["vllm"].written.text
+    assert any("the fastest are none for 4" in note for note in found["sglang"].written.notes)
+
+
+def test_passes_that_draft_nothing_are_in_the_price_of_a_verification() -> None:
+    costs = replace(flat_costs(1.5, 10), batches={4: flat_costs(2.0, 30.0)})
+    priced = with_further_passes(ENGINES["llama.cpp"], costs)
+    assert priced.verify_ms[0].tolist() == [10, 11.5, 11.5]
+    assert priced.batches[4].verify_ms[0].tolist() == [30, 32, 32]
+    assert with_further_passes(ENGINES["vllm"], costs) is costs
+
+
+def test_onnxruntime_genai_is_handed_lengths_that_it_takes() -> None:
+    engine = ENGINES["onnxruntime-genai"]
+    assert [one.all_values["draft_length"] for one in rule_space(engine, None, 40)] == [*range(1, 17)]
+    text = engine.write(NAMES, K5, Sampled()).text
+    assert text == "params.set_speculative_options(max_draft_tokens=5, min_adaptive_k=0, cooldown=False)"

@@ -59,7 +59,7 @@ def recorded(pair: Pair) -> TraceSet:
     ],
     ids=["K 1", "K 6", "growing", "threshold", "low threshold"],
 )
-@pytest.mark.representatives("growing", "low threshold")
+@pytest.mark.representatives("growing")
 def test_passes_are_those_of_assisted_generation(
     pair: Pair, recorded: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, object]
 ) -> None:

@@ -215,13 +215,13 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ('self.head_ms[name] - self.signal_ms.get("accept_prob", 0.0)', "self.head_ms[name]"),
     ('> 1 else float("inf")\n    return found if found == found else float("inf")', "> 1 else 0.0\n    return found"),
     ("one.heard = monotonic()", "pass"),
-    ("one.asked, one.failures = False, 0", "one.asked = False"),
+    ("one.failures, one.careful = 0, max(0, one.careful - 1)", "one.careful = max(0, one.careful - 1)"),
     ("trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces", "trace.prompt_tokens for trace in traces"),
     ("own = round_.extra if round_.leaf is None else round_.leaf", "own = round_.extra"),
     ("[list(word) for word in words if all(", "[list(word) for word in words if any("),
     ("seen < len(text) - 2", "seen < len(text) - 3"),
-    ("self._spent[drafted + 1 : drafted + 1 + AHEAD]", "self._spent[drafted + 1 : drafted + AHEAD]"),
+    ("end = drafted + 1 + AHEAD", "end = drafted + AHEAD"),
     ("(before < top_p).sum(-1)", "(before <= top_p).sum(-1)"),
 )
-EQUIVALENT: tuple[tuple[str, str], ...] = ()
+EQUIVALENT: tuple[tuple[str, str], ...] = (("while start < len(piece):", "(start <= len(piece))"),)
 """Faults that change nothing anyone could see: part of the line, and what stands there instead."""

@@ -25,7 +25,8 @@ from tests.faults.reached import Reached
 from tests.faults.trials import PACKAGE, ROOT, Trial, copied, preload
 
 ROOMS = (
-    "decoding", "policies", "models/running", "models/passes", "replay", "calibration", "api", "replicas",
+    "decoding", "policies", "models/running", "models/passes", "models/translation", "batching", "replay",
+    "calibration", "api", "replicas",
 )  # fmt: skip
 ENOUGH = 0.95
 """The share of faults that must be seen."""

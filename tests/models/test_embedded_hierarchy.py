@@ -68,7 +68,9 @@ def said() -> list[int]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.representatives("full", "svip-over-specdec++")
+@pytest.mark.representatives(
+    "full", "svip-over-specdec++", slow=("svip-over-max-confidence", "four-levels", "draft-by-m2")
+)
 def test_greedy_text_is_that_of_generate(profiles: dict[str, Profile], said: list[int], name: str) -> None:
     answers, draft = answerer(profiles[name], SamplingTable(max_new_tokens=LENGTH))
     assert len(draft.levels) == LEVELS.get(name, 2)
@@ -80,7 +82,7 @@ def test_greedy_text_is_that_of_generate(profiles: dict[str, Profile], said: lis
 
 
 @pytest.mark.parametrize("name", ["full", "four-levels"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("full",))
 def test_a_record_is_the_same_after_others_as_alone(profiles: dict[str, Profile], name: str) -> None:
     sampling = SamplingTable(max_new_tokens=24, temperature=1.0, seed=3)
     stream, _ = answerer(profiles[name], sampling)

@@ -103,7 +103,7 @@ def test_a_pass_that_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPa
     assert heard == ["it runs uncompiled: torch.compile failed (RuntimeError: no such luck)"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
     """One after the other in one process: neither may run the other's code, nor that of a shorter cache.

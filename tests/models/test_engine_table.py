@@ -95,6 +95,8 @@ def test_draft_heads_run_as_their_verifier_on_onnxruntime(
     settings = EngineSettings(asked, draft_trees=trees)
     choice = chosen_for_head(asked, Where((device,), 1), settings, ENGINES["onnx"])
     assert (choice.name, choice.said) == (name, said)
+    block = chosen_for_head(asked, Where((device,), 1), settings, ENGINES["onnx"], blocks=True)
+    assert block == chosen_for_head(asked, Where((device,), 1), EngineSettings(asked), ENGINES["onnx"])
 
 
 class Toy(Engine):

@@ -1,14 +1,19 @@
 """What torch gives a text of a batch is what it gives that text alone, but for rounding."""
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from few_tokens import trimmed
+from pretend_cuda.pairs import tiny_model
 from toys import FAMILIES, Replays, random_model
 
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
+from specctl.models.running.row_passes.fixed_rows import FixedRows, Shape
 from specctl.models.running.row_passes.row_cache import RowLayer
 from specctl.models.running.runner import RowRequest
 from specctl.models.running.static import StaticRunner
@@ -143,3 +148,47 @@ def test_nothing_is_captured_before_all_buffers_are_there(monkeypatch: pytest.Mo
         assert capture.captured == 0, "captured passes make no buffers"
         passes.run([RowRequest(0, after, [1], 1)])
     assert capture.captured == 1
+
+
+def shapes_of(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    seen: list[Shape] = []
+    network = FixedRows._network
+
+    def noted(self: FixedRows, shape: Shape, *more: Any) -> Any:
+        seen.append(shape)
+        return network(self, shape, *more)
+
+    monkeypatch.setattr(FixedRows, "_network", noted)
+    return seen
+
+
+@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner, "graph"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.representatives("dtype0-EagerRunner", "dtype1-graph")
+def test_passes_of_one_shape_give_a_text_the_same_bit_for_bit_whatever_the_others(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, dtype: torch.dtype
+) -> None:
+    model = tiny_model().to(dtype)
+    one = GraphRunner(model, VOCABULARY, Replays()) if engine == "graph" else engine(model, VOCABULARY)
+    verifier, shapes, draws = FixedWidthRunner(one), shapes_of(monkeypatch), random.Random(3)
+    texts = [[draws.randrange(VOCABULARY) for _ in range(length)] for length in (9, 240, 40)]
+    blocks = [[draws.randrange(VOCABULARY) for _ in range(WIDTH)] for _ in range(6)]
+
+    def read(rows: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+        """Blocks of 16 tokens after each text, of these rows only."""
+        passes = verifier.rows(ROWS)
+        found: dict[int, list[torch.Tensor]] = {row: [] for row in rows}
+        passes.run([RowRequest(row, 0, texts[row], 0) for row in rows])
+        for step, block in enumerate(blocks):
+            asked = [RowRequest(row, len(texts[row]) + WIDTH * step, block, WIDTH) for row in rows]
+            for request, forward in zip(asked, passes.run(asked), strict=True):
+                found[request.row].append(forward.logits.clone())
+        return found
+
+    together = read(range(ROWS))
+    for row in range(ROWS):
+        (alone,) = read([row]).values()
+        assert all(map(torch.equal, alone, together[row])), "bit for bit"
+    assert {(shape.count, shape.width) for shape in shapes if shape.width <= WIDTH} == {(ROWS, WIDTH)}
+    spans = {shape.span for shape in shapes if shape.width == WIDTH}
+    assert spans == {256, 512}, "by classes of a text's own length"

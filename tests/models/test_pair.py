@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from checkpoints import llama_config, save_model
@@ -78,3 +80,10 @@ def test_a_draft_with_another_tokenizer_drafts_what_both_have_unless_one_is_aske
     draft = found.draft.model_copy(update={"vocabulary": "shared"})
     with pytest.raises(ModelError, match="tokenizer"):
         load_pair(found.model_copy(update={"draft": draft}))
+
+
+def test_below_the_target_each_draft_keeps_its_predictors(checkpoints):
+    pair = load_pair(profile(checkpoints["target"], checkpoints["draft"], checkpoints["small"]))
+    lower = replace(pair, named_predictors=({"of the draft": None}, {"of the small one": None})).lower
+    assert (lower.target, *lower.drafts) == pair.drafts
+    assert lower.named_predictors == ({"of the small one": None},)

@@ -132,7 +132,9 @@ def test_a_profile_loads_its_target_in_shards(families):
     ("family", "placement"),
     [("llama", "tensor"), ("qwen3", "tensor"), ("gpt-neox", "tensor"), ("llama", "pipeline"), ("qwen3", "pipeline")],
 )
-@pytest.mark.representatives("gpt-neox-tensor-greedy", "llama-pipeline-sampled")
+@pytest.mark.representatives(
+    "gpt-neox-tensor-greedy", "llama-pipeline-sampled", slow=("qwen3-pipeline-greedy", "llama-tensor-sampled")
+)
 def test_a_model_in_shards_writes_what_it_writes_whole(families, family, placement, engine, settings):
     pair = families(family).sharded(placement, engine)
     alone, found = completed(families(family).pair, settings), completed(pair, settings)
@@ -261,7 +263,7 @@ def test_an_interrupt_waits_for_the_end_of_a_pass(families):
     assert runner.extend(PROMPT[5:8], keep=1).logits.shape == (1, VOCABULARY), "the ranks are out of step"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no compiler")
 def test_compiled_passes_of_shards_write_the_same(families):
     pair = families("llama").sharded(engine="static", compile=True)
@@ -282,7 +284,7 @@ def test_what_cannot_run_in_shards_falls_back_or_is_refused(families):
         families("llama").sharded(engine="onnx")
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("130",))
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT] * 2, 130), ([signal.SIGTERM], 143)])
 def test_a_command_whose_follower_was_stopped_can_be_ended(tmp_path, signals, code):
     """A collective waits in native code for the follower, for half an hour."""

@@ -225,3 +225,22 @@ def test_models_that_place_tokens_by_their_mask_run_eagerly_and_right(config: An
     runner.rollback(7)
     whole = model(torch.tensor([TOKENS[:12]]), use_cache=False).logits[0, -5:, :VOCABULARY]
     torch.testing.assert_close(runner.extend(TOKENS[7:12], keep=5).logits, whole, atol=5e-5, rtol=1e-4)
+
+
+class Uncompiled:
+    """A compiler that notes what it is told of the passes that it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[bool, bool]] = []
+
+    def compiled(self, step: Any, given: Any, _buffers: Any, single: bool, _rows: Any = ()) -> Any:
+        self.told.append((given[0].shape[1] == 1, single))
+        return step
+
+
+def test_a_compiler_is_told_which_passes_read_one_token() -> None:
+    compiler = Uncompiled()
+    runner = StaticRunner(random_model("llama"), VOCABULARY, compiler=compiler)  # type: ignore[arg-type]
+    for count in (3, 1, 4, 1):
+        runner.extend(TOKENS[:count], keep=1)
+    assert sorted(compiler.told) == [(False, False), (True, True)]

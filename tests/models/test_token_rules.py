@@ -64,7 +64,6 @@ def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Cal
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.representatives(
     "repetition penalty-prompt",
-    "no n-gram twice-prompt",
     "bad words-prompt",
     "suppressed-one token",
     "forced start-one token",

@@ -12,10 +12,11 @@ from other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, s
 from toys import TableRunner, table
 from transformers import PreTrainedTokenizerFast
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, ProfileError
 from specctl.models.files.tokenizer import BareTokenizer, Spelling
+from specctl.models.loading import vocabularies
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.vocabularies import token_map
+from specctl.models.loading.vocabularies import covered, token_map
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.runner import Forward
 from specctl.models.translation.draft_text import DraftText
@@ -170,6 +171,19 @@ def test_what_a_draft_reads_depends_on_the_text_alone(seed: int) -> None:
     assert wandering.ids == whole.ids
 
 
+@pytest.mark.parametrize("tokenizers", [(OTHERS, PIECES), (OTHERS, BYTES), (BYTES, OTHERS)])
+def test_a_text_that_was_cut_is_read_as_one_that_never_was_longer(tokenizers: Any) -> None:
+    target, draft = (one() for one in tokenizers)
+    tokens, ids = map_of(target, draft), target.encode(TEXT)
+    cut, grown = DraftText(tokens), DraftText(tokens)
+    for length, token in enumerate(ids, start=1):
+        grown.append(token)
+        for more in ids[len(cut.tokens) : length + 2]:
+            cut.append(more)
+        cut.truncate(length)
+        assert cut.ids == grown.ids
+
+
 def test_columns_of_numpy_are_those_of_torch() -> None:
     class HostTable(TableRunner):
         def extend(self, tokens: Any, keep: int, *, hidden: bool = False) -> Forward:
@@ -200,12 +214,13 @@ def profile(target: str, draft: str, **settings: object) -> Profile:
 
 def test_a_pair_of_two_tokenizers_is_loaded_and_told_of(tmp_path: Path) -> None:
     told: list[str] = []
-    asked = profile(saved(tmp_path / "big", OTHERS()), saved(tmp_path / "small", PIECES()))
+    models = saved(tmp_path / "big", OTHERS()), saved(tmp_path / "small", PIECES())
+    asked = profile(*models, vocabulary="intersection")
     pair = load_pair(asked, engines=EngineSettings(engine="eager", notice=told.append), measured=False)
     (runner,) = pair.drafts
     assert isinstance(runner, TranslatedRunner)
     shared = map_of(OTHERS(), PIECES()).told
-    assert engine_report(runner, "eager") == f"eager (drafts the {shared})"
+    assert engine_report(runner, "eager") == f"eager ({shared})"
     assert [line for line in told if "another tokenizer" in line and line.endswith(shared)]
     assert pair.context == pair.target.context
     assert isinstance(pair.eagerly().drafts[0], TranslatedRunner)
@@ -225,17 +240,34 @@ def lower_case() -> PreTrainedTokenizerFast:
         (PIECES, {"vocabulary": "shared"}, "The tokenizers differ: id"),
         (PIECES, {"tokens": 100}, "draft.tokens is about the target's"),
         (lower_case, {}, "the draft's does not give back a text: of .The quick brown fox .* .the quick brown fox"),
+        (lower_case, {"vocabulary": "text"}, "the draft's does not give back a text"),
     ],
 )
 def test_a_pair_that_cannot_be_is_an_error(tmp_path: Path, tokenizer: Any, settings: Any, message: str) -> None:
     asked = profile(saved(tmp_path / "big", OTHERS()), saved(tmp_path / "small", tokenizer()), **settings)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ProfileError if tokenizer is lower_case else ModelError, match=message):
         load_pair(asked, measured=False)
 
 
-def test_a_pair_without_a_common_token_is_an_error() -> None:
-    with pytest.raises(ModelError, match="the draft 'small' have not a single token in common"):
-        token_map(DraftTable(model="small"), ToyTokenizer("<end>", "a"), ToyTokenizer("<end>", "b"), 2, 2)
+@pytest.mark.parametrize("vocabulary", ["auto", "intersection", "text"])
+def test_a_pair_without_a_common_token_is_an_error(vocabulary: Any) -> None:
+    table = DraftTable(model="small", vocabulary=vocabulary)
+    with pytest.raises(ProfileError, match="the draft 'small' have not a single token in common"):
+        token_map(table, ToyTokenizer("<end>", "a"), ToyTokenizer("<end>", "b"), 2, 2)
+
+
+def test_text_is_written_where_shared_tokens_are_too_small_a_part_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabularies, "COVERED", 0.9)
+    target, whole = OTHERS(), len(OTHERS())
+    for draft, writes in ((PIECES(), True), (byte_level(440, "<|begin|>", "<|end|>"), False)):
+        asked = DraftTable(model="small"), target, draft, whole, len(draft)
+        found, needed = token_map(*asked), token_map(*asked, needs_law=True)
+        assert found is not None
+        assert needed is not None
+        assert (found.writes_text, needed.writes_text) == (writes, False)
+        assert (covered(found, target) < 0.9) is writes
+    with pytest.raises(ProfileError, match="it cannot verify a faster draft"):
+        token_map(DraftTable(model="small", vocabulary="text"), *asked[1:], needs_law=True)
 
 
 def test_one_tokenizer_is_shared_whatever_is_asked(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
     "llama-static-root in the chain",
     "gpt2-static-root in the tree",
     "phi3-eager-root in the chain",
+    slow=("gpt-neox-static-root in the chain", "llama-eager-root in the tree", "gpt-neox-graph-root in the tree"),
 )
 def test_a_tree_that_grows_pass_by_pass_is_the_tree_of_one_pass(
     engine: str, family: str, rooted: bool, prompt: int, pieces: list[tuple[list[int], list[int]]], seed: int

@@ -5,6 +5,7 @@ from copy import deepcopy
 import torch
 
 from specctl.models.passes.watching import LAST, LayerWatch
+from specctl.models.running.static import StaticRunner
 from tests.toys import random_model
 
 
@@ -19,3 +20,12 @@ def test_what_is_kept_takes_no_part_in_gradients():
     assert kept is not None
     assert all(not states.requires_grad for states in kept.values())
     deepcopy(model)  # torch copies no tensor that a gradient could flow through
+
+
+def test_nor_does_what_a_runner_over_fixed_buffers_keeps():
+    model = deepcopy(random_model("llama"))
+    runner = StaticRunner(model, 64)
+    runner.extend([1, 2, 3], keep=1, hidden=True)
+    with torch.enable_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    deepcopy(model)

@@ -407,3 +407,10 @@ def test_each_token_ahead_is_kept_only_if_those_before_it_are(price: float, goes
     spent[:] = [1.01 * count for count in range(len(spent))]
     spent[5] = spent[2] + price
     assert policy._goes_on(2, 1.0, 0.5) is goes_on
+
+
+def test_a_draft_without_entropy_cannot_be_judged() -> None:
+    assert features(DraftStep(1, token=5, entropy=0.0, top_prob=0.5)) == (0.0, 0.0)
+    assert features(DraftStep(1, token=5, entropy=4.0, top_prob=0.5)) == (0.0, 2.0)
+    with pytest.raises(ValueError, match="did not compute a signal"):
+        features(DraftStep(1, token=5, top_prob=0.5))

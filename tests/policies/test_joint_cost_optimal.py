@@ -11,6 +11,7 @@ from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.policies import NONE, Setting
 from specctl.policies.draft_allowance import DraftAllowance
+from specctl.policies.round_times import RoundTimes
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -138,8 +139,22 @@ def test_rows_of_a_setting_share_a_decision_until_one_begins_anew() -> None:
     assert isinstance(decisions.policy(forgetting, 0, lambda _: 0), CostOptimal)
 
 
-def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time() -> None:
+def test_texts_of_several_settings_are_decided_about_at_once_each_by_its_own_rule() -> None:
+    decisions, order = Decisions(), (2, 0, 3, 1)
+    policies = [
+        decisions.policy(Setting.of({"name": "cost-optimal", "max_draft": 3 + row % 2}), row, lambda _: 0)
+        for row in range(4)
+    ]
+    rows = [policies[row] for row in order]
+    assert decisions.run(rows) == [3, 3, 4, 4]  # type: ignore[arg-type]
+
+
+def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By hand: four rows of which one begins, each going on for 2 ms of a draft pass and 4 ms of a verification."""
+    passed: list[bool] = []
+    monkeypatch.setattr(RoundTimes, "pass_over", lambda _, drafted: passed.append(drafted))
     joint = JointCostOptimal(CostOptimal())
     views, steps = [joint.row(lambda _: 0) for _ in range(4)], (DraftStep(1, 5, 0.4, 0.8),)
     for number in range(CROWDED + 40):
@@ -156,6 +171,7 @@ def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
         for view in views:
             view.drafted = 0
         assert (joint.shared._times._timed > 0) == (number >= CROWDED)
+        assert len(passed) == min(number + 1, CROWDED)
     times = joint.shared._times
     assert (times._draft.at(1), times._verify.line.at(1)) == pytest.approx((8e-3, 16e-3), rel=0.05)
 
@@ -168,6 +184,7 @@ def batched(draft: float, target: float, per_row: float) -> CostTable:
 
 
 @pytest.mark.parametrize("per_row", [0.02, 0.3])
+@pytest.mark.representatives("0.3")
 def test_no_constant_length_is_faster_by_more_than_a_hundredth(per_row: float) -> None:
     """Alone, each text takes what it waits for as its own price, and the batch loses a tenth and more."""
     texts, costs = traces(5, prompts=48).traces, batched(1.0, 8.0, per_row)

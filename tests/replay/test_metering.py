@@ -1,5 +1,10 @@
 """A draft head is timed as it runs: each round begins with what the round before it emitted."""
 
+from collections import defaultdict
+from statistics import median
+from typing import Any
+
+import pytest
 import torch
 from toy_heads import random_block
 from toys import StateTable, TableRunner, ToyDraftHead, table
@@ -11,7 +16,8 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.runner import Forward
 from specctl.policies import Signal
 from specctl.replay.costs import signal_key
-from specctl.replay.recording.metering import IN_A_ROW, PASSES, measure
+from specctl.replay.recording import metering
+from specctl.replay.recording.metering import ALONE, IN_A_ROW, NOT_COUNTED, PASSES, WARM_UPS, WARMING, measure
 
 VOCABULARY, CONTEXT, LONGEST = 120, 20, 6
 
@@ -60,3 +66,21 @@ def test_a_head_that_drafts_blocks_is_timed_with_what_it_foresees() -> None:
     costs = measure(pair_of(target, draft), [CONTEXT], LONGEST, [signals], Sampling(), [0.0])
     assert costs.lengths.tolist() == [0, 1, 2, 3, 4], "a longer draft than its blocks cannot be timed"
     assert signal_key(signals) in costs.signal_ms
+
+
+def test_rounds_that_warm_up_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = defaultdict[int, list[float]](list)  # milliseconds by length, infinite where it warms up
+
+    def round_(_pair: Any, _sequence: Any, length: int, *_: Any) -> tuple[float, float]:
+        number, again = divmod(len(played[length]), IN_A_ROW if length else ALONE)
+        cold = number < WARM_UPS or again < (NOT_COUNTED if length else WARMING)
+        played[length].append(float("inf") if cold else len(played[length]))
+        return played[length][-1], 2 * played[length][-1]
+
+    monkeypatch.setattr(metering, "_round", round_)
+    pair = pair_of(*(TableRunner(table(seed, vocabulary=VOCABULARY)) for seed in (1, 2)))
+    costs = measure(pair, [CONTEXT], LONGEST, [], Sampling(), [0.0])
+    expected = [median(time for time in played[length] if time < float("inf")) for length in range(LONGEST + 1)]
+    assert len(played[1]) == PASSES * IN_A_ROW
+    assert costs.draft_ms.tolist() == [expected]
+    assert costs.verify_ms.tolist() == [[2 * time for time in expected]]

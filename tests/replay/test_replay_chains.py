@@ -64,6 +64,7 @@ def told(played: Round) -> tuple[object, ...]:
 
 @pytest.mark.usefixtures("drafts_at_will")
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.policy)
+@pytest.mark.representatives("svip", "cost-optimal")
 def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts in turn, so that what was learned of the first counts in the second."""
     monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
@@ -122,7 +123,7 @@ def laws(toy: Toy, sampling: Sampling, setting: Setting, *, as_chain: bool) -> f
 
 @pytest.mark.usefixtures("drafts_at_will")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.representatives("token", "block")
+@pytest.mark.representatives("token")
 def test_sampled_rounds_have_the_law_of_live_ones(case: str) -> None:
     assert laws(*CASES[case], as_chain=True) < EXACT
 
@@ -178,3 +179,11 @@ def test_a_trace_without_prompts_says_so() -> None:
     with pytest.raises(UsageError, match="holds no prompts"):
         list(play(players, replace(trace, prompt_ids=[]), frozenset()))
     assert list(play(players_of(SETTINGS[0], [None]), replace(trace, prompt_ids=[]), frozenset()))
+
+
+def test_the_prompt_is_read_before_the_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, lengths = Chaining.begin, list[int]()
+    monkeypatch.setattr(Chaining, "begin", lambda chaining: (lengths.append(chaining.length), begin(chaining))[1])
+    _, (trace, _) = greedy_pair()
+    list(play(players_of(chained(SETTINGS[0]), [None]), trace, frozenset()))
+    assert lengths == [trace.prompt_tokens - 1]

@@ -159,7 +159,9 @@ def assert_rounds_are_live(
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 @pytest.mark.parametrize("kind", PAIRS)
-@pytest.mark.representatives("chain-constant", "chain-cost-optimal", "block-svip", "toy")
+@pytest.mark.representatives(
+    "chain-constant", "chain-cost-optimal", "block-svip", "toy", slow=("model-constant", "crossing-svip")
+)
 def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy(kind)
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
@@ -168,7 +170,7 @@ def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: d
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-@pytest.mark.representatives("block")
+@pytest.mark.representatives("block", slow=("model", "toy"))
 def test_so_are_those_after_a_prompt_of_one_token(kind: str) -> None:
     """One setting of each policy: what differs is where the head's own cache begins."""
     pair, trace = greedy(kind, prompt=PROMPT[:1])
@@ -250,7 +252,7 @@ def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Tr
 
 @pytest.mark.parametrize("length", [1, 5, PIECE + 40])
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
-@pytest.mark.representatives("remembering-1", "block-552")
+@pytest.mark.representatives("remembering-1", "block-552", slow=("crossing-5", "chain-552"))
 def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
     kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
+from other_tokenizers import toy_map
 from scipy.stats import chisquare
 from test_replay_hierarchy import Part, live, players, policies, said, shared_clock
 from toys import EOS, StateTable, TableRunner, ToyDraftHead, related_table, table, toy_head
@@ -21,6 +22,7 @@ from traced import pair_of, trace_of
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
+from specctl.models.translation.written_runner import WrittenRunner
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play
 from specctl.replay.recording import block_coupling, block_recording, grid_recording, tails
@@ -81,6 +83,17 @@ class HeadToy(Toy):
         runner = StateTable(target)
         runner.watch(draft.layers)
         return pair_of(runner, draft, eos=self.eos, heads=[toy_head(target, 5)])
+
+
+@dataclass(frozen=True)
+class TextToy(Toy):
+    """The draft writes text of which the target's tokens are cut: each is certain."""
+
+    def pair(self) -> Pair:
+        tokens = toy_map(("<end>", "a", "ab")[: self.vocabulary], ("a", "b", "<stop>"))
+        draft = TableRunner(table(4, spread=1.5, vocabulary=tokens.draft.whole))
+        target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
+        return pair_of(TableRunner(target), WrittenRunner(draft, tokens), eos=self.eos)
 
 
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
@@ -154,7 +167,7 @@ POLICIES_ALONE = [
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
-@pytest.mark.representatives("svip")
+@pytest.mark.representatives("svip", slow=("cost-optimal",))
 def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in [
@@ -180,7 +193,7 @@ DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger":
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), [*POLICIES_ALONE, DROPPING], ids=str)
-@pytest.mark.representatives("svip")
+@pytest.mark.representatives("svip", slow=("cost-optimal",))
 def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in [*IN_BLOCKS, *([] if name == "svip" else LONGER[1:])]:
@@ -188,12 +201,21 @@ def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("token",))
 @pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
 def test_so_have_longer_texts_that_may_end(sampling: Sampling) -> None:
     for name, settings, _ in [*POLICIES_ALONE, DROPPING][: 10 + (sampling is BLOCK)]:
         for toy in LONGER:
             assert_same_law(toy, [(name, settings, False)], sampling)
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
+@pytest.mark.parametrize("name", ["svip", "cost-optimal"])
+@pytest.mark.representatives("svip-block", "cost-optimal-block")
+def test_so_have_rounds_of_a_draft_that_writes_text(name: str, sampling: Sampling) -> None:
+    settings = next(settings for known, settings, _ in POLICIES_ALONE if known == name)
+    stops = assert_same_law(TextToy(1, 3, 3), [(name, settings, False)], sampling)
+    assert stops >= {StopReason.BUDGET, StopReason.POLICY}
 
 
 PAIRS: Part = ("constant", {"draft_length": 2}, False)
@@ -246,7 +268,7 @@ CHANCE = [(HeadToy(1, 2, 4), PLAIN, 3000), (HeadToy(1, 3, 3), BLOCK, 1500), (Toy
 
 
 @pytest.mark.parametrize(("toy", "sampling", "count"), CHANCE, ids=str)
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("Toy(drafts=1", "HeadToy(drafts=1, vocabulary=3"))
 def test_so_have_rounds_replayed_from_traces_as_chance_makes_them(toy: Toy, sampling: Sampling, count: int) -> None:
     """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
     pair, parts = toy.pair(), [PAIRS]
@@ -307,7 +329,7 @@ SHORT = ("full", "SpecDec++ over SVIP", "cost-optimal twice")
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
-@pytest.mark.representatives(*SHORT[1:])
+@pytest.mark.representatives(SHORT[2], slow=("DISCO over DISCO", *SHORT[:2]))
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()

@@ -230,6 +230,7 @@ def test_a_replica_takes_as_many_questions_as_it_has_places(start):
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.representatives("2")
 def test_of_those_that_ended_with_a_replica_only_the_one_that_ended_it_is_given_up(start, heard, count):
     replicas = start(count, ROWS, {"count": 4}, places=4)
     questions = [{"said": number, "dies": number == 5, "seconds": 0.01} for number in range(14)]

@@ -59,6 +59,25 @@ def test_actors_answer_in_order_and_are_started_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_an_actor_answers_several_questions_at_once_and_one_that_ends_it_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    connected("auto")
+    warnings = []
+    job = Job("tests.replicas.toy_jobs:rows", {"count": 3})
+    with RayReplicas([None], job, {"num_cpus": 1}, warnings.append, places=3) as replicas:
+        started(replicas)
+        assert (replicas.count, replicas.idle()) == (3, [0, 1, 2])
+        questions = [{"said": number, "seconds": 0.1} for number in range(12)]
+        questions[4]["dies_once"] = str(tmp_path / "died")
+        questions[8] = {"dies": True}
+        answers = [answer for _, answer in in_order(replicas, [Task(None, question) for question in questions])]
+    assert isinstance(answers.pop(8), GivenUp)
+    assert [answer["said"] for answer in answers] == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11]
+    assert max(answer["together"] for answer in answers) > 1
+    assert all("died" in warning for warning in warnings)
+
+
+@pytest.mark.slow
 def test_an_actor_that_stayed_loads_again_what_was_written_since(tmp_path, monkeypatch):
     files = clusters.Files(tmp_path)
     monkeypatch.chdir(files.folder("A"))

@@ -94,6 +94,15 @@ def test_runs_are_those_of_one_process_in_its_order_and_are_resumed(asked, alone
     assert run(asked, None, again, lambda _: pytest.fail("replicas were started")) is again
 
 
+@pytest.mark.slow
+def test_replicas_that_run_several_prompts_at_once_have_the_runs_of_one_process(asked, alone):
+    asked = replace(asked, batch=2)
+    found = run(asked)
+    assert sorted(outcomes(found)) == sorted(outcomes(alone))
+    assert (found.header.batch, alone.header.batch) == (2, 1)
+    assert run(asked, None, found, lambda _: pytest.fail("replicas were started")) is found
+
+
 def test_a_difference_that_was_not_written_is_found_on_resuming(asked, alone):
     """An end between a prompt's last run and its comparison: the replica runs nothing and compares."""
     one = next(each for each in alone.runs if each.candidate != "none")
@@ -131,3 +140,6 @@ def test_replicas_that_would_share_are_refused(asked, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["specctl", "bench", "--workers", "2", "--oracle"])
     assert entry._run() == 2
     assert "--oracle needs all prompts on one device" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["specctl", "bench", "--workers", "2", "--batch", "auto"])
+    assert entry._run() == 2
+    assert "--batch auto may be another number in each replica" in capsys.readouterr().err

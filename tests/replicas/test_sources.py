@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +142,18 @@ def test_an_actor_whose_files_were_written_since_says_so(a):
     os.utime(a / "big" / "model.safetensors")
     assert actor.begin(life) == (STALE, None)
     assert Actor(Job(ECHO, {}), 0, 0.0).begin("another")[0] == "gone"
+
+
+def test_a_watch_comes_back_when_it_is_released():
+    actor, back = Actor(Job(ECHO, {}), 0, 0.0), threading.Event()
+    _, life = actor.life()
+    watch = threading.Thread(target=lambda: (actor.watch(life), back.set()))
+    watch.start()
+    assert not back.wait(0.05)
+    actor.release()
+    assert back.wait(60)
+    watch.join()
+    assert actor.watch("another life")[0] == "gone"
 
 
 def test_a_local_replica_that_is_started_again_after_the_weights_were_replaced_ends_the_mixture(a):

@@ -23,6 +23,7 @@ EOS = frozenset({0})
 
 
 @pytest.mark.parametrize("ratio", [3, 30])
+@pytest.mark.representatives("3")
 def test_the_signal_bound_lies_between_the_policies_and_the_oracle(ratio: float) -> None:
     some, ids = traces(4), [f"p{n}" for n in range(12)]
     costs = flat_costs(1, ratio)
@@ -95,7 +96,7 @@ def test_cost_optimal_learns_early() -> None:
 
 
 @pytest.mark.parametrize("ratios", [(8,), (3, 30)], ids=["8", "3 and 30"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("8",))
 def test_every_policy_is_compared_on_every_part_of_a_trace_file(tmp_path, monkeypatch, capsys, ratios) -> None:
     monkeypatch.setattr("tools.comparison.regimes.RATIOS", ratios)
     path, compared = tmp_path / "t.jsonl", []

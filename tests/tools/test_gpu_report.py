@@ -131,6 +131,7 @@ def broken(lines: list[Line]) -> list[str]:
     return [line["claim"] for line in lines if line["kind"] == "check" and line["held"] is False]
 
 
+@pytest.mark.slow
 def test_speeds_of_an_engine(tmp_path: Path) -> None:
     lines = found_by(speeds.engine_speeds, tmp_path, "static", "plain", bandwidth=1e9)
 

@@ -62,7 +62,7 @@ def after(steps: int, error: type[BaseException] = KeyboardInterrupt) -> Callabl
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-@pytest.mark.representatives("dflash-adamw", "specdec++", "disco")
+@pytest.mark.representatives("dflash-adamw", "specdec++", "disco", slow=("mtp-muon", "eagle3-adamw", "dspark-muon"))
 def test_an_interrupted_training_ends_as_if_nothing_had_happened(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,11 @@ from specctl.training.drafts.drafted_rounds import head_drafts
 from specctl.training.drafts.lessons import Teacher
 
 
-def test_every_kind_can_be_read_and_trained() -> None:
-    assert COURSES.keys() == FORMATS.keys()
+def test_every_kind_that_is_trained_can_be_read() -> None:
+    assert COURSES.keys() == {kind for kind, row in FORMATS.items() if row.trained}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", COURSES)
 def test_a_head_is_what_is_read_of_its_description(kind: str) -> None:
     target = random_model("llama")
     small = "draft_vocabulary" in COURSES[kind].flags

@@ -222,6 +222,17 @@ def from_deepspec(folder: Path) -> None:
     write(folder, saved, dict(model.state_dict()), chained(given, begin, step))
 
 
+def windowed(folder: Path) -> None:
+    """Windows and LongRoPE, at the text's length and with the frequencies for short texts."""
+    factors = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 4.0, 8.0, 16.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 64, **factors}
+    from_speculators(
+        folder / "eagle3-speculators-windowed",
+        "llama",
+        {"layer_types": ["sliding_attention"], "sliding_window": 4, "rope_parameters": rope},
+    )
+
+
 def main(folder: Path) -> None:
     torch.manual_seed(15)
     from_speculators(folder / "eagle3-speculators", "llama", {"rope_parameters": LLAMA3})
@@ -239,6 +250,7 @@ def main(folder: Path) -> None:
         {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
         norm_before_fc=True,
     )
+    windowed(folder)
     from_eagle(folder / "eagle3-safeailab", 3, draft_vocab_size=DRAFT_VOCABULARY)
     from_eagle(folder / "eagle1-safeailab", 1, rope_theta=1000.0)
     from_eagle(folder / "eagle1-qwen2", 1, rope_theta=1000.0, qkv_bias=True, bias=False)

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ def calibrate_one(
     earlier: "TraceSet | None" = None,
     replication: Replication | None = None,
     batch: "Batch" = 1,
+    sizes: "Sequence[int]" = (),
 ) -> "Decision":
     """Collect the traces of the prompts, if there are any, search, and run the winner live.
 
@@ -58,6 +59,7 @@ def calibrate_one(
         earlier: an earlier trace, to search in or to go on with.
         replication: replicas that trace; None for none.
         batch: how many prompts are answered at once.
+        sizes: numbers of texts at once for which a setting is chosen too.
     """
     from specctl.calibration.decision import decide
     from specctl.terminal.work_progress import resumable
@@ -75,11 +77,11 @@ def calibrate_one(
                 others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
                 tracers = partial(replication.start, own, REPLICA, setup, progress, others=others, spare=True)
             files = traced, progress, earlier
-            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, batch)
+            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, batch, sizes)
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
-    return decide(traces, asked, own, loaded if verify else None, progress)
+    return decide(traces, asked, own, loaded if verify else None, progress, sizes=sizes)
 
 
 def command_facts(traces: "TraceSet") -> dict[str, Any]:
@@ -164,7 +166,7 @@ def show_calibration(
         write_out(verdict(found))
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
+            write_out("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
         for text in exported:
             write_out(f"\n{text}")
     for warning in found.warnings:

@@ -143,6 +143,11 @@ def _gains(found: Devices) -> Iterator[tuple[str, str]]:
     what = "a draft" if found.models[1].blocks else "a draft step"
     yield "cost by bytes", f"{what} takes {outlook.cost_ratio:.2f} of a target pass at least"
     yield "can pay", f"if {_from(outlook.pays_from)}, where reading memory takes the time"
+    if outlook.pays_from_full != outlook.pays_from:
+        yield (
+            "can pay at the end",
+            f"of a context of {found.models[0].context:,} tokens if {_from(outlook.pays_from_full)}",
+        )
     if outlook.layer_ratio is not None:
         yield "cost by layers", f"{outlook.layer_ratio:.2f} of a target pass"
         launched = "where starting kernels takes the time, as in eager passes on a GPU"

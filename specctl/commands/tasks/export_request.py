@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
 
 
-def export_order(names: Sequence[str], costs: str | None, profile: "Profile") -> "Order | None":
+def export_order(
+    names: Sequence[str], costs: Sequence[str], profile: "Profile", sizes: Sequence[int] = ()
+) -> "Order | None":
     """What to export, checked before a model is loaded; None for nothing.
 
     Args:
         names: of engines.
-        costs: the text of ``--costs``.
+        costs: the texts of ``--costs``, for several texts at once with their number before a colon.
         profile: with a draft.
+        sizes: numbers of texts at once, from 2 on, for which lengths are exported.
 
     Raises:
         UsageError: an engine is not known, takes no ordinary draft or samples by a rule that cannot be replayed; the
@@ -24,7 +27,7 @@ def export_order(names: Sequence[str], costs: str | None, profile: "Profile") ->
         ModelError: a model cannot be found.
     """
     if not names:
-        if costs is not None:
+        if costs:
             raise UsageError("--costs are those of an engine", "name it with --export")
         return None
     from specctl.decoding.sampling import Sampling
@@ -42,7 +45,19 @@ def export_order(names: Sequence[str], costs: str | None, profile: "Profile") ->
         raise UsageError("--export is for a draft that is a model of its own", "choose a profile with one")
     for engine in engines:
         reading_of(engine, Sampling.of(profile.sampling))
-    return Order(engines, None if costs is None else _given(costs))
+    given: dict[int, GivenCosts] = {}
+    for text in costs:
+        number, colon, times = text.rpartition(":")
+        if colon and not (number.isdecimal() and int(number)):
+            raise UsageError(f"--costs {text}: {number} is no number of texts", "e.g. --costs 4:1.5,12,0.2")
+        given[int(number) if colon else 1] = _given(times)
+    if given and (missing := [rows for rows in (1, *sizes) if rows not in given]):
+        texts = f"{missing[0]} texts at once" if missing[0] > 1 else "one text"
+        place = f"as {missing[0]}:DRAFT,TARGET,TOKEN" if missing[0] > 1 else "without a number"
+        raise UsageError(f"--costs are not given for {texts}", f"give them {place}")
+    if others := [rows for rows in given if rows not in (1, *sizes)]:
+        raise UsageError(f"--costs are given for {others[0]} texts at once", "name that number with --batch too")
+    return Order(engines, given.pop(1, None), given)
 
 
 def _given(text: str) -> "GivenCosts":

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from specctl.batching.row_replicas import RowReplicas
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
+    from specctl.jsonl import Record
     from specctl.models.running.pair import Pair
     from specctl.policies import Setting, Signal
     from specctl.profile import Profile
+    from specctl.records import Completion
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
     from specctl.terminal.work_progress import TerminalProgress
@@ -44,12 +46,17 @@ class Answering:
     def answerer(self, pair: "Pair | None" = None) -> "Answerer":
         """One whose policies have learnt nothing yet; with another ``pair`` of the same models, over that."""
         from specctl.decoding.answers import Answerer
-        from specctl.decoding.composition import build_drafter
+        from specctl.decoding.named_drafters import NamedDrafters
         from specctl.decoding.session import Session
 
-        pair, draft = pair or self.pair, self.profile.draft
-        drafter = build_drafter(pair, draft.setting, self.signals) if draft is not None else None
-        return Answerer(Session(pair, drafter, keep_caches=True), self.prompts, self.profile.sampling)
+        pair = pair or self.pair
+        drafters = NamedDrafters(pair, self.profile.draft, self.signals)
+        session = Session(pair, None, keep_caches=self._keeps)
+
+        def begin(record: "Record") -> None:
+            session.drafter = drafters.of_record(record.data)
+
+        return Answerer(session, self.prompts, self.profile.sampling, begin)
 
     def answer(self, pair: "Pair | None" = None) -> "Answer":
         """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
@@ -66,7 +73,11 @@ class Answering:
             record = Record(question["line"], question["id"], question["data"])
             trace: list[dict[str, Any]] = []
             on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
-            done, on_turn = question.get("done", ()), question.get("on_turn", lambda *_: None)
+            done, keep = question.get("done", ()), question.get("on_turn", lambda *_: None)
+
+            def on_turn(turn: int, completion: "Completion") -> None:
+                keep(turn, completion, [line for line in trace if line["turn"] == turn])
+
             with question.get("watch", trace_alone)(record, on_round) as heard:
                 reply = reply_to(
                     record,
@@ -94,6 +105,11 @@ class Answering:
         return self._rows(asked, records if records is not None else MOST if asked == "auto" else asked)
 
     @property
+    def _keeps(self) -> bool:
+        """Whether a prompt is read only from where it differs from a text before it, which changes roundings."""
+        return not self.profile.deterministic
+
+    @property
     def _settings(self) -> "list[Setting]":
         return [] if self.profile.draft is None else [self.profile.draft.setting]
 
@@ -102,7 +118,7 @@ class Answering:
 
         limit = self.profile.sampling.max_new_tokens
         return RowReplicas.of(
-            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=True
+            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=self._keeps
         )
 
 

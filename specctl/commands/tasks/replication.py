@@ -104,8 +104,26 @@ class ReplicaOptions:
         return Replication(count, self.cluster, 0.0 if self.keep_warm is None else _seconds(self.keep_warm))
 
 
+def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
+    """How many texts are answered at once, and the numbers of texts that a calibration is for besides one.
+
+    Raises:
+        UsageError: the text is no list of numbers, nor ``auto``.
+    """
+    if text is None or "," not in text:
+        rows = ReplicaOptions(batch=text).rows or 1
+        return rows, [] if rows == "auto" or rows == 1 else [rows]
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in sizes):
+        raise UsageError(f"--batch {text} is no list of numbers of texts", "e.g. --batch 1,4,16")
+    numbers = sorted({int(part) for part in sizes} - {1})
+    return max([1, *numbers]), numbers
+
+
 FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]
 """Of a command whose replicas end with it."""
+BareReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm", "batch"))]
+"""Of one that has a --batch of its own."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -171,12 +189,20 @@ class Replication:
             return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
 
         replicas: Replicas
+        places = PLACES if batch == "auto" else batch
         if self.cluster is not None:
             from specctl.replicas.on_ray import RayReplicas
 
             with progress.doing("connecting to Ray"):
                 replicas = RayReplicas.on(
-                    self.cluster, self.workers, profile, job, warn, self.warm_seconds, exclusive=exclusive
+                    self.cluster,
+                    self.workers,
+                    profile,
+                    job,
+                    warn,
+                    self.warm_seconds,
+                    exclusive=exclusive,
+                    places=places,
                 )
         else:
             gpus = gpus_here()
@@ -192,7 +218,6 @@ class Replication:
             # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
             one_by_one = not all(share.alone for share in each) or profile.compile is True
             environments = [share.environment for share in each]
-            places = PLACES if batch == "auto" else batch
             replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
         with replicas:
             with progress.doing("starting replicas"):

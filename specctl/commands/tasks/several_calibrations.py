@@ -141,8 +141,9 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.calibration.calibration_tables import as_document, calibration_tables, plain_interval
+    from specctl.calibration.calibration_tables import as_document, calibration_tables
     from specctl.calibration.several_drafts import standings_table, verdict_of
+    from specctl.calibration.speedup_cells import plain_interval
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 

@@ -4,6 +4,7 @@
 probabilities.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from specctl.records import ExtraToken
 
 
 class Kept(NamedTuple):
-    """`host_verdict.Kept` where nothing has been read yet: int64 ``(1,)``, float32 ``(1,)``, floats ``(K,)``."""
+    """`host_verdict.Kept` where nothing has been read yet: int64 and float32 ``(..., 1)``, floats ``(..., K)``."""
 
     accepted: torch.Tensor
     weight: torch.Tensor
@@ -50,7 +51,11 @@ def verified(
     columns = tokens if vocabulary is None else vocabulary.columns_of(tokens)
     draft_of = draft.gather(1, columns[:, None])[:, 0]  # (K,)
     if verification == "block":
-        kept = by_block(target_of, draft_of, draft, target, coins, vocabulary)
+
+        def surplus(weights: torch.Tensor) -> torch.Tensor:  # (K - 1,), of (K - 1, V)
+            return less(weights[:, None] * target[1:count], draft[1:], vocabulary).clamp_min(0).sum(-1)
+
+        kept = by_block(target_of, draft_of, coins, surplus)
     else:
         kept = by_token(target_of, draft_of, coins)
     # Everything below stays on the device until the one transfer that reads the verdict.
@@ -73,31 +78,42 @@ def less(rows: torch.Tensor, draft: torch.Tensor, vocabulary: DraftVocabulary | 
 
 
 def by_token(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tensor) -> Kept:
-    """`host_verdict.by_token` by tensor operations alone."""
+    """`host_verdict.by_token` by tensor operations alone, of one draft or of several.
+
+    Args:
+        target_of, draft_of: ``(..., K)``; behind a shorter draft tokens that are never kept, 0 and 1.
+        coins: ``(..., K)``.
+    """
     kept = (target_of >= draft_of) | (coins * draft_of < target_of)
     chances = (target_of / draft_of.clamp_min(TINY)).clamp_max(1)
-    return Kept(kept.int().cumprod(0).sum(0, keepdim=True), torch.ones_like(target_of[:1]), chances)
+    return Kept(kept.int().cumprod(-1).sum(-1, keepdim=True), torch.ones_like(target_of[..., :1]), chances)
 
 
 def by_block(
     target_of: torch.Tensor,
     draft_of: torch.Tensor,
-    draft_probs: torch.Tensor,
-    target_probs: torch.Tensor,
     coins: torch.Tensor,
-    vocabulary: DraftVocabulary | None = None,
+    surplus: Callable[[torch.Tensor], torch.Tensor],
+    last: torch.Tensor | None = None,
 ) -> Kept:
-    """`host_verdict.by_block` by tensor operations alone: log w_i is a walk held below 0, S_i - max(S_0, ..., S_i)."""
+    """`host_verdict.by_block` by tensor operations alone: log w_i is a walk held below 0, S_i - max(S_0, ..., S_i).
+
+    Args:
+        target_of, draft_of, coins: as of `by_token`.
+        surplus: Z_1 to Z_{K-1} from w_1 to w_{K-1}, both ``(..., K - 1)`` float32.
+        last: ``(..., K)`` bool, where drafts end; None where each has K tokens.
+    """
     logs = (target_of.double() / draft_of.double().clamp_min(TINY)).log()
-    walk = torch.cat([logs.new_zeros(1), logs.cumsum(0)])  # (K + 1,); -inf from a token on that cannot be kept
-    weights = (walk - walk.cummax(0).values).exp()
-    inner = weights[1:-1]  # (K - 1,)
-    above = less(inner.float()[:, None] * target_probs[1 : len(coins)], draft_probs[1:], vocabulary).clamp_min(0)
-    surplus = above.sum(-1)  # of (K - 1, V)
-    chances = torch.where(inner < 1, surplus / (surplus + (1 - inner)).clamp_min(TINY), 1.0)
-    chances = torch.cat([chances, weights[-1:]])  # (K,)
-    numbers = torch.arange(1, len(coins) + 1, device=coins.device)
-    accepted = ((coins < chances) * numbers).amax(0, keepdim=True)
-    at_least = 1 - (1 - chances).flip(0).cumprod(0).flip(0)  # (K,)
-    each = at_least / torch.cat([at_least.new_ones(1), at_least[:-1]]).clamp_min(TINY)
-    return Kept(accepted, weights[accepted].float(), each)
+    walk = torch.cat([torch.zeros_like(logs[..., :1]), logs.cumsum(-1)], -1)  # -inf from a token on that cannot be kept
+    weights = (walk - walk.cummax(-1).values).exp()  # (..., K + 1)
+    inner = weights[..., 1:-1]
+    above = surplus(inner.float())
+    chances = torch.where(inner < 1, above / (above + (1 - inner)).clamp_min(TINY), 1.0)
+    chances = torch.cat([chances, weights[..., -1:]], -1)  # (..., K)
+    if last is not None:
+        chances = torch.where(last, weights[..., 1:], chances)
+    numbers = torch.arange(1, coins.shape[-1] + 1, device=coins.device)
+    accepted = ((coins < chances) * numbers).amax(-1, keepdim=True)
+    at_least = 1 - (1 - chances).flip(-1).cumprod(-1).flip(-1)
+    each = at_least / torch.cat([torch.ones_like(at_least[..., :1]), at_least[..., :-1]], -1).clamp_min(TINY)
+    return Kept(accepted, weights.gather(-1, accepted).float(), each)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import joined_numbers
 from specctl.models.passes.token_reader import Foresee
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
@@ -15,7 +16,7 @@ from specctl.records import DraftStep
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.forward import Numbers
+    from specctl.models.passes.forward import Forward, Numbers
 
 TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 """Names of the largest probabilities in a reading on the host, from the likeliest down."""
@@ -118,9 +119,10 @@ class Reader:
         return read_within(self, logits, uniform, hidden, previous, foresee)
 
     def read_rows(
-        self, logits: "Numbers", uniforms: Sequence[float | None]
+        self, forwards: "Sequence[Forward]", about: Sequence[float | None]
     ) -> "list[tuple[list[float], Numbers | None]]":
         """As of `TokenReader`; each row is given what it is given alone, to the last bit."""
         from specctl.decoding.rows.several_texts import read_rows
 
-        return read_rows(self, logits, uniforms)
+        columns = [forward.columns for forward in forwards]
+        return read_rows(self, columns[0] if len(columns) == 1 else joined_numbers(columns), about)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specctl.decoding.rows.certain_rows import CertainRows
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.host_rows import HostRows
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
 def rows_of(forward: Forward) -> Rows:
     """The logits of a pass, of all V ids."""
     rows = forward.rows
+    if forward.certain is not None:
+        return CertainRows(array(rows), rows_over(forward.columns))
     return HostRows(rows) if isinstance(rows, np.ndarray) else rows_over(rows)
 
 
 def columns_of(forward: Forward) -> Rows:
     """The logits of a draft's pass, of the N ids that it can write."""
+    if forward.certain is not None:
+        return rows_of(forward)
     columns = forward.columns
     return HostRows(columns) if isinstance(columns, np.ndarray) else rows_over(columns)
 

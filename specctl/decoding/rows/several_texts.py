@@ -21,7 +21,10 @@ Reading = tuple[list[float], Numbers | None]
 
 
 def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None]) -> list[Reading]:
-    """A token of each row ``(R, N)``, see `Rows.read`; nothing is predicted of it."""
+    """A token of each row ``(R, N)``, see `Rows.read`; nothing is predicted of it.
+
+    The rows may be overwritten afterwards.
+    """
     draws = [uniform for uniform in uniforms if uniform is not None]
     if not isinstance(logits, np.ndarray) and not on_host(logits):
         return _on_device(reader, logits, draws)
@@ -30,7 +33,7 @@ def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None
     softmaxes = Softmaxes(rows) if unfiltered or reader.wanted or reader.tops else None
     laws: Floats | None
     if not draws:
-        laws = rows if reader.laws else None
+        laws = rows.copy() if reader.laws else None
         tokens = rows.argmax(-1).tolist() if softmaxes is None else softmaxes.best
     else:
         temperature = reader.sampling.temperature
@@ -94,5 +97,5 @@ def _on_device(reader: "Reader", logits: "torch.Tensor", draws: Sequence[float])
         columns.append(read_top_probs(logits).double())
     numbers = torch.cat(columns, dim=1).tolist()
     if laws is None and reader.laws:
-        laws = logits.float()
+        laws = logits.to(torch.float32, copy=True)
     return [(row, None if laws is None else laws[place]) for place, row in enumerate(numbers)]

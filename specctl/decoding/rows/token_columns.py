@@ -55,9 +55,9 @@ def token_columns(
     return torch.stack(found, dim=1)
 
 
-def token_row(logits: torch.Tensor, token: int) -> list[float]:
-    """`DISTRIBUTION_SIGNALS` of a token behind these logits ``(V,)``."""
-    row: list[float] = token_columns(Forward(logits[None]), torch.tensor([token], device=logits.device))[0].tolist()
+def token_row(forward: Forward, token: int) -> list[float]:
+    """`DISTRIBUTION_SIGNALS` of a token behind a pass of one row."""
+    row: list[float] = token_columns(forward, torch.tensor([token], device=forward.logits.device))[0].tolist()
     return row
 
 

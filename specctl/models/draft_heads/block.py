@@ -1,58 +1,18 @@
-"""Block draft heads: one pass drafts every place of a block (DFlash), and a light head makes it a chain (DSpark)."""
+"""Block draft heads: one pass drafts a whole block (DFlash), and a light head makes it a chain (DSpark, DFlash2)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 from transformers import Cache
 
+from specctl.models.draft_heads.block_config import BlockConfig
+from specctl.models.draft_heads.dflash2 import CandidateSelector, ConvolvedLayer
 from specctl.models.draft_heads.head import Borrowed, DraftHead
-from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
-from specctl.models.draft_heads.markov import MARKOV, MarkovKind
-
-
-@dataclass(frozen=True, slots=True)
-class BlockConfig:
-    """A block draft head.
-
-    Attributes:
-        shape: of its decoder layers; H is the verifier's hidden size too.
-        layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
-        vocabulary: V, the verifier's.
-        draft_vocabulary: D, how many of the V tokens it can draft.
-        num_layers: its decoder layers.
-        block_size: B, places in a pass, the newest token's own included.
-        mask_token: the id that stands for the tokens to be drafted.
-        from_anchor: whether the newest token's own row predicts the token after it, so that all B rows do (DSpark);
-            else the row of each masked place predicts that place (DFlash).
-        markov: the sequential head; None for rows that are independent of each other.
-        markov_rank: R.
-        confidence: whether it predicts acceptance.
-        confidence_reads_token: whether that prediction reads the sequential head's embedding of the last token too.
-        context: the most tokens it can read.
-    """
-
-    shape: LayerShape
-    layers: tuple[int, ...]
-    vocabulary: int
-    draft_vocabulary: int
-    num_layers: int
-    block_size: int
-    mask_token: int
-    from_anchor: bool = False
-    markov: MarkovKind | None = None
-    markov_rank: int = 0
-    confidence: bool = False
-    confidence_reads_token: bool = False
-    context: int = 2048
-
-    @property
-    def first_row(self) -> int:
-        """The row that predicts the token after the newest one."""
-        return 0 if self.from_anchor else 1
+from specctl.models.draft_heads.head_layers import DecoderLayer, Rotary
+from specctl.models.draft_heads.markov import MARKOV
 
 
 class BlockPass(NamedTuple):
@@ -68,10 +28,11 @@ class BlockPass(NamedTuple):
 
 
 class BlockHead(DraftHead):
-    """DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
+    """DFlash (arXiv 2602.06036), DFlash2 and DSpark (arXiv 2607.05147).
 
     Its decoder layers read the newest token and B - 1 masks behind it. Queries come from these only; keys and values
-    also from the fused states of all places before (`context_rows`). Inside the block everything attends to everything.
+    also from the fused states of all places before (`context_rows`). Inside the block everything attends to everything,
+    unless ``sights`` of a layer say otherwise.
 
     Args:
         config: the network.
@@ -100,6 +61,8 @@ class BlockHead(DraftHead):
         self.config = config
         self.layers, self.state_size, self.width = config.layers, shape.hidden_size, shape.hidden_size
         self.kind = "dflash" if config.markov is None and not config.confidence else "dspark"
+        if config.markov == "selector":
+            self.kind = "dflash2"
         self.vocabulary, self.draft_vocabulary = config.vocabulary, config.draft_vocabulary
         self.cached_values = config.num_layers * shape.cached_values
         self.block_size, self.num_layers, self.context = config.block_size, config.num_layers, config.context
@@ -112,17 +75,27 @@ class BlockHead(DraftHead):
         self.fc = nn.Linear(len(config.layers) * shape.hidden_size, shape.hidden_size, bias=False)
         self.hidden_norm = shape.norm()
         self.rotary = Rotary(shape)
-        self.decoder = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
+        self.decoder = nn.ModuleList(self._layer() for _ in range(config.num_layers))
         self.norm = shape.norm()
         if output is None:
             self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocabulary, bias=False)
-        if config.markov is not None:
+        if config.markov == "selector":
+            self.candidate_selector = CandidateSelector(
+                config.vocabulary, config.markov_rank, shape.hidden_size, config.candidates
+            )
+        elif config.markov is not None:
             self.markov_head = MARKOV[config.markov](
                 config.vocabulary, config.draft_vocabulary, config.markov_rank, shape.hidden_size
             )
         if config.confidence:
             more = config.markov_rank if config.confidence_reads_token else 0
             self.confidence = nn.Linear(shape.hidden_size + more, 1)
+
+    def _layer(self) -> DecoderLayer:
+        config = self.config
+        if not config.taps:
+            return DecoderLayer(config.shape)
+        return ConvolvedLayer(config.shape, config.taps, config.group, config.block_size)
 
     def context_rows(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """The fused states ``(..., H)`` of places whose states are given, ``(..., H)`` for each of ``layers``."""
@@ -143,29 +116,52 @@ class BlockHead(DraftHead):
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(..., H)`` of ids ``(...)``."""
-        found: torch.Tensor = (self._embeddings.module if self._embeddings else self.embed_tokens)(ids)
+        embeddings: Any = self._embeddings.module if self._embeddings else self.embed_tokens
+        if (scale := self.config.raw_embeddings) is not None:
+            return embedding(ids, embeddings.weight) * scale
+        found: torch.Tensor = embeddings(ids)
         return found
 
     @property
     def borrowed_output(self) -> nn.Module | None:
         return self._output.module if self._output else None
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Cache) -> BlockPass:
-        """Read a block.
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: Cache,
+        keys: torch.Tensor | None = None,
+    ) -> BlockPass:
+        """Read a block, or several.
 
         Args:
             ids: ``(1, B)`` int64, the newest token and masks.
             positions: ``(B,)`` int64, their places.
             mask: ``(1, 1, B, S)`` bool, which cached places each attends to; None for all.
             cache: whose layers write the block's keys and values where the caller points and return all S of them.
+            keys: ``(S,)`` int64, the places of these; read only where ``sights`` are limited.
         """
+        config = self.config
         rope = self.rotary(positions)
         states = self.embed(ids)  # (1, B, H)
-        for index, layer in enumerate(self.decoder):
-            states = layer(states, rope, mask, cache, index)
+        masks = [mask] * config.num_layers
+        if config.sights:
+            assert mask is not None, "there are no exports of such heads"
+            assert keys is not None, "there are no exports of such heads"
+            anchors = positions.view(-1, config.block_size)[:, :1].expand(-1, config.block_size).flatten()
+            masks = [mask & sight.seen(positions, anchors, keys) for sight in config.sights]
+        for index, (layer, seen) in enumerate(zip(self.decoder, masks, strict=True)):
+            states = layer(states, rope, seen, cache, index)
         hidden = self.norm(states)[0]
         output: Any = self._output.module if self._output else self.lm_head
-        return BlockPass(linear(hidden, output.weight, output.bias), hidden)
+        logits = linear(hidden, output.weight, output.bias)
+        if config.logit_scale != 1:
+            logits = logits * config.logit_scale
+        if config.logit_cap:
+            logits = torch.tanh(logits / config.logit_cap) * config.logit_cap
+        return BlockPass(logits, hidden)
 
     def blank(self) -> torch.Tensor:
         """The sequential head's memory ``(R,)`` before a block's first row; R = 0 where there is no such head."""
@@ -185,6 +181,8 @@ class BlockHead(DraftHead):
         Returns:
             ``(..., D)``, and the next row's memory ``(..., R)``.
         """
+        if self.config.markov == "selector":
+            return self.candidate_selector(base, hidden, token), memory
         if self.config.markov is not None:
             bias, memory = self.markov_head(token, hidden, memory)
             base = base + bias

@@ -8,6 +8,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.waiting_states import WaitingStates
 from specctl.models.passes.watching import States
+from specctl.models.running.runner import Forward
 
 
 class BlockHeadRunner(DraftHeadRunner):
@@ -23,7 +24,7 @@ class BlockHeadRunner(DraftHeadRunner):
     """
 
     head: BlockHead
-    no_trees = "it writes a whole block in one pass"
+    no_trees = None
     length = 0
     _remembered = 0  # places whose keys and values are cached
     _row = -1  # of the block, the one given last; -1 before its pass
@@ -52,6 +53,32 @@ class BlockHeadRunner(DraftHeadRunner):
         self._waiting.cut(max(0, length - self._remembered))
         self._remembered = min(self._remembered, length)
         self.length = self.witnessed
+
+    @property
+    def marginals(self) -> bool:  # type: ignore[override]
+        return self.head.config.markov is None
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """As in `Runner`, a level at a time: its tokens move to the next row of the block, and no pass is made.
+
+        A row follows each token by itself where there is a sequential head, else all of them alike.
+
+        Raises:
+            ValueError: the block has no further row.
+        """
+        assert before, "the newest token is read by `extend`, which makes the pass"
+        self._move()
+        return self._level(tokens, parents, before == 1, hidden)
+
+    @abstractmethod
+    def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
+        """The row that has been moved to, after each of a tree's tokens; ``first`` for those below the root."""
+
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
+        """Go back to the places whose states were witnessed."""
+        self.rollback(self.witnessed)
 
     def _fed(self, tokens: Sequence[int], keep: int) -> Sequence[int]:
         """The tokens that a row of a block is given for; before a block those without logits are skipped.

@@ -9,6 +9,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_places import BlockHeadRunner
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
+from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Foresee, Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.graph import Capturing
@@ -39,6 +40,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         self._logits = weight.new_empty(0)  # (B, D) of the block
         self._hidden = weight.new_empty(0)  # (B, H)
         self._memory = head.blank()
+        self._branches = self._memory[None]  # (N, R), the memories behind the N tokens of the last tree
 
     def fresh(self) -> "BlockRunner":
         return BlockRunner(self.head, self.vocabulary, compiler=self._compiler)
@@ -79,6 +81,20 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         kept = slice(-keep, None) if keep else slice(0)
         last = torch.cat(states)[kept] if hidden else None
         return Forward(torch.cat(logits)[kept], last, None, self.draft_vocabulary)
+
+    def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
+        base, row = self._logits[self._row], self._hidden[self._row]
+        with torch.inference_mode():
+            if self.marginals:
+                logits = base[None]
+            else:
+                count = len(tokens)
+                branches = self._memory[None] if first else self._branches
+                given = branches[sent(parents, self.device)]
+                ids = sent(tokens, self.device)
+                logits, own = self.head.row(base.expand(count, -1), row.expand(count, -1), ids, given)
+                self._branches = torch.cat([branches, own])
+        return Forward(logits[:, : self._columns], row[None] if hidden else None, None, self.draft_vocabulary)
 
     @property
     def widest_read(self) -> int:
@@ -188,7 +204,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
             self._cursor.positions, self._cursor.span = positions, slots.shape[0]
             offset = slots - positions[0]
             mask = (slots < known) | ((offset >= 0) & (offset < head.block_size))  # (S,)
-            found = head(ids, positions, mask[None, None, None], self._cache)
+            found = head(ids, positions, mask[None, None, None], self._cache, slots)
             return found.logits, found.hidden, None
 
         return block_of

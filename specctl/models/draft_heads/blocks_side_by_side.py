@@ -59,7 +59,8 @@ class BlocksSideBySide:
         before = torch.arange(self._witnessed, device=device) < anchors[:, None]  # (B, W)
         own = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(config.block_size, 1)
         mask = torch.cat([before, own], 1).repeat_interleave(config.block_size, 0)  # (B block, W + B block)
-        found = self._head(ids.flatten()[None], places.flatten(), mask[None, None], self._cache)
+        keys = torch.cat([torch.arange(self._witnessed, device=device), places.flatten()])
+        found = self._head(ids.flatten()[None], places.flatten(), mask[None, None], self._cache, keys)
         for layer in self._layers:
             layer.crop(ids.numel())
         self._logits, self._hidden = (part.unflatten(0, ids.shape) for part in (found.logits, found.hidden))

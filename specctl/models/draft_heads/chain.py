@@ -34,10 +34,14 @@ class ChainHead(DraftHead, ABC):
 
     Attributes:
         sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
+        window: W, a token attends to the last W tokens, itself included; 0 for all.
+        mask_token: the id of a token to come, of a head that reads `longest` of them in a pass; None for all others.
         lm_head: its own output layer, where nothing else is its `output_layer`.
     """
 
     sees_first = False
+    window = 0
+    mask_token: int | None = None
     lm_head: nn.Linear
 
     @property
@@ -73,7 +77,17 @@ class ChainHead(DraftHead, ABC):
 
     def attended(self, seen: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What is left of tokens that could be seen, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        if self.window:
+            seen = seen & self.near(slots, positions)
         return seen if self.sees_first else seen & ((slots > 0) | (positions[:, None] == 0))
+
+    def near(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Which places are within the window, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        return slots > positions[:, None] - self.window
+
+    def mask_row(self) -> torch.Tensor | None:
+        """The row ``(1, R)`` that a mask is read with; None of heads that go on from their own output."""
+        return None
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:

@@ -37,6 +37,7 @@ class SideBySide:
         self._lengths = torch.empty(0, dtype=torch.int64, device=self._device)  # (B,) tokens of each round's prefix
         self._rounds = self._lengths  # (B,) the numbers of the rounds
         self._owners = self._lengths  # by draft token in the cache, the number of its round
+        self._places = self._lengths  # by draft token in the cache, its place
         self._own = self._rows  # (B, R)
         self._step = 0
         self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
@@ -67,7 +68,7 @@ class SideBySide:
         found = self._begun
         self._lengths = torch.tensor(lengths, device=self._device)
         self._rounds = torch.arange(len(lengths), device=self._device)
-        self._owners, self._step = self._rounds[:0], 0
+        self._owners, self._places, self._step = self._rounds[:0], self._rounds[:0], 0
         return self._forward(found, hidden)
 
     def further(self, going: Sequence[int], tokens: Sequence[int], *, hidden: bool = False) -> Forward:
@@ -84,7 +85,10 @@ class SideBySide:
         slots = torch.arange(self._read, device=self._device)
         positions = self._lengths + self._step
         before = self._head.causal(slots, positions) & (slots < self._lengths[:, None])  # (B', read)
+        self._places = torch.cat([self._places, positions])
         own = self._owners == self._rounds[:, None]  # (B', drafted)
+        if self._head.window:
+            own &= self._head.near(self._places, positions)
         mask = torch.cat([before, own], dim=1)
         ids = torch.tensor([tokens], device=self._device)
         self._step += 1

@@ -28,6 +28,9 @@ class Eagle3Config:
         norm_before_fc: whether the concatenated states go through one RMSNorm.
         fc_norm: whether each layer's states go through an RMSNorm of their own.
         norm_output: whether the recursion is the normed output, not the output itself (EAGLE-3.1).
+        mask_token: P-EAGLE's id of a token to come; None for EAGLE-3.
+        block: tokens that P-EAGLE drafts in a pass.
+        window: of its layers, all of them alike; 0 where they see the whole text.
         context: the most tokens it can read.
     """
 
@@ -41,6 +44,9 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    mask_token: int | None = None
+    block: int = 0
+    window: int = 0
     context: int = 2048
 
 
@@ -80,7 +86,10 @@ class FirstLayer(nn.Module):
 
 
 class Eagle3Head(ChainHead):
-    """An EAGLE-3 draft head.
+    """An EAGLE-3 draft head, or P-EAGLE's (arXiv 2602.01469).
+
+    P-EAGLE has learned states that stand for those that the verifier has not made yet: with them and a mask for a token
+    it reads all places of a block in one pass.
 
     Args:
         config: the network.
@@ -99,7 +108,7 @@ class Eagle3Head(ChainHead):
         self.config = config
         self.layers, self.state_size, self.width = config.layers, config.target_hidden_size, shape.hidden_size
         self.vocabulary, self.draft_vocabulary = config.vocabulary, config.draft_vocabulary
-        self.num_layers, self.context = config.num_layers, config.context
+        self.num_layers, self.context, self.window = config.num_layers, config.context, config.window
         self.cached_values = config.num_layers * shape.cached_values
         self._embeddings = None if embeddings is None else Borrowed(embeddings)
         if embeddings is None:
@@ -108,6 +117,9 @@ class Eagle3Head(ChainHead):
             self.input_norm = shape.norm(sources * config.target_hidden_size)
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(shape.norm(config.target_hidden_size) for _ in range(sources))
+        if config.mask_token is not None:
+            self.kind, self.longest, self.mask_token = "peagle", config.block, config.mask_token
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, sources * config.target_hidden_size))
         self.fc = nn.Linear(sources * config.target_hidden_size, shape.hidden_size, bias=False)
         self.rotary = Rotary(shape)
         self.first = FirstLayer(shape, norm_before_residual=config.norm_before_residual)
@@ -130,6 +142,12 @@ class Eagle3Head(ChainHead):
         together = torch.cat(parts, -1)  # (..., sources * target_hidden_size)
         fused: torch.Tensor = self.fc(self.input_norm(together) if self.config.norm_before_fc else together)
         return fused
+
+    def mask_row(self) -> torch.Tensor | None:
+        if self.mask_token is None:
+            return None
+        parts = self.mask_hidden[0].chunk(len(self.layers), -1)
+        return self.fuse(dict(zip(self.layers, parts, strict=True)))
 
     def output(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What follows the last layer's output ``(..., H)``.

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache, LlamaConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specctl.errors import ModelError
@@ -16,8 +17,8 @@ from specctl.errors import ModelError
 Rope = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of T positions, ``(..., T, R)`` float32 each, R the rotated part of a head."""
 
-FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings whose frequencies do not depend on how long the sequence is."""
+FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
+"""Rotary embeddings whose frequencies do not depend on how long the sequence is, or of which there are two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,15 @@ class Rotary(nn.Module):
     """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), with the scalings that transformers knows.
 
     The frequencies stay float32 whatever the module is cast to: in bfloat16 they would be off by whole turns after a
-    few hundred tokens.
+    few hundred tokens. LongRoPE has two sets of them (Ding et al. 2024, arXiv 2402.13753). transformers takes that of
+    the longest position in a pass; here each position has its own, so that what a head drafts does not depend on how
+    a text was cut into passes.
 
     Raises:
         ModelError: frequencies that change with the sequence's length, or parameters that transformers refuses.
     """
 
-    frequencies: torch.Tensor  # (R / 2,)
+    frequencies: torch.Tensor  # (R / 2,), or (2, R / 2) for positions up to the original length and behind it
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -84,19 +87,27 @@ class Rotary(nn.Module):
                 f"Rotary embeddings of type {kind!r} are not known for draft heads.",
                 f"Those that are: {', '.join(sorted(FIXED_FREQUENCIES))}.",
             )
+        rope = dict(shape.rope)
+        self.original = int(rope.get("original_max_position_embeddings") or shape.max_positions)
+        if kind == "longrope":
+            rope.setdefault("factor", shape.max_positions / self.original)  # as transformers does, after a warning
         try:
             config = LlamaConfig(
                 hidden_size=shape.heads * shape.head_dim,
                 num_attention_heads=shape.heads,
                 head_dim=shape.head_dim,
                 max_position_embeddings=shape.max_positions,
-                rope_parameters=dict(shape.rope),
+                rope_parameters=rope,
             )
             with torch.device("cpu"):  # a head may be made on the meta device, and no file holds frequencies
                 made = LlamaRotaryEmbedding(config)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"The rotary embedding {dict(shape.rope)} is incomplete ({error}).") from error
-        self.register_buffer("frequencies", made.inv_freq.float(), persistent=False)
+        frequencies: torch.Tensor = made.inv_freq.float()
+        if kind == "longrope":
+            further, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=self.original + 1)
+            frequencies = torch.stack([frequencies, further.float()])
+        self.register_buffer("frequencies", frequencies, persistent=False)
         self.scaling = float(made.attention_scaling)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Rotary":
@@ -107,7 +118,10 @@ class Rotary(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Rope:
         """Cosines and sines of positions ``(..., T)`` int64."""
-        angles = positions[..., None].float() * self.frequencies  # (..., T, R / 2)
+        frequencies = self.frequencies
+        if frequencies.ndim > 1:
+            frequencies = torch.where(positions[..., None] < self.original, frequencies[0], frequencies[1])
+        angles = positions[..., None].float() * frequencies  # (..., T, R / 2)
         angles = torch.cat([angles, angles], -1)
         return angles.cos() * self.scaling, angles.sin() * self.scaling
 

@@ -42,8 +42,11 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
         self._run_head(head, vocabulary)
+        if head.window:
+            self.no_trees = "it has a sliding window"
         self._blank = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
-        self._rows = WitnessedRows(self._blank, self._fused)
+        with torch.inference_mode():
+            self._rows = WitnessedRows(self._blank, self._fused, head.mask_row())
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
 
     def fresh(self) -> "HeadRunner":

@@ -20,14 +20,16 @@ class WitnessedRows:
     Args:
         blank: ``(1, R)``, the row of place -1, the start of the sequence: zeros, by numpy or of torch as all rows are.
         fuse: makes rows ``(T, R)`` of states, ``(T, D)`` for each of the head's layers.
+        mask: ``(1, R)``, the row that all tokens without a known one are read with, in one pass; None where the head
+            goes on from its own.
 
     Attributes:
         count: W, one more than the last place whose row is known.
         true: tokens that were read with rows of the verifier's states, all of them at the start of the sequence.
     """
 
-    def __init__(self, blank: Any, fuse: Callable[[States], Any]) -> None:
-        self._blank, self._fuse = blank, fuse
+    def __init__(self, blank: Any, fuse: Callable[[States], Any], mask: Any = None) -> None:
+        self._blank, self._fuse, self._mask = blank, fuse, mask
         self._waiting = WaitingStates()
         self._rows = blank[:0]  # (N, R), of places W - N to W - 1
         self._own, self._own_after = blank, 0  # (1, R), and how many tokens had been read when the head wrote it
@@ -64,13 +66,20 @@ class WitnessedRows:
 
     def next(self, length: int, count: int) -> Any:  # (count, R)
         """The rows to read the next tokens with, of which those before ``length`` were read."""
-        if self.known(length) > 0:
+        known = self.known(length)
+        if self._mask is not None:
+            rows = [self.of(length - 1, min(known, count))] if known > 0 else []
+            return joined_numbers([*rows, *[self._mask] * (count - max(known, 0))])
+        if known > 0:
             return self.of(length - 1, count)
         return self._own if self._own_after == length else joined_numbers([self._blank])
 
     def pieces(self, length: int, tokens: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """Tokens in the passes that read them: those whose rows are known, and each behind them by itself."""
         done = 0
+        if self._mask is not None and tokens:
+            yield tokens
+            return
         while done < len(tokens):
             some = tokens[done : done + max(1, self.known(length + done))]
             done += len(some)
@@ -85,7 +94,7 @@ class WitnessedRows:
             own: ``(1, R)``, the row that the head wrote after the last.
         """
         if self.true == length <= self.count:
-            self.true += count
+            self.true += min(count, self.known(length))
             self._forget_read(length)
         self._own, self._own_after = own, length + count
 

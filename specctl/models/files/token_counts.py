@@ -13,6 +13,12 @@ from specctl.models.files.tokenizer import Tokenizer
 SCHEMA_VERSION = 1
 
 
+def shipped_texts(tokenizer: Tokenizer) -> list[list[int]]:
+    """The prompts that come with the package, as ids without special tokens."""
+    lines = (files("specctl") / "prompts" / "embedded_suite.jsonl").read_text(encoding="utf-8").splitlines()
+    return [tokenizer.encode(json.loads(line)["prompt"], add_special_tokens=False) for line in lines]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Occurrences by id.
@@ -31,8 +37,7 @@ class TokenCounts:
     @classmethod
     def shipped(cls, tokenizer: Tokenizer) -> "TokenCounts":
         """Those in the prompts that come with the package, where nothing is known of a pair's own texts."""
-        lines = (files("specctl") / "prompts" / "embedded_suite.jsonl").read_text(encoding="utf-8").splitlines()
-        return cls.of(tokenizer.encode(json.loads(line)["prompt"], add_special_tokens=False) for line in lines)
+        return cls.of(shipped_texts(tokenizer))
 
     @classmethod
     def read(cls, path: Path) -> "TokenCounts":

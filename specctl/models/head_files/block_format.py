@@ -1,33 +1,43 @@
-"""The published layouts of DFlash and DSpark heads.
+"""The published layouts of DFlash, DFlash2 and DSpark heads.
 
 Flat, a Qwen3 configuration with further keys at its top or in ``dflash_config`` (z-lab, DeepSpec, SpecForge), or nested
 (speculators). Flat files count a layer's output, speculators a layer's input. The names of tensors are the same.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast, get_args
 
 import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.block import BlockConfig, BlockHead
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.block_config import BlockConfig
+from specctl.models.draft_heads.block_sight import BlockSight
 from specctl.models.draft_heads.markov import MarkovKind
-from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_config import (
+    BOOKKEEPING,
+    HeadConfig,
+    layer_shape,
+    layer_windows,
+    transformer_table,
+)
 from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
 
-FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+FLAT = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
 TRAINING = frozenset(
     {
         *("num_anchors", "confidence_head_alpha", "speculators_config"),
         *("speculators_model_type", "speculators_version"),
-        "sliding_window_non_causal",  # about windows, which are refused
     }
 )
 """Keys about how a block head was trained and what for."""
+
+_CLASSES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 
 NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
 """How names of weights begin in a file, where it is not as in the network."""
@@ -36,7 +46,7 @@ NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
 def read(
     config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> BlockHead:
-    """A DFlash or DSpark head; see `HeadFormat.read`."""
+    """A DFlash, DFlash2 or DSpark head; see `HeadFormat.read`."""
     left = own_weights(weights)
     parsed = _parsed(config, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
@@ -51,18 +61,20 @@ def read(
 
 
 def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A DFlash or DSpark head in speculators' layout; see `HeadFormat.describe`.
+    """A DFlash, DFlash2 or DSpark head in speculators' layout; see `HeadFormat.describe`.
 
     Raises:
-        ValueError: the head's layers are not Qwen3's.
+        ValueError: the head's layers are not Qwen3's, or have what only flat files can say.
     """
     config, shape = head.config, head.config.shape
     if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
         raise ValueError("speculators' block heads have Qwen3's layers: normed queries and keys, no other biases")
+    if config.sights or config.logit_scale != 1 or config.logit_cap or config.raw_embeddings not in (None, 1.0):
+        raise ValueError("windows, and scaled embeddings and logits, are written by nobody here")
     table = transformer_table(shape, config.vocabulary, config.num_layers)
     del table["mlp_bias"]  # Qwen3's configuration has no key for biases of its gated network
     described = {
-        "architectures": ["DSparkDraftModel" if head.kind == "dspark" else "DFlashDraftModel"],
+        "architectures": [_CLASSES[head.kind]],
         "transformer_layer_config": {**table, "layer_types": ["full_attention"] * config.num_layers},
         "draft_vocab_size": config.draft_vocabulary,
         "block_size": config.block_size,
@@ -70,6 +82,13 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
         "mask_token_id": config.mask_token,
         "sample_from_anchor": config.from_anchor,
     }
+    if head.kind == "dflash2":
+        described |= {
+            "conv_kernel_size": config.taps,
+            "conv_group_size": config.group,
+            "selector_rank": config.markov_rank,
+            "selector_top_k": config.candidates,
+        }
     if head.kind == "dspark":
         described |= {
             "markov_rank": config.markov_rank,
@@ -86,15 +105,18 @@ def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) ->
     nested = "transformer_layer_config" in config
     table = HeadConfig(values, subject)
     inner = table.table("transformer_layer_config") if nested else table
-    shape = layer_shape(inner, qk_norm=True)
     vocabulary, count = inner.take("vocab_size", int), inner.take("num_hidden_layers", int)
+    windows = layer_windows(inner, count)
+    shape = layer_shape(inner, qk_norm=True)
     text = target.config.get_text_config(decoder=True)
     depth = text.num_hidden_layers
     if nested:
-        chain = values.get("speculators_model_type") == "dspark"
+        kind = str(values.get("speculators_model_type"))
+        chain, second = kind == "dspark", kind == "dflash2"
         layers = table.ids("aux_hidden_state_layer_ids") or ()
         from_anchor = table.take("sample_from_anchor", bool, chain)
     else:
+        second = tuple(values.get("architectures") or ()) == ("DFlash2DraftModel",)
         chain = from_anchor = _is_dspark(table, values)
         table.demand("num_target_layers", (depth,))
         outputs = table.ids("target_layer_ids") or spread_layers(depth, count)
@@ -116,13 +138,53 @@ def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) ->
         confidence=confidence,
         confidence_reads_token=table.take("confidence_head_with_markov", bool, nested) and confidence,
         context=context_of(shape, target),
+        sights=_sights(table, windows, nested=nested, second=second),
+        raw_embeddings=table.take("input_embedding_scale", float, 1.0) if second and not nested else None,
+        logit_scale=1.0 if nested else table.take("output_multiplier", float, 1.0),
+        logit_cap=0.0 if nested else table.take("final_logit_softcapping", float, 0.0),
     )
+    if second:
+        parsed = _second(table, parsed)
     table.demand("target_hidden_size", (shape.hidden_size,))
     for each in (inner, table):
         each.drop(BOOKKEEPING | TRAINING)
         each.refuse_rest()
     _check(parsed, text.hidden_size, text.vocab_size, subject)
     return parsed
+
+
+def _sights(table: HeadConfig, windows: Sequence[int], *, nested: bool, second: bool) -> tuple[BlockSight, ...]:
+    """What each layer sees, of files of either layout; none where all see everything."""
+    if nested:  # speculators' layers without a window always see the whole block
+        causal = not table.take("sliding_window_non_causal", bool, second)
+        found = tuple(BlockSight(window, causal and window > 0, from_anchor=window > 0) for window in windows)
+    else:
+        said = table.take("is_causal", bool, False) if table.has("is_causal") else None
+        found = tuple(BlockSight(window, window > 0 if said is None else said) for window in windows)
+    return found if any(sight != BlockSight() for sight in found) else ()
+
+
+def _second(table: HeadConfig, config: BlockConfig) -> BlockConfig:
+    """The network with what DFlash2 adds; only speculators' files leave the keys out, and mean these numbers."""
+    found = replace(
+        config,
+        markov="selector",
+        taps=table.take("conv_kernel_size", int, 2),
+        group=table.take("conv_group_size", int, 16),
+        markov_rank=table.take("selector_rank", int, 256),
+        candidates=table.take("selector_top_k", int, 16),
+    )
+    for key, value, most in (
+        ("conv_kernel_size", found.taps, found.block_size),
+        ("selector_top_k", found.candidates, found.vocabulary),
+    ):
+        if value > most:
+            raise table.wrong(key, value, f"at most {most}")
+    if found.shape.hidden_size % found.group:
+        raise table.wrong("conv_group_size", found.group, f"a divisor of {found.shape.hidden_size}")
+    if found.draft_vocabulary != found.vocabulary:
+        raise table.wrong("draft_vocab_size", found.draft_vocabulary, f"the verifier's {found.vocabulary}")
+    return found
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
@@ -152,6 +214,8 @@ def _is_dspark(table: HeadConfig, values: Mapping[str, Any]) -> bool:
         raise table.wrong("architectures", list(names), f"one of {', '.join(FLAT)}")
     table.demand("attention_mode", ("gqa",))
     table.demand("projector_type", ("dflash", "dspark"))
+    if names[0] == "DFlash2DraftModel":
+        return False
     return names[0] != FLAT[0] or values.get("projector_type") == "dspark" or "markov_rank" in values
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on disk: configurations, names of tensors, and which layers their ids mean.
+"""EAGLE-3 and P-EAGLE heads on disk: configurations, names of tensors, and which layers their ids mean.
 
 There are two layouts of tensors, ``midlayer.*`` (SafeAILab, SpecForge, NVIDIA) and ``layers.0.*`` (speculators,
 DeepSpec), and three conventions of layer ids, of which two count a layer's output.
@@ -12,7 +12,14 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.head_files.head_config import BOOKKEEPING, ROPE_THETA, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_config import (
+    BOOKKEEPING,
+    ROPE_THETA,
+    HeadConfig,
+    layer_shape,
+    layer_windows,
+    transformer_table,
+)
 from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import borrowed_embeddings, context_of, require_layers, require_same
@@ -33,7 +40,7 @@ TRAINING = frozenset(
 def read(
     config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> Eagle3Head:
-    """An EAGLE-3 head; see `HeadFormat.read`."""
+    """An EAGLE-3 or P-EAGLE head; see `HeadFormat.read`."""
     left = own_weights(weights)
     parsed = _parsed(config, left, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
@@ -50,6 +57,8 @@ def read(
 def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An EAGLE-3 head in speculators' layout; see `HeadFormat.describe`."""
     config = head.config
+    if config.window or config.mask_token is not None:
+        raise ValueError("windows and masks are written by nobody here")
     described = {
         "architectures": ["Eagle3DraftModel"],
         "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -85,8 +94,11 @@ def _parsed(
         inner, normed, theta = table, True, None
     else:
         inner, normed, theta = table, any(name.endswith(".q_norm.weight") for name in weights), ROPE_THETA
+    vocabulary, depth = inner.take("vocab_size", int), inner.take("num_hidden_layers", int, 1)
+    windows = layer_windows(inner, depth)
+    if len(set(windows)) > 1:
+        raise ModelError(f"{subject}: its layers have different windows, which specctl does not run in this kind.")
     shape = layer_shape(inner, qk_norm=normed, rope_theta=theta)
-    vocabulary = inner.take("vocab_size", int)
     text = target.config.get_text_config(decoder=True)
     layers = _layers(table, text.num_hidden_layers)
     parsed = Eagle3Config(
@@ -95,11 +107,14 @@ def _parsed(
         vocabulary=vocabulary,
         draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
         target_hidden_size=table.take("target_hidden_size", int, shape.hidden_size),
-        num_layers=inner.take("num_hidden_layers", int, 1),
+        num_layers=depth,
         norm_before_residual=table.take("norm_before_residual", bool, False),
         norm_before_fc=table.take("norm_before_fc", bool, False),
         fc_norm=table.take("fc_norm", bool, False),
         norm_output=table.take("norm_output", bool, False),
+        mask_token=table.take("mask_token_id", int, least=0) if "mask_hidden" in weights else None,
+        block=_block(table) if "mask_hidden" in weights else 0,
+        window=windows[0],
         context=context_of(shape, target),
     )
     for each in (inner, table):
@@ -107,7 +122,16 @@ def _parsed(
         each.refuse_rest()
     require_same(subject, "hidden states of width", parsed.target_hidden_size, text.hidden_size)
     require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
+    if parsed.mask_token is not None and parsed.mask_token >= vocabulary:
+        raise table.wrong("mask_token_id", parsed.mask_token, f"an id below {vocabulary}")
     return parsed
+
+
+def _block(table: HeadConfig) -> int:
+    """How many tokens P-EAGLE drafts in a pass: what speculators proposes with it, which is 8 where it says nothing."""
+    methods = table.mapping("speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    return HeadConfig(first, table.subject, "speculators_config.proposal_methods.").take("speculative_tokens", int, 8)
 
 
 def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:

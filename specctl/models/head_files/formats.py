@@ -35,6 +35,7 @@ class HeadFormat:
         is_one: whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown.
         speculators: whether speculators has this kind, by the same name, and heads are written in its layout.
         blocks: whether one pass drafts several tokens.
+        trained: whether there is a course for it.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class HeadFormat:
     is_one: Callable[[Config, Set[str]], bool]
     speculators: bool = False
     blocks: bool = False
+    trained: bool = True
 
     def read(
         self,
@@ -93,12 +95,20 @@ def _eagle3(config: Config, names: Set[str]) -> bool:
     return tensors or bool(known & _architectures(config))
 
 
+def _peagle(config: Config, names: Set[str]) -> bool:
+    return bool({"PEagleSpeculator", "PEagleDraftModel"} & _architectures(config)) or "mask_hidden" in names
+
+
 def _glide(config: Config, names: Set[str]) -> bool:
     return "smallLlamaForCausalLM" in _architectures(config) or "model.layers.0.cross_attn.q_proj.weight" in names
 
 
 def _mtp(_: Config, __: Set[str]) -> bool:
     return False  # MTP layers do not make a head of their target's files, and alone they are speculators'
+
+
+def _dflash2(config: Config, names: Set[str]) -> bool:
+    return "DFlash2DraftModel" in _architectures(config) or "candidate_selector.successor_codebook" in names
 
 
 def _dflash(config: Config, names: Set[str]) -> bool:
@@ -135,6 +145,16 @@ FORMATS = {
     for row in (
         HeadFormat("eagle1", "EAGLE-1", "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077", "eagle1_format", _eagle1),
         HeadFormat(
+            "peagle",
+            "P-EAGLE",
+            "arXiv 2602.01469",
+            "eagle3_format",
+            _peagle,
+            speculators=True,
+            blocks=True,
+            trained=False,
+        ),
+        HeadFormat(
             "eagle3",
             "EAGLE-3",
             "Li, Wei, Zhang, Zhang 2025, arXiv 2503.01840",
@@ -144,6 +164,9 @@ FORMATS = {
         ),
         HeadFormat("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide_format", _glide),
         MTP,
+        HeadFormat(
+            "dflash2", "DFlash2", "z-lab 2026", "block_format", _dflash2, speculators=True, blocks=True, trained=False
+        ),
         HeadFormat("dflash", "DFlash", "arXiv 2602.06036", "block_format", _dflash, speculators=True, blocks=True),
         HeadFormat("dspark", "DSpark", "arXiv 2607.05147", "block_format", _dspark, speculators=True, blocks=True),
     )

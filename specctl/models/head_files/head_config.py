@@ -33,7 +33,7 @@ _ROPE = frozenset(
     {
         *("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
         *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
-        *("mscale", "mscale_all_dim", "truncate"),
+        *("mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor"),
     }
 )
 _SAME_IN_TEXT = frozenset({"mrope_section", "mrope_interleaved"})
@@ -71,6 +71,10 @@ class HeadConfig:
             whole = f"a whole number above {least - 1}"
             raise self.wrong(key, value, {bool: "true or false", int: whole, float: "a number", str: "a text"}[kind])
         return value
+
+    def has(self, key: str) -> bool:
+        """Whether a key is there and was not taken."""
+        return key in self._left
 
     def ids(self, key: str) -> tuple[int, ...] | None:
         """A list of whole numbers; None where absent or empty."""
@@ -120,6 +124,29 @@ class HeadConfig:
     def wrong(self, key: str, value: object, wanted: str) -> ModelError:
         """The error for a key whose value is not what is wanted."""
         return ModelError(f"{self.subject}: {self._path}{key} in its config.json is {value!r}, not {wanted}.")
+
+
+def layer_windows(config: HeadConfig, count: int) -> tuple[int, ...]:
+    """Take the keys of sliding windows: that of each of ``count`` layers, 0 where it sees the whole text.
+
+    Raises:
+        ModelError: a layer is of another kind, or has a window whose size is not told or that is not in use.
+    """
+    types = config.texts("layer_types")
+    window = config.take("sliding_window", int, 0, least=0)
+    said = config.take("use_sliding_window", bool, False)
+    used = said or config.take("model_type", str, "qwen3") != "qwen3"  # only Qwen3's configuration has the switch
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise config.wrong("layer_types", kind, "full_attention or sliding_attention")
+    sliding = [kind == "sliding_attention" for kind in types] or [False] * count
+    if len(sliding) != count:
+        raise config.wrong("layer_types", list(types), f"of {count} layers")
+    if any(sliding) and not (used and window):
+        raise config.wrong("layer_types", list(types), "full_attention where no sliding_window is set and in use")
+    if said and not types:
+        raise config.wrong("use_sliding_window", said, "false where layer_types does not say which layers have one")
+    return tuple(window if slides else 0 for slides in sliding)
 
 
 def layer_shape(config: HeadConfig, *, qk_norm: bool, rope_theta: float | None = None) -> LayerShape:

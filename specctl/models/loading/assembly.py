@@ -11,9 +11,10 @@ from specctl.models.loading.fileless_drafts import runner_without_files
 from specctl.models.loading.kept_model import keep_known
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_runners import checked_runner, model_runner
+from specctl.models.loading.parallel_runner import in_parallel
 from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
-from specctl.models.loading.vocabularies import notice_of, require_own_tokenizers, translated
+from specctl.models.loading.vocabularies import notice_of, own_text_runner, require_own_tokenizers, translated
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.architecture import require_supported_rules
@@ -31,7 +32,6 @@ from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import choose, share_of
-from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -69,9 +69,10 @@ def load_pair(
         progress: called with the name of each model and head before it is loaded.
 
     Raises:
-        ModelError: a model cannot be loaded, does not fit, has another tokenizer than the target, or cannot run on the
-            chosen engine; or a head cannot be loaded, was trained on another draft, or is of a kind that its policy
-            does not read.
+        ModelError: a model cannot be loaded, does not fit, has another tokenizer than the target and may not, or cannot
+            run on the chosen engine; or a head cannot be loaded, was trained on another draft, or is of a kind that its
+            policy does not read.
+        ProfileError: a draft's tokenizer makes it useless for the target.
     """
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
@@ -103,7 +104,8 @@ def load_pair(
     for place, one in enumerate(levels[1:], start=1):
         if one.model is not None:
             tokenizers[place] = load_tokenizer(one.table, role=one.role)
-            levels[place] = one = translated(one, tokenizer, tokenizers[place], vocabulary)
+            verifies = place - 1 in above
+            levels[place] = one = translated(one, tokenizer, tokenizers[place], vocabulary, verifies=verifies)
             if one.tokens is not None:
                 settings.notice(notice_of(one.role, one.table, one.tokens))
     eos = eos_ids(target.model, tokenizer)
@@ -137,7 +139,7 @@ def load_pair(
         rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
             runners = [
-                runner if one.network is None else RuledRunner(runner, own)
+                runner if one.network is None or runner.writes_text else RuledRunner(runner, own)
                 for one, runner, own in zip(levels, runners, rules, strict=True)
             ]
     return Pair(
@@ -208,6 +210,9 @@ def assemble(
         asked = replace(settings, trees=settings.draft_trees) if place else settings
         verifier = reader_of(runners, above[place - 1]).bare if place else None
         levels[place], runner = _runner(level, vocabulary, asked, verifier, keeps=torch_weights or place in needed)
+        found = levels[place].model
+        if place and found is not None and place - 1 not in above:
+            runner = in_parallel(runner, found.model.config, vocabulary, found.name)
         runners.append(runner)
     target, bare = levels[0].model, runners[0]
     assert target is not None, "the target is no draft head"
@@ -249,7 +254,7 @@ def _runner(
     else:
         model, runner = model_runner(level.found, model, own, settings, keeps=keeps)
     if level.tokens is not None:
-        runner = TranslatedRunner(runner, level.tokens)
+        runner = own_text_runner(runner, level.tokens)
     elif model.vocabulary < vocabulary:
         runner = NarrowRunner(runner, model.vocabulary, vocabulary)
     return replace(level, network=model), runner

@@ -8,6 +8,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
+from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing.engine_table import ENGINES, chosen_for_head
 from specctl.models.running.engines import Choice, EngineSettings, Where, compiler_for
@@ -39,11 +40,14 @@ def build_head_runner(
     device = next(head.parameters()).device
     its = None if verifier is None else ENGINES.get(verifier.engine.partition(",")[0])
     where = Where((str(device),), weight_bytes(head))
-    choice: Choice | None = chosen_for_head(settings.engine, where, settings, its)
+    choice: Choice | None = chosen_for_head(settings.engine, where, settings, its, blocks=head.longest is not None)
     while choice is not None:
         for line in choice.said:
             settings.notice(f"{name} {line}")
         runner = _by_engine(choice, head, vocabulary, name, settings, verifier)
+        if runner is not None and isinstance(head, ChainHead) and head.mask_token is not None:
+            assert head.longest is not None
+            return ParallelRunner(runner, head.mask_token, head.longest)
         if runner is not None:
             return runner
         choice = choice.otherwise

@@ -17,7 +17,7 @@ from specctl.models.loading.contents import model_hash
 from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
-from specctl.models.loading.vocabularies import notice_of, token_map
+from specctl.models.loading.vocabularies import notice_of, own_text_runner, token_map
 from specctl.models.onnx.engine_times import LARGEST, Times, packages_there
 from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
@@ -31,7 +31,6 @@ from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
 from specctl.models.translation.token_map import TokenMap
-from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable, Profile
 
@@ -79,6 +78,8 @@ class Graph:
         checkpoint = locate(table, role)
         if largest is not None and sum(path.stat().st_size for path in stored_weights(checkpoint)) > largest:
             return None
+        if "pard_token" in checkpoint.settings():
+            return None  # what is kept does not say that it drafts in parallel
         if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
             return None
         store, form = Store(cache_folder()), rounding(table, "onnx")
@@ -225,10 +226,11 @@ def _opened(
     tokenizer = graphs[0].tokenizer()
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.rows, target.rows)
     maps: list[TokenMap | None] = [None]
-    for graph in graphs[1:]:
+    for place, graph in enumerate(graphs[1:], start=1):
         same = graph.kept.spelling is not None and graph.kept.spelling == target.spelling
         own = tokenizer if same else graph.tokenizer()
-        maps.append(token_map(graph.table, tokenizer, own, vocabulary, graph.kept.rows))
+        needs_law = place + 1 < len(graphs)  # for one below it
+        maps.append(token_map(graph.table, tokenizer, own, vocabulary, graph.kept.rows, needs_law=needs_law))
         if (tokens := maps[-1]) is not None:
             settings.notice(notice_of(graph.role, graph.table, tokens))
     threads = choose(profile.threads, (), vocabulary, began)
@@ -238,7 +240,7 @@ def _opened(
     for graph, tokens in zip(graphs, maps, strict=True):
         progress(graph.table.model)
         runner: Runner = graph.runner(vocabulary if tokens is None else tokens.draft.whole, numbers)
-        runners.append(runner if tokens is None else TranslatedRunner(runner, tokens))
+        runners.append(runner if tokens is None else own_text_runner(runner, tokens))
     for upper, lower in pairwise(graphs):
         if told := large_draft((upper.role, upper.kept.parameters), (lower.role, lower.kept.parameters)):
             settings.notice(told)

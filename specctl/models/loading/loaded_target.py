@@ -81,7 +81,7 @@ def assembled(target: LoadedModel, draft: DraftTable, given: PreTrainedModel | N
     _write_fewer(target, levels)
     for place, level in enumerate(levels[1:], start=1):
         if level.model is not None:
-            levels[place] = _translated(level, target)
+            levels[place] = _translated(level, target, verifies=place - 1 in above)
     require_own_tokenizers(levels, above)
     return assemble(levels, above, target.vocabulary, EngineSettings(engine="eager"))
 
@@ -105,7 +105,7 @@ def _write_fewer(target: LoadedModel, levels: Sequence[Level]) -> None:
         write_fewer(level.network, level.table, tokenizer, whole, eos_ids(target.model, tokenizer))
 
 
-def _translated(level: Level, target: LoadedModel) -> Level:
+def _translated(level: Level, target: LoadedModel, *, verifies: bool) -> Level:
     """`translated`, where both models' folders or repositories have a tokenizer."""
     assert level.model is not None
     try:
@@ -114,4 +114,6 @@ def _translated(level: Level, target: LoadedModel) -> Level:
     except ModelError:
         return level  # nothing is known of it
     # A draft with fewer rows than the target may still have one tokenizer with it: the others are padding.
-    return level if difference(ours, theirs) is None else translated(level, ours, theirs, target.vocabulary)
+    if difference(ours, theirs) is None:
+        return level
+    return translated(level, ours, theirs, target.vocabulary, verifies=verifies)

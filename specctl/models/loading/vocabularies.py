@@ -3,19 +3,34 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, ProfileError
+from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import CHOOSE, check_vocabulary, difference
 from specctl.models.loading.profile_models import Level, reader_of
+from specctl.models.running.runner import Runner
+from specctl.models.translation.own_text_runner import OwnTextRunner
 from specctl.models.translation.token_bytes import TokenBytes
 from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation.translated_runner import TranslatedRunner
+from specctl.models.translation.written_runner import WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
+COVERED = 0.75
+"""The share of a text that shared tokens have to be, for a draft to draft those rather than to write text."""
 
 
-def token_map(table: ModelTable, target: Tokenizer, draft: Tokenizer, whole: int, draft_rows: int) -> TokenMap | None:
-    """What a draft shares with its target; None where their tokenizers are one.
+def token_map(
+    table: ModelTable,
+    target: Tokenizer,
+    draft: Tokenizer,
+    whole: int,
+    draft_rows: int,
+    *,
+    needs_law: bool = False,
+) -> TokenMap | None:
+    """What a draft shares with its target, and how it drafts; None where their tokenizers are one.
 
     Args:
         table: the draft's.
@@ -23,10 +38,12 @@ def token_map(table: ModelTable, target: Tokenizer, draft: Tokenizer, whole: int
         draft: the draft's.
         whole: V, the pair's vocabulary: the target's ids, perhaps with padding behind them.
         draft_rows: width of the draft's logits.
+        needs_law: whether a head or a draft below it needs its distribution over the target's tokens.
 
     Raises:
-        ModelError: they differ and have to be one, they share no token, or one does not give back a text; or they are
-            one and the draft has too few rows.
+        ModelError: they differ and have to be one; or they are one and the draft has too few rows.
+        ProfileError: nothing of the draft's are tokens of the target's, one of them does not give back a text, or what
+            writes text needs a law.
     """
     if (told := difference(target, draft)) is None:
         check_vocabulary(target, draft, whole, draft_rows)
@@ -39,40 +56,60 @@ def token_map(table: ModelTable, target: Tokenizer, draft: Tokenizer, whole: int
             f"The draft {table.model!r} has another tokenizer than the target, and draft.tokens is about the target's.",
             "Leave draft.tokens out.",
         )
-    ours, theirs = TokenBytes(target, whole), TokenBytes(draft, draft_rows)
-    found = TokenMap(ours, theirs, whole)
-    if not any(index in ours.of for index in found.vocabulary.ids.tolist()):
-        raise ModelError(
-            f"The target and the draft {table.model!r} have not a single token in common.",
-            OTHERS,
+    if needs_law and table.vocabulary == "text":
+        raise ProfileError(
+            f"The draft {table.model!r} writes text, of which the target's tokens are cut: no head can predict which "
+            "are accepted, and it cannot verify a faster draft.",
+            'Set draft.vocabulary = "intersection", or leave the head or the faster draft out.',
         )
+    ours, theirs = TokenBytes(target, whole), TokenBytes(draft, draft_rows)
+    shared = TokenMap(ours, theirs, whole)
+    some = any(index in ours.of for index in shared.vocabulary.ids.tolist())
+    by_text = table.vocabulary == "text" or (
+        table.vocabulary == "auto" and not needs_law and covered(shared, target) < COVERED
+    )
+    if not (any(map(ours.encode, theirs.ids)) if by_text else some):
+        raise ProfileError(f"The target and the draft {table.model!r} have not a single token in common.", OTHERS)
     for whose, spelt in (("target", ours), ("draft", theirs)):
         if (lost := spelt.lost) is not None:
-            raise ModelError(
+            raise ProfileError(
                 f"The tokenizers differ, and the {whose}'s does not give back a text: of {lost!r} its tokens make "
                 f"{spelt.reading(lost)!r}.",
                 OTHERS,
             )
-    return found
+    return TokenMap(ours, theirs, whole, writes_text=True) if by_text else shared
+
+
+def covered(tokens: TokenMap, target: Tokenizer) -> float:
+    """The share of shared tokens among the target's of the prompts that come with the package."""
+    return TokenCounts.shipped(target).covered(tokens.vocabulary.ids.tolist())
+
+
+def own_text_runner(runner: Runner, tokens: TokenMap) -> OwnTextRunner:
+    """A runner of the target's ids around a draft with another tokenizer."""
+    return (WrittenRunner if tokens.writes_text else TranslatedRunner)(runner, tokens)
 
 
 def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
     """What is told of a draft with another tokenizer before it drafts."""
-    return f"{role} {table.model} has another tokenizer than the target: it drafts the {tokens.told}"
+    return f"{role} {table.model} has another tokenizer than the target: it {tokens.told}"
 
 
-def translated(level: Level, target: Tokenizer, draft: Tokenizer, whole: int) -> Level:
+def translated(level: Level, target: Tokenizer, draft: Tokenizer, whole: int, *, verifies: bool) -> Level:
     """A draft model's level with what it shares with the target.
 
     Args:
         level: of a model that is loaded.
         target, draft, whole: as of `token_map`.
+        verifies: whether another draft drafts for it.
 
     Raises:
-        ModelError: as there.
+        ModelError, ProfileError: as there.
     """
     assert level.model is not None, "a draft head has no tokenizer"
-    return replace(level, tokens=token_map(level.table, target, draft, whole, level.model.vocabulary))
+    needs_law = verifies or bool(level.heads)
+    tokens = token_map(level.table, target, draft, whole, level.model.vocabulary, needs_law=needs_law)
+    return replace(level, tokens=tokens)
 
 
 def require_own_tokenizers(levels: Sequence[Level], above: Sequence[int | None]) -> None:

@@ -144,14 +144,15 @@ class OnnxRunner(Runner):
             return "specctl lets onnxruntime read several texts at once on a CPU only"
         return "its graph reads trees" if passes.trees else None
 
-    def rows(self, count: int) -> PackedPasses:
+    def rows(self, count: int, width: int | None = None) -> PackedPasses:
         assert self._path is not None, self.no_rows
-        from specctl.models.onnx.packed.packed_graph import packed_graph
+        from specctl.models.onnx.packed.kept_packed import kept_packed
 
-        session = open_session(self._path, self.device, self.threads, packed_graph(self._path, count))
+        session = open_session(self._path, self.device, self.threads, kept_packed(self._path, count))
         capacity = min(CAPACITY, self.context)
         alone = self.passes.session if self.passes.narrowest == 1 else None
-        return PackedPasses(session, alone, count, self.vocabulary, capacity, self.draft_vocabulary, self._watched)
+        ids, apart = self.draft_vocabulary, width is not None
+        return PackedPasses(session, alone, count, self.vocabulary, capacity, ids, self._watched, apart=apart)
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""

@@ -199,6 +199,10 @@ class Store:
         """The file beside a graph in which `Times` are told."""
         return self.folder / f"{key}.times.json"
 
+    def packed(self, key: str, rows: int) -> Path:
+        """The file beside a graph in which the graph for so many sequences is that was made of it."""
+        return self.folder / f"{key}.packed-{rows}.onnx"
+
     def remove(self, key: str) -> None:
         """Forget a graph."""
         shutil.rmtree(self.folder / key, ignore_errors=True)

@@ -132,8 +132,16 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
 
 
 def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
-    """The graphs that a head needs, by file, as torch exports them."""
+    """The graphs that a head needs, by file, as torch exports them.
+
+    Raises:
+        CannotExport: its attention cannot be expressed by them.
+    """
+    from specctl.models.onnx.exporting import CannotExport
+
     if isinstance(head, ChainHead):
+        if head.window or head.mask_token is not None:
+            raise CannotExport("its layers have windows, or it reads masks")
         from specctl.models.onnx_heads.chain_export import chain_pass, fusing
 
         state = torch.zeros(1, head.state_size)
@@ -142,6 +150,8 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
         return {PASS: chain_pass(head), **fuses}
     from specctl.models.onnx_heads.block_export import block_confidence, block_pass, block_row, remembering
 
+    if head.config.sights or head.config.taps:
+        raise CannotExport("its layers have windows or convolutions")
     found = {PASS: block_pass(head), REMEMBER: remembering(head)}
     if head.config.markov is not None:
         found[ROW] = block_row(head)

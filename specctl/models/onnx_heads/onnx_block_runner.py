@@ -44,6 +44,7 @@ class OnnxBlockRunner(BlockHeadRunner):
         self._block = self._pass.sized(tokens=head.block_size)
         self._remembering = graphs.opened(REMEMBER)
         self._row_step = graphs.opened(ROW).sized() if graphs.has(ROW) else None
+        self._branches: list[Array] = []  # the memories (1, R) behind the tokens of the last tree
         self._confidence = graphs.opened(CONFIDENCE).sized() if graphs.has(CONFIDENCE) else None
 
     def fresh(self) -> "OnnxBlockRunner":
@@ -129,6 +130,24 @@ class OnnxBlockRunner(BlockHeadRunner):
         step.given["memory"][:] = found["next"]
         logits: Array = found["logits"][0]
         return logits
+
+    def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
+        step, state = self._row_step, self._block.found["hidden"][0, self._row]
+        if step is None:
+            logits = self._block.found["logits"][0, self._row][None, : self._columns].copy()
+        else:
+            if first:
+                self._branches = [step.given["memory"].copy()]
+            logits = np.empty((len(tokens), self._columns), dtype=np.float32)
+            for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+                step.given["memory"][:] = self._branches[parent]
+                logits[index] = self._logits(token)[: self._columns]
+                self._branches.append(step.given["memory"].copy())
+        if not hidden:
+            return Forward(logits, vocabulary=self.draft_vocabulary)
+        import torch  # whoever reads states is a network
+
+        return Forward(logits, torch.from_numpy(state[None].copy()), None, self.draft_vocabulary)
 
     @property
     def foresee(self) -> "Foresee | None":

@@ -1,7 +1,7 @@
 """What a forward pass gives."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,18 @@ Numbers = Union[npt.NDArray[np.float32], "torch.Tensor"]
 """Rows of numbers where they are: numpy's of a pass whose results are numpy's, else torch's."""
 
 
+class Certain(NamedTuple):
+    """What is predicted by a draft that writes text in tokens of its own.
+
+    Attributes:
+        tokens: the target's id behind each of R rows.
+        whole: V, the pair's shared vocabulary.
+    """
+
+    tokens: Sequence[int]
+    whole: int
+
+
 class Forward:
     """The outputs of one forward pass.
 
@@ -27,9 +39,10 @@ class Forward:
         states: of all tokens of the pass, for the layers that are watched; None if none is. Numpy's are overwritten by
             the runner's next pass too.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
+        certain: the tokens predicted, where the columns are of the law that a draft begins to write them by; else None.
     """
 
-    __slots__ = ("columns", "hidden", "states", "vocabulary")
+    __slots__ = ("certain", "columns", "hidden", "states", "vocabulary")
 
     def __init__(
         self,
@@ -37,15 +50,27 @@ class Forward:
         hidden: "torch.Tensor | None" = None,
         states: States | None = None,
         vocabulary: DraftVocabulary | None = None,
+        certain: Certain | None = None,
     ) -> None:
         self.columns = columns
         self.hidden = hidden
         self.states = states
         self.vocabulary = vocabulary
+        self.certain = certain
+
+    def part(self, rows: Sequence[int]) -> "Forward":
+        """Some of its rows, without states."""
+        certain = self.certain and Certain([self.certain.tokens[row] for row in rows], self.certain.whole)
+        hidden = None if self.hidden is None else self.hidden[rows]
+        return Forward(self.columns[rows], hidden, None, self.vocabulary, certain)
 
     @property
     def rows(self) -> Numbers:
-        """The logits ``(keep, V)``, -inf for ids that have no column."""
+        """The logits ``(keep, V)``, -inf for ids that have no column and beside a token that is certain."""
+        if self.certain is not None:
+            found = np.full((len(self.columns), self.certain.whole), -np.inf, np.float32)
+            found[np.arange(len(found)), [*self.certain.tokens]] = 0
+            return found
         return self.columns if self.vocabulary is None else self.vocabulary.widened(self.columns, -np.inf)
 
     @property

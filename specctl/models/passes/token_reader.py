@@ -1,12 +1,12 @@
-"""What reads a token's numbers within the pass that makes its logits."""
+"""What reads numbers within the pass that makes the logits: of a token, or of several texts at once."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.forward import Numbers
+    from specctl.models.passes.forward import Forward, Numbers
 
 Foresee = Callable[["torch.Tensor"], "torch.Tensor"]
 """For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
@@ -16,7 +16,21 @@ Token: TypeAlias = "int | torch.Tensor"
 """An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
 
 
-class TokenReader(Protocol):
+class PassReader(Protocol):
+    """Reads the passes of several texts at once. Hashable: those of texts that are equal are one."""
+
+    def read_rows(self, forwards: "Sequence[Forward]", about: Sequence[Any]) -> Sequence[Any]:
+        """What each text wants to know, all numbers on the host; an exception is that text's alone.
+
+        Asked again about the same it gives the same. What it gives is memory of its own, but for the passes themselves.
+
+        Args:
+            forwards: of one model, which the next pass may overwrite.
+            about: of each text.
+        """
+
+
+class TokenReader(PassReader, Protocol):
     """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
 
     Attributes:
@@ -45,11 +59,11 @@ class TokenReader(Protocol):
         """
 
     def read_rows(
-        self, logits: "Numbers", uniforms: "Sequence[float | None]"
+        self, forwards: "Sequence[Forward]", about: "Sequence[float | None]"
     ) -> "list[tuple[list[float], Numbers | None]]":
-        """What a call gives for each of several texts at once, the numbers on the host; not where it is `hidden`.
+        """What a call gives for the one row of each pass; not where it is `hidden`.
 
         Args:
-            logits: ``(R, V)``, which the laws may be parts of.
-            uniforms: of each row.
+            forwards: as in `PassReader`.
+            about: of each text the draw's randomness, or None.
         """

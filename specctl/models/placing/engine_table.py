@@ -70,7 +70,7 @@ def _unasked(model: "PreTrainedModel", where: Where, settings: EngineSettings, o
 
 
 def chosen_for_head(
-    asked: EngineName, where: Where, settings: EngineSettings, verifier: Engine | None = None
+    asked: EngineName, where: Where, settings: EngineSettings, verifier: Engine | None = None, *, blocks: bool = False
 ) -> Choice:
     """The engine of a draft head: onnxruntime where that runs its verifier on a CPU, else torch over fixed buffers.
 
@@ -79,11 +79,12 @@ def chosen_for_head(
         where: the head's weights are or will be.
         settings: as a command asks for them.
         verifier: the engine of the model whose states it reads, as far as that is known.
+        blocks: whether it writes a block in a pass, and so needs no pass for a level of a tree.
     """
     graphs = ENGINES["onnx"]
     said: tuple[str, ...] = ()
     if verifier is graphs and where.device.type == "cpu":
-        if not settings.draft_trees:
+        if blocks or not settings.draft_trees:
             otherwise = _over_buffers(asked, where, settings)
             return Choice(graphs, "as its verifier", otherwise=otherwise, asked=asked == graphs.name)
         said = (f"runs on torch: {HEAD_CHAINS}",) if asked == graphs.name else ()

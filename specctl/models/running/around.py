@@ -22,11 +22,12 @@ class Around(Runner):
         self.runner = runner
         self.context, self.device = runner.context, runner.device
         self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
-        self.no_trees, self.no_rows = runner.no_trees, runner.no_rows
+        self.no_trees, self.no_rows, self.marginals = runner.no_trees, runner.no_rows, runner.marginals
         self.layers, self.state_size, self.longest = runner.layers, runner.state_size, runner.longest
         self.token_bytes, self.rows_bytes = runner.token_bytes, runner.rows_bytes
-        self.threads, self.tried = runner.threads, runner.tried
-        self.draft_vocabulary, self.translates = runner.draft_vocabulary, runner.translates
+        self.threads, self.tried, self.fixed_width = runner.threads, runner.tried, runner.fixed_width
+        self.draft_vocabulary = runner.draft_vocabulary
+        self.translates, self.writes_text = runner.translates, runner.writes_text
 
     @property
     def length(self) -> int:
@@ -48,8 +49,8 @@ class Around(Runner):
         """As in `Runner`; without this one, unless it says otherwise."""
         return self.runner.same_around(bare)
 
-    def rows(self, count: int) -> RowPasses:
-        return self.runner.rows(count)
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
+        return self.runner.rows(count, width)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         return self.runner.extend(tokens, keep, hidden=hidden)

@@ -64,10 +64,10 @@ class EagerRunner(Runner):
 
         return obstacle(model)
 
-    def rows(self, count: int) -> RowPasses:
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self._vocabulary, self._watch, self._last)
+        return FixedRows(self._model, count, self._vocabulary, self._watch, self._last, width)
 
     @property
     def model(self) -> PreTrainedModel:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
-from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.runner import Forward, RowPasses, Runner, joined
 
 WIDTH = 16
 
@@ -25,7 +25,7 @@ class FixedWidthRunner(Around):
 
     def __init__(self, runner: Runner, width: int = WIDTH) -> None:
         super().__init__(runner)
-        self.width = width
+        self.width = self.fixed_width = width
         self.no_trees = "deterministic passes read chains"
         self.context = runner.context // width * width  # the last block must fit as well
         self._tokens: list[int] = []
@@ -40,6 +40,9 @@ class FixedWidthRunner(Around):
 
     def same_around(self, bare: Runner) -> Runner:
         return FixedWidthRunner(super().same_around(bare), self.width)
+
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
+        return self.runner.rows(count, width or self.width)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """As in `Runner`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""

@@ -201,9 +201,9 @@ def _copied(result: Any, kept: slice) -> Any:
 class GraphRunner(Capturing, StaticRunner):
     """A `StaticRunner` with its passes captured; its model has no `obstacle`."""
 
-    def rows(self, count: int) -> RowPasses:
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
         if self._capture is None:
-            return super().rows(count)
+            return super().rows(count, width)
         from specctl.models.running.row_passes.captured_rows import CapturedRows
 
         return CapturedRows(
@@ -216,4 +216,5 @@ class GraphRunner(Capturing, StaticRunner):
             CudaCapture(self.device) if isinstance(self._capture, CudaCapture) else self._capture,
             self._notice,
             self._name,
+            width,
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specctl.errors import RecordError
+from specctl.errors import RecordError, UsageError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.runner import Runner
@@ -34,6 +34,7 @@ class Pair:
         threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
         vocabulary: V, ids below it are known to all models; of a pair that was put together by hand, no bound is known.
         policy: makes a policy of a setting of one draft; in a batch, one that may decide together with those of others.
+        texts: how many are written at once, this pair's among them.
     """
 
     target: Runner
@@ -47,6 +48,7 @@ class Pair:
     threads: Threads | None = None
     vocabulary: int = 1 << 31
     policy: Callable[[Setting], StoppingPolicy] = Setting.build
+    texts: int = 1
 
     @property
     def thread_count(self) -> int:
@@ -111,6 +113,18 @@ class Pair:
         """Wall time in seconds that the runners have spent on compiling or capturing; None if no runner does either."""
         spent = [seconds for runner in (self.target, *self.drafts) if (seconds := runner.preparing_seconds) is not None]
         return sum(spent) if spent else None
+
+    def require_law(self, what: str) -> None:
+        """Raise UsageError if the draft writes text, and so has no distribution over the target's tokens.
+
+        Args:
+            what: reads it.
+        """
+        if self.drafts[0].writes_text:
+            raise UsageError(
+                f"{what} reads a draft's distribution over the target's tokens, and this draft writes text",
+                "take a draft with the target's tokenizer, or --set draft.vocabulary=intersection",
+            )
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; raises RecordError if the prompt leaves no room for a token."""

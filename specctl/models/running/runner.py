@@ -2,73 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
+from specctl.models.running.row_passes.row_requests import RowPasses as RowPasses
+from specctl.models.running.row_passes.row_requests import RowRequest as RowRequest
 
 if TYPE_CHECKING:
     import torch
 
     from specctl.models.passes.draft_vocabulary import DraftVocabulary
     from specctl.models.passes.forward import Numbers
-    from specctl.models.passes.token_reader import Foresee, Token, TokenReader
+    from specctl.models.passes.token_reader import Foresee, PassReader, Token, TokenReader
     from specctl.models.passes.watching import States
     from specctl.models.running.suffix_index import SuffixIndex
-
-
-@dataclass(frozen=True, slots=True)
-class RowRequest:
-    """What one sequence asks of a model.
-
-    Attributes:
-        row: the sequence's number, from 0.
-        after: how many of its cached tokens the new ones follow; later ones are overwritten.
-        tokens: T ids, at least one.
-        keep: logits of the last so many are wanted.
-        hidden: whether hidden states are wanted of these, too.
-        reader: what reads the last token, whose reading is the answer then; None for the pass as it is. Its reading
-            needs no hidden state.
-        uniform: for the reader, or None.
-    """
-
-    row: int
-    after: int
-    tokens: Sequence[int]
-    keep: int
-    hidden: bool = False
-    reader: "TokenReader | None" = None
-    uniform: float | None = None
-
-    @property
-    def size(self) -> float:
-        return len(self.tokens)
-
-
-class RowPasses(Protocol):
-    """One model over several sequences, each of its own length.
-
-    Attributes:
-        rows: how many sequences.
-    """
-
-    @property
-    def rows(self) -> int: ...
-
-    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
-        """One pass for sequences that are different from one another; nothing is read by their readers.
-
-        What a sequence is given does not depend on the others, and is overwritten by the next pass. A pass can be made
-        again: it writes the same places.
-        """
-
-    def copy(self, source: int, row: int, start: int, stop: int) -> None:
-        """Let a sequence hold what another one has cached of its tokens from ``start`` to ``stop``, and no more behind.
-
-        Both have the same tokens up to there.
-        """
 
 
 class Runner(ABC):
@@ -81,8 +30,10 @@ class Runner(ABC):
         device: of the logits.
         runs_model: whether it runs one of `Pair.models`: neither a draft head nor a draft without files.
         verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
+        judges: whether `extend_judged` can be called: drafts of several texts are judged at once.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        marginals: whether what follows a draft token depends on its place alone: then `extend_tree` gives one row.
         no_rows: why `rows` cannot be called, as the end of a sentence; None if it can.
         multiplies: whether `fresh` can be called: of drafts that are no models, whose passes each text makes by itself.
         holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
@@ -93,6 +44,9 @@ class Runner(ABC):
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
+        fixed_width: tokens of every pass that decides; None where they have any number.
+        writes_text: whether that is text of which its target's tokens are cut: what it predicts is certain, and neither
+            it nor others can be drafted from a law.
         token_bytes: of its cache for each token; 0 where that is not known.
         rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
@@ -103,8 +57,10 @@ class Runner(ABC):
     device: "torch.device"
     runs_model: bool = True
     verifies: bool = True
+    judges: bool = False
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
+    marginals: bool = False
     no_rows: str | None = "it reads one text at a time"
     multiplies: bool = False
     holds_everything: bool = False
@@ -114,6 +70,8 @@ class Runner(ABC):
     index: "SuffixIndex | None" = None
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
+    fixed_width: int | None = None
+    writes_text: bool = False
     token_bytes: int = 0
     rows_bytes: int = 0
     threads: int | None = None
@@ -131,7 +89,6 @@ class Runner(ABC):
     @abstractmethod
     def rollback(self, length: int) -> None:
         """Drop all but the first ``length`` tokens; no effect if fewer are cached.
-
         A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards. That
         of a draft head goes back to what came from its verifier's states, so that what it drafts does not depend on
         earlier rounds.
@@ -174,13 +131,17 @@ class Runner(ABC):
         return bool(self.layers)
 
     @property
+    def drafts_by_round(self) -> bool:
+        """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
+        return self.reads_states or self.longest is not None
+
+    @property
     def witnessed(self) -> int:
         """Of a draft head W, the first W places of the sequence are those whose states it was given."""
         return 0
 
     def witness(self, start: int, states: "States") -> None:
         """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
-
         Where the state of the place before a token is not known, it reads its own output in its stead.
 
         Args:
@@ -191,10 +152,7 @@ class Runner(ABC):
 
     @property
     def foresee(self) -> "Foresee | None":
-        """What it predicts of tokens that are not drawn yet, after the last pass; None if nothing.
-
-        One that also reads passes within them gives the reader its own.
-        """
+        """What it predicts of tokens not drawn yet, after the last pass; `read` gives its reader its own. Or None."""
         return None
 
     @property
@@ -235,6 +193,12 @@ class Runner(ABC):
         """
         raise NotImplementedError("its logits are read after the pass")
 
+    def extend_judged(
+        self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
+    ) -> Any:
+        """`extend`, and what a judge, who is told ``about``, makes of it with others' passes."""
+        raise NotImplementedError
+
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
@@ -253,7 +217,7 @@ class Runner(ABC):
             hidden: whether hidden states are wanted.
 
         Returns:
-            A row for each token: logits ``(T, V)``, and the states of all.
+            A row for each token: logits ``(T, V)``, and the states of all; one for all of them with ``marginals``.
         """
         raise NotImplementedError(self.no_trees)
 
@@ -268,14 +232,15 @@ class Runner(ABC):
         raise NotImplementedError(self.no_trees)
 
     def fresh(self) -> "Runner":
-        """Another one that has read nothing; they have nothing in common but what never changes."""
-        raise NotImplementedError("there is one of it")
+        """Another one that has read nothing."""
+        raise NotImplementedError
 
-    def rows(self, count: int) -> RowPasses:
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
         """The same model over several sequences at once, with caches of their own.
 
         Args:
             count: how many sequences, at least 2.
+            width: of all passes that give logits, which then hang on no others; None for any.
         """
         raise NotImplementedError(self.no_rows)
 

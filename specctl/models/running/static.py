@@ -65,7 +65,7 @@ class StaticRunner(FixedBufferRunner):
         self._tree = 0  # the length before the last tree
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        self._states = given[0]
+        self._states = given[0].detach()  # as `LayerWatch` does: the hook outlives this runner
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._reserve(self.length + len(tokens))
@@ -75,10 +75,10 @@ class StaticRunner(FixedBufferRunner):
         seen = states[0] if len(states) == 1 else joined_states(states)
         return Forward(logits[kept], None if last is None else last[kept], seen, self.draft_vocabulary)
 
-    def rows(self, count: int) -> RowPasses:
+    def rows(self, count: int, width: int | None = None) -> RowPasses:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self.vocabulary, self._watch, self._last)
+        return FixedRows(self._model, count, self.vocabulary, self._watch, self._last, width)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)

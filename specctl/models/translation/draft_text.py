@@ -59,6 +59,18 @@ class DraftText:
             return 0
         return self._put(closed=False)
 
+    @property
+    def word(self) -> Sequence[int]:
+        """The target's ids of the word that is being written; none behind a special token and where the text begins."""
+        if not self.tokens or self.tokens[-1] not in self._map.target.of:
+            return ()
+        return self.tokens[self._words[-1][0] :]
+
+    @property
+    def begins(self) -> bool:
+        """Whether that word is the first of the text."""
+        return self._silent(len(self.tokens) - len(self.word))
+
     def _opens(self, token: int) -> bool:
         """Whether a token begins a word."""
         start = self._words[-1][0]

@@ -1,16 +1,12 @@
 """Which ids of two tokenizers mean the same."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.translation.token_bytes import TokenBytes
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TokenMap:
@@ -22,16 +18,17 @@ class TokenMap:
         target: of the target's tokenizer.
         draft: of the draft's.
         whole: V, the pair's vocabulary: the target's ids, perhaps with padding behind them.
+        writes_text: whether the draft writes whatever tokens it has, and the target's are cut of their text.
 
     Attributes:
-        target, draft: as given.
+        target, draft, whole, writes_text: as given.
         draft_id: the draft's id for each of the target's that has one, for what the draft reads.
         vocabulary: the target's ids that the draft can write, each the one that the target's tokenizer writes.
         columns: ``(N,)`` int64, the draft's ids of ``vocabulary``.
     """
 
-    def __init__(self, target: TokenBytes, draft: TokenBytes, whole: int) -> None:
-        self.target, self.draft = target, draft
+    def __init__(self, target: TokenBytes, draft: TokenBytes, whole: int, *, writes_text: bool = False) -> None:
+        self.target, self.draft, self.whole, self.writes_text = target, draft, whole, writes_text
         found = {i: draft.ids[text] for i, text in target.of.items() if text in draft.ids}
         found |= {index: draft.specials[token] for token, index in target.specials.items() if token in draft.specials}
         for ours, theirs in ((target.start, draft.start), ((target.eos,), (draft.eos,))):
@@ -50,18 +47,10 @@ class TokenMap:
         own_of = {index: own for own, index in written.items()}
         self.vocabulary = DraftVocabulary(own_of, whole)
         self.columns: npt.NDArray[np.int64] = np.array([own_of[index] for index in self.vocabulary.ids], dtype=np.int64)
-        self._there: dict[str, torch.Tensor] = {}
-
-    def columns_on(self, device: "torch.device") -> "torch.Tensor":
-        """``columns`` on a device."""
-        if str(device) not in self._there:
-            import torch
-
-            with torch.inference_mode(False):
-                self._there[str(device)] = torch.from_numpy(self.columns).to(device)
-        return self._there[str(device)]
 
     @property
     def told(self) -> str:
-        """How many tokens are shared, in words."""
-        return f"{len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"
+        """What the draft does, in words."""
+        if self.writes_text:
+            return "writes text, which is cut into the target's tokens"
+        return f"drafts the {len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"

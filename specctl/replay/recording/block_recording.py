@@ -106,7 +106,8 @@ class BlockReading:
             coins = torch.rand(len(above), generator=self.generator, device=self.generator.device).to(above.device)
             for row, position in enumerate(range(part.start, part.stop)):
                 one = slice(row, row + 1)
-                self._pass_position(position, own_probs[one], above[one], coins[one], logits[row], values[position])
+                laws = own_probs[one], above[one]
+                self._pass_position(position, *laws, coins[one], drafting.part([row]), values[position])
         return self._steps(list(self.text), values)
 
     def _pass_position(
@@ -115,7 +116,7 @@ class BlockReading:
         draft_probs: torch.Tensor,
         target_probs: torch.Tensor,
         coin: torch.Tensor,
-        logits: torch.Tensor,
+        drafting: Forward,
         values: Sequence[float],
     ) -> None:
         """Draw the next token of all rounds that have come to a position.
@@ -124,7 +125,7 @@ class BlockReading:
             position: in the text.
             draft_probs, target_probs: q and p, ``(1, V)``.
             coin: ``(1,)``, which all the rounds share.
-            logits: ``(V,)`` of the draft.
+            drafting: the draft's pass, one row.
             values: the signals and predictions of the text's own token.
         """
         self._begin(position)
@@ -151,7 +152,7 @@ class BlockReading:
                 for start in rounds.starts:
                     self._tails[start] = len(self._branches)
                 room = max(self._room(start) - (position - start) for start in rounds.starts)
-                own = [*token_row(logits, token), *values[len(DISTRIBUTION_SIGNALS) :]]
+                own = [*token_row(drafting, token), *values[len(DISTRIBUTION_SIGNALS) :]]
                 self._branches.append(Tail(position, room, self.eos, [token], [own], [weight], [passing]))
         self._going = list(going.values())
 
@@ -205,8 +206,7 @@ class BlockReading:
         drawn = draw(self.sampling.probs(logits), sibling(self.generator, logits.device))  # (R,)
         chosen[rows] = drawn
         previous = [(branch.drafted_values or branch.values)[-1][: len(DISTRIBUTION_SIGNALS)] for branch in branches]
-        own_rows = Forward(logits, None if forward.hidden is None else forward.hidden[rows])
-        values = token_columns(own_rows, drawn, previous, self.predictors).tolist()
+        values = token_columns(forward.part(rows), drawn, previous, self.predictors).tolist()
         for branch, token, own, row in zip(branches, drawn.tolist(), values, logits, strict=True):
             branch.draft(token, own, row)
 

@@ -27,6 +27,8 @@ from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
+from specctl.replay.costs import signal_key
+from specctl.replay.recording.batch_metering import measure_batches, require_batches
 from specctl.replay.recording.metering import PASSES, measure
 from specctl.replay.recording.sequence_recording import read_sequence, verification_replayed
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
@@ -50,6 +52,7 @@ def collect_traces(
     earlier: TraceSet | None = None,
     replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
     batch: Batch = 1,
+    sizes: Sequence[int] = (),
 ) -> TraceSet:
     """Trace every prompt that the file does not contain yet, and measure the costs.
 
@@ -66,11 +69,15 @@ def collect_traces(
         replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here, where
             nothing else runs then; None to trace them in this process.
         batch: how many prompts are answered at once in this process.
+        sizes: numbers of texts, from 2 on, whose rounds are priced too.
 
     Raises:
-        UsageError: the file contains another calibration's traces, or the pair cannot be recorded.
+        UsageError: the file contains another calibration's traces, or the pair cannot be recorded, or writes one text
+            at a time where ``sizes`` are given.
         OutputError: the file cannot be written.
     """
+    if sizes:
+        require_batches(pair)
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     verification = verification_replayed(Sampling.of(profile.sampling), len(pair.drafts))
@@ -103,16 +110,13 @@ def collect_traces(
         if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
             first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
             overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
-        with progress.counting("costs", PASSES * len(pair.drafts)) as advance:
-            costs = measure(
-                pair,
-                _contexts(traces.traces),
-                depth,
-                _signal_sets(readable(pair)),
-                Sampling.of(profile.sampling),
-                _medians(overheads, len(pair.drafts)),
-                advance,
-            )
+        with progress.counting("costs", PASSES * len(pair.drafts) + len(sizes)) as advance:
+            sets, sampling = _signal_sets(readable(pair)), Sampling.of(profile.sampling)
+            levels = _medians(overheads, len(pair.drafts))
+            costs = measure(pair, _contexts(traces.traces), depth, sets, sampling, levels, advance)
+            if sizes:
+                read = [signals for signals in sets if signals and signal_key(signals) in costs.signal_ms]
+                costs = replace(costs, batches=measure_batches(pair, sizes, costs, read, sampling, advance))
         traces.add(costs)
         write(costs)
     return traces

@@ -10,9 +10,10 @@ import torch
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.round import judge
+from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
+from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of, state_predictors
 from specctl.models.running.pair import Pair
@@ -63,7 +64,7 @@ def measure(
     sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
     hierarchy = len(pair.drafts) > 1
     missing = set(TRAINED_SIGNALS)
-    missing -= {signal_of(predictor) for predictor in _predictors(pair).values()}
+    missing -= {signal_of(predictor) for predictor in predictors(pair).values()}
     if hierarchy or pair.drafts[0].foresee is None:
         missing.add("next_accept_prob")
     own = [signals for signals in sets if signals.isdisjoint(missing)]
@@ -93,7 +94,7 @@ def _measure_top(
     }
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
     missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1]}
-    on_states = state_predictors(_predictors(pair))
+    on_states = state_predictors(predictors(pair))
     several = on_states if len(on_states) > 1 else {}
     # Heads of one shape cost the same, which separate measurements would not show. DISCO heads hardly differ.
     shapes = {
@@ -106,10 +107,10 @@ def _measure_top(
         for number in range(PASSES):
             for context in contexts:
                 sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
-                _fill(pair, sequence)
+                fill_models(pair, sequence)
                 for length in lengths:
                     for again in range(IN_A_ROW if length else ALONE):
-                        times = _round(pair, sequence, length, frozenset(), sampling)
+                        times = timed_round(pair, sequence, length, frozenset(), sampling)
                         # At the first round of a length the processor's cache holds other weights than in a run.
                         if number >= WARM_UPS and again >= (NOT_COUNTED if length else WARMING):
                             for measured, time in zip(plain[context, length], times, strict=True):
@@ -119,7 +120,7 @@ def _measure_top(
                 if number >= WARM_UPS:
                     found.append(catching_up)
             for signals in sets:
-                predictor = first_for(signals, _predictors(pair).values())
+                predictor = first_for(signals, predictors(pair).values())
                 reading = _reading_ms(pair, sequence, typical, signals, sampling, predictor)
                 if number >= WARM_UPS:
                     read[signals].append(reading)
@@ -170,9 +171,9 @@ def _reading_ms(
 
     A first round with these signals warms up; the difference is taken between the two rounds after it.
     """
-    _round(pair, sequence, length, signals, sampling, predictor)
-    bare = _round(pair, sequence, length, frozenset(), sampling)[0]
-    return (_round(pair, sequence, length, signals, sampling, predictor)[0] - bare) / length
+    timed_round(pair, sequence, length, signals, sampling, predictor)
+    bare = timed_round(pair, sequence, length, frozenset(), sampling)[0]
+    return (timed_round(pair, sequence, length, signals, sampling, predictor)[0] - bare) / length
 
 
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
@@ -184,7 +185,7 @@ def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampli
     def verifying(signals: SignalSet) -> float:
         inner = ModelDrafter(pair.drafts[1], typical)
         block = Constant(draft_length=TYPICAL + 1)
-        predictor = first_for(signals, _predictors(pair).values())
+        predictor = first_for(signals, predictors(pair).values())
         drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, predictor=predictor)
         drafter.begin(sampling, frozenset(), None)
         (round_,) = drafter.draft(sequence, TYPICAL + 1).inner
@@ -193,7 +194,7 @@ def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampli
         return round_.verify_seconds * 1e3
 
     with torch.inference_mode():
-        _fill(pair, sequence)
+        fill_models(pair, sequence)
         for number in range(PASSES):
             for signals in sets:
                 bare, reading = verifying(frozenset()), verifying(signals)
@@ -212,7 +213,7 @@ class Asked(Constant):
         return False
 
 
-def _round(
+def timed_round(
     pair: Pair,
     sequence: list[int],
     length: int,
@@ -220,7 +221,7 @@ def _round(
     sampling: Sampling,
     predictor: TrainedPredictor | None = None,
 ) -> tuple[float, float]:
-    """Milliseconds of drafting and of verifying one round of a fixed length.
+    """Milliseconds of drafting and of verifying one round of a fixed length; in a batch, this text's shares.
 
     A draft head begins a round by reading what the round before it emitted, as many tokens as were accepted and one
     more. It is timed after a round of the same length of which half was accepted.
@@ -232,24 +233,25 @@ def _round(
     drafter.begin(sampling, frozenset(), None)
     draft_device, target_device = pair.drafts[0].device, pair.target.device
     wait(draft_device)
-    began = perf_counter()
+    began = working_seconds()
     draft = drafter.draft(sequence, length)
     wait(draft_device)
-    drafted = perf_counter()
+    drafted = working_seconds()
     forward = pair.target.extend([sequence[-1], *draft.tokens], keep=length + 1)
     judge(draft, forward, sampling, None)
     wait(target_device)
-    verified = perf_counter()
+    verified = working_seconds()
     for runner in (pair.target, pair.drafts[0]):
         runner.rollback(len(sequence) - 1)
     return (drafted - began) * 1e3, (verified - drafted) * 1e3
 
 
-def _predictors(pair: Pair) -> Mapping[str, TrainedPredictor]:
+def predictors(pair: Pair) -> Mapping[str, TrainedPredictor]:
     """The heads of the first draft by name."""
     return pair.named_predictors[0] if pair.named_predictors else {}
 
 
-def _fill(pair: Pair, sequence: list[int]) -> None:
+def fill_models(pair: Pair, sequence: list[int]) -> None:
+    """Let all caches hold a sequence but for its last token."""
     for runner in (pair.target, *pair.drafts):
         fill(runner, sequence[:-1])

@@ -55,9 +55,9 @@ def read_sequence(
     Raises:
         UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
     """
-    require_recordable(len(pair.drafts), any(draft.reads_states for draft in pair.drafts))
+    require_recordable(len(pair.drafts), any(draft.drafts_by_round for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
-    if (draft := pair.drafts[0]).layers:
+    if (draft := pair.drafts[0]).drafts_by_round:
         predictors = pair.named_predictors[0]
         return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:

@@ -67,8 +67,9 @@ class OneByOne:
         draft, length = self._draft, self._before + starts[0]
         read = length - 1  # the verifier has not read the newest token when a round begins
         draft.rollback(read)
-        for place, states in self._verifier.states(read):
-            draft.witness(place, states)
+        if draft.reads_states:
+            for place, states in self._verifier.states(read):
+                draft.witness(place, states)
         return draft.extend(self._sequence[draft.length : length], keep=1)
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:  # noqa: ARG002 - there is only one

@@ -7,6 +7,7 @@ import torch
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_row
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Forward
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.block_coupling import draw_unkept
 
@@ -73,7 +74,9 @@ class Tail:
         found = draw_unkept(drafted, draft_probs, verifier_probs, self.weights[-1], sibling(generator, device))
         count = len(found.tokens)
         self.values += self.drafted_values[:count]
-        self.values[-1][: len(DISTRIBUTION_SIGNALS)] = token_row(logits[count - 1], found.tokens[-1])
+        if found.tokens[-1] != self.drafted[count - 1]:
+            changed = token_row(Forward(logits[count - 1 : count]), found.tokens[-1])
+            self.values[-1][: len(DISTRIBUTION_SIGNALS)] = changed
         self.tokens += found.tokens
         self.weights += found.weights
         self.passing += found.passing

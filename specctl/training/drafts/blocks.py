@@ -51,7 +51,7 @@ def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Bl
     own = torch.eye(len(anchors), dtype=torch.bool, device=device)
     mask = torch.cat([known < anchors[:, None], own.repeat_interleave(size, 1)], 1)  # (R, S), alike in a block
     mask = mask.repeat_interleave(size, 0)
-    found = head(block.flatten()[None], places.flatten(), mask[None, None], cache)
+    found = head(block.flatten()[None], places.flatten(), mask[None, None], cache, torch.cat([known, places.flatten()]))
     kept = slice(config.first_row, None)
     logits = found.logits.view(len(anchors), size, -1)[:, kept]
     hidden = found.hidden.view(len(anchors), size, -1)[:, kept]

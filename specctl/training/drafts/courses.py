@@ -14,7 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.block import BlockConfig, BlockHead
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.block_config import BlockConfig
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head

@@ -103,6 +103,7 @@ class Predictors(Subject[Example, DraftStates]):
         return {**super().facts(suite), **own, **({} if head is None else {"draft_head": head.kind})}
 
     def items(self, pair: Pair, found: Answered) -> list[Example]:
+        pair.require_law("train-head")
         sampling = Sampling.of(found.settings)
         texts = [each for each in found.completions if each.tokens]
         made = [_example(pair, found.number, each, sampling, self._kind) for each in texts]
@@ -185,7 +186,7 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
     generator = draft_token_generator(target, completion.seed)
     laws = kind == "disco"
     rounds: RoundTokens | None = None
-    if draft.reads_states:
+    if draft.drafts_by_round:
         rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, laws=laws)
         if rounds is None:
             return None

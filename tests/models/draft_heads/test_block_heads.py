@@ -1,6 +1,7 @@
 """Block draft heads against what the published implementations compute, and their runner."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
+from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.block_format import spread_layers
 from specctl.models.head_files.formats import FORMATS, recognise
-from specctl.models.head_files.network_files import Verifier, write_head
+from specctl.models.head_files.network_files import Verifier, described, write_head
 from specctl.models.loading.assembly import load_pair
+from specctl.models.onnx.exporting import CannotExport
+from specctl.models.onnx_heads.head_engine import graphs_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile
 
@@ -143,6 +147,79 @@ def test_the_predicted_acceptance_is_that_of_speculators(name: str) -> None:
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["dflash-windows", "dflash2"])
+def test_windows_and_dflash2_draft_as_z_lab_does(name: str) -> None:
+    head, given = recorded(name)
+    ids = given["ids"].tolist()
+    runner = BlockRunner(head, VOCABULARY, capacity=4)
+
+    def check(part: str, anchor: int) -> None:
+        runner.extend(ids[runner.length : anchor], keep=0)
+        drawn = given[f"{part}.drawn"].tolist() if head.kind == "dflash2" else [1, 2]
+        rows = drafted(runner, ids[anchor], drawn)
+        torch.testing.assert_close(rows.softmax(-1), given[f"{part}.laws"], atol=1e-5, rtol=1e-4)
+        assert head.kind == "dflash" or rows.isfinite().sum(-1).tolist() == [5, 5, 5]
+
+    check("alone", 0)
+    runner.rollback(0)
+    runner.witness(0, states(given, 0, ANCHOR))
+    check("first", ANCHOR)
+    runner.witness(ANCHOR, states(given, ANCHOR, LATER))
+    runner.rollback(LATER)
+    check("second", LATER)
+
+
+@pytest.mark.parametrize("name", ["dflash-windows-speculators", "dflash2-speculators"])
+def test_windows_and_dflash2_draft_as_speculators_does(name: str) -> None:
+    head, given = recorded(name)
+    ids = given["ids"].tolist()
+    for part, anchor in (("first_block", 3), ("second_block", ANCHOR)):
+        rows = drafted(ready(head, given, anchor), ids[anchor], ids[anchor + 1 :])
+        torch.testing.assert_close(rows.softmax(-1), given[f"{part}.laws"], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dflash-windows", "dflash2", "dflash2-speculators"])
+def test_rounds_side_by_side_see_what_a_round_alone_sees(name: str) -> None:
+    head, given = recorded(name)
+    ids = given["ids"].tolist()
+    rounds = BlocksSideBySide(head, VOCABULARY, ids)
+    rounds.witness(states(given, 0, LATER))
+    anchors = range(ANCHOR, LATER + 1)
+    with torch.inference_mode():
+        found = [rounds.first([anchor + 1 for anchor in anchors]).logits]
+        found += [rounds.further(range(len(anchors)), [token] * len(anchors)).logits for token in (1, 2)]
+    for index, anchor in enumerate(anchors):
+        alone = drafted(ready(head, given, anchor), ids[anchor], [1, 2])
+        torch.testing.assert_close(torch.stack([rows[index] for rows in found]), alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dflash-windows", "dflash2-speculators"])
+def test_heads_with_windows_or_convolutions_are_not_exported(name: str) -> None:
+    with pytest.raises(CannotExport, match="windows or convolutions"):
+        graphs_of(recorded(name)[0])
+
+
+def test_a_dflash2_head_is_written_as_it_is_read() -> None:
+    _, weights, given = files("dflash2-speculators")
+    head = random_block(
+        layers=(2, 4, 6),
+        vocabulary=VOCABULARY,
+        markov="selector",
+        shape=LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8, qk_norm=True),
+    )
+    config, tensors = described(head, Verifier("some/model", ("Qwen3ForCausalLM",)))
+    assert tensors.keys() - weights.keys() == {"embed_tokens.weight", "lm_head.weight"}, "of a head that borrows none"
+    assert recognise(config, ()) == recognise({}, tensors) == "dflash2"
+    again = FORMATS["dflash2"].read(config, dict(tensors), verifier(given))
+    assert isinstance(again, BlockHead)
+    assert (again.kind, replace(again.config, context=0)) == (
+        "dflash2",
+        replace(head.config, raw_embeddings=None, context=0),
+    )
+    with pytest.raises(ValueError, match="windows"):
+        described(recorded("dflash-windows")[0], Verifier("some/model"))
+
+
 def ready(head: BlockHead, given: Tensors, anchor: int = ANCHOR) -> BlockRunner:
     runner = BlockRunner(head, VOCABULARY)
     runner.witness(0, states(given, 0, anchor))
@@ -249,10 +326,16 @@ def test_specforge_puts_the_keys_of_dspark_into_a_table(architecture: str) -> No
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*FLAT, *NESTED])
+@pytest.mark.parametrize("name", [*FLAT, *NESTED, "dflash2", "dflash2-speculators"])
 def test_kinds_are_recognised(name: str) -> None:
     config, weights, _ = files(name)
-    kind = "dflash" if name in {"dflash", "dflash-speculators", "dspark-none"} else "dspark"
+    kind = (
+        "dflash2"
+        if name.startswith("dflash2")
+        else "dflash"
+        if name in {"dflash", "dflash-speculators", "dspark-none"}
+        else "dspark"
+    )
     assert recognise(config, ()) == kind
     assert recognise({}, weights) == kind
 
@@ -267,7 +350,14 @@ def test_kinds_are_recognised(name: str) -> None:
         ("dflash", {"dflash_config": {"target_layer_ids": [1, 3, 5]}}, "no mask_token_id"),
         ("dflash", {"block_size": 1}, "at least 2"),
         ("dflash", {"num_target_layers": 9}, "num_target_layers .* is 9, not 8"),
-        ("dflash", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ("dflash", {"layer_types": ["full_attention", "sliding_attention"]}, "no sliding_window is set"),
+        ("dflash", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ("dflash", {"layer_types": ["full_attention"]}, "of 2 layers"),
+        ("dflash", {"layer_types": None, "use_sliding_window": True}, "use_sliding_window .* is True"),
+        ("dflash2", {"vocab_size": 50}, "vocabulary of 50; the verifier has 40"),
+        ("dflash2-speculators", {"selector_top_k": 41}, "selector_top_k .* is 41, not at most 40"),
+        ("dflash2-speculators", {"conv_group_size": 5}, "conv_group_size .* is 5, not a divisor of 16"),
+        ("dflash2-speculators", {"draft_vocab_size": 24}, "draft_vocab_size .* is 24"),
         ("dflash", {"vocab_size": 50}, "vocabulary of 50; the verifier has 40"),
         ("dflash", {"hidden_size": 24}, "width 24; the verifier has 16"),
         ("dspark-rnn", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),

@@ -66,7 +66,7 @@ def test_kinds_follow_from_configuration_and_tensors(
     assert recognise(config, tensors) == kind
 
 
-@pytest.mark.parametrize("kind", ["peagle", "eagle", 3])
+@pytest.mark.parametrize("kind", ["xpress", "eagle", 3])
 def test_other_types_of_speculators_are_refused(kind: object) -> None:
     with pytest.raises(ModelError, match=f"type {kind!r}"):
         recognise({"speculators_model_type": kind}, PUBLISHED)

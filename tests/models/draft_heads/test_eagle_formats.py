@@ -9,7 +9,11 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from specctl.errors import ModelError
+from specctl.models.draft_heads.chains_side_by_side import SideBySide
 from specctl.models.draft_heads.eagle3 import Eagle3Head
+from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.onnx.exporting import CannotExport
+from specctl.models.onnx_heads.head_engine import graphs_of
 
 OPTIONAL = {"embed_tokens.weight", "t2d"}
 """Tensors whose absence has a meaning: the verifier's embeddings are used; the vocabulary is not checked twice."""
@@ -298,3 +302,49 @@ def test_a_text_may_be_longer_than_those_of_training() -> None:
     assert data.config["max_position_embeddings"] == 256
     assert data.build(data.verifier(max_position_embeddings=4096)).context == 4096
     assert data.build(data.verifier(max_position_embeddings=64)).context == 256
+
+
+@pytest.mark.parametrize("pieces", [(9,), (3, 1, 5)], ids=str)
+def test_a_window_and_longrope_are_speculators_own(pieces: tuple[int, ...]) -> None:
+    """Of the first token of a round; in training later ones see what it sees, here theirs moves on with them."""
+    data = reference("eagle3-speculators-windowed")
+    head = data.build()
+    assert isinstance(head, Eagle3Head)
+    assert head.window == 4
+    runner, ids = HeadRunner(head, 96), data.ids.tolist()
+    assert runner.no_trees is not None
+    runner.witness(0, data.states)
+    found, done = [], 0
+    text = [1, *ids]
+    runner.extend(text[:1], keep=0)
+    for count in pieces:
+        found.append(runner.extend(text[1 + done : 1 + done + count], keep=count).logits)
+        done += count
+    assert head.tokens is not None
+    assert_close(torch.cat(found)[:, head.tokens], data.expected["logits.0"], atol=1e-4, rtol=1e-4)
+
+
+def test_rounds_side_by_side_have_the_window_of_each() -> None:
+    data = reference("eagle3-speculators-windowed")
+    head, text = data.build(), [1, *data.ids.tolist()[:9]]
+    rounds = SideBySide(head, 96, text)
+    rounds.witness(data.states)
+    lengths = [6, 7, 8]
+    with torch.inference_mode():
+        together = [rounds.first(lengths).logits]
+        together += [rounds.further(range(3), [token] * 3).logits for token in (5, 6, 7, 8, 9)]
+    for index, length in enumerate(lengths):
+        runner = HeadRunner(head, 96)
+        runner.witness(0, {layer: rows[: length - 1] for layer, rows in data.states.items()})
+        rows = [runner.extend(text[:length], keep=1), *(runner.extend([token], keep=1) for token in (5, 6, 7, 8, 9))]
+        alone = torch.cat([row.logits for row in rows])
+        assert_close(torch.stack([part[index] for part in together]), alone, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_with_different_windows_are_refused() -> None:
+    data = reference("eagle3-speculators-windowed")
+    table = nested(data)
+    table |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    assert "different windows" in complaint(data)
+    with pytest.raises(CannotExport, match="windows"):
+        graphs_of(reference("eagle3-speculators-windowed").build())

@@ -105,13 +105,30 @@ def test_rotary_embeddings_are_transformers_own(rope: dict[str, object]) -> None
         torch.testing.assert_close(own, other[0])
 
 
+@pytest.mark.parametrize("positions", [[0, 5, 511], [512, 700]], ids=["short", "long"])
+def test_longrope_turns_each_place_as_transformers_turns_texts_of_its_length(positions: list[int]) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1000.0,
+        "original_max_position_embeddings": 512,
+        "factor": 4.0,
+        "short_factor": [1.0, 1.5],
+        "long_factor": [2.0, 8.0],
+    }
+    config = LlamaConfig(hidden_size=16, num_attention_heads=4, head_dim=4, rope_parameters=rope)
+    theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor([positions]))
+    mine = Rotary(LayerShape(16, 24, 4, 2, 4, rope=rope))(torch.tensor(positions))
+    for own, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(own, other[0])
+
+
 def test_frequencies_stay_exact_when_a_head_is_cast() -> None:
     rotary = Rotary(SHAPE)
     before = rotary.frequencies.clone()
     assert torch.equal(rotary.to(torch.bfloat16).frequencies, before)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "other"])
+@pytest.mark.parametrize("kind", ["dynamic", "other"])
 def test_frequencies_that_change_with_the_length_are_refused(kind: str) -> None:
     with pytest.raises(ModelError, match=f"type '{kind}'"):
         Rotary(LayerShape(16, 24, 4, 2, 4, rope={"rope_type": kind, "rope_theta": 1000.0, "factor": 2.0}))

@@ -48,7 +48,7 @@ def same(found: Forward, expected: Forward) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("llama", "gemma2")
+@pytest.mark.representatives("llama", slow=("gemma2", "gpt-neox"))
 @given(
     prompt=st.integers(1, 100),
     rounds=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.booleans()), min_size=1, max_size=6),

@@ -62,7 +62,7 @@ def same(found: Forward, expected: Forward) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives(WIDE_HEADS)
+@pytest.mark.representatives(WIDE_HEADS, slow=("llama",))
 @given(
     prompt=st.integers(1, 100),
     rounds=st.lists(st.lists(st.floats(0, 0.999), min_size=1, max_size=12), min_size=1, max_size=4),
@@ -107,6 +107,7 @@ def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
     same(*(each.extend([5, 9, 3], keep=3) for each in (runner, plain)))
 
 
+@pytest.mark.slow
 def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.models.onnx.onnx_runner.CAPACITY", 16)
     runner, plain = (

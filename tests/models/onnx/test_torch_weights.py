@@ -70,7 +70,7 @@ def test_a_target_reads_trees_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "glide"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("eagle3",))
 def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: str) -> None:
     """GliDe computes with them too."""
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)

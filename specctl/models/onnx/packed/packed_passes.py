@@ -12,7 +12,7 @@ from specctl.models.onnx.host_memory import HostMemory
 from specctl.models.onnx.onnx_passes import state_name
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
-from specctl.models.passes.watching import LAST
+from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.runner import RowRequest
 
 Array = npt.NDArray[Any]
@@ -47,6 +47,7 @@ class PackedPasses:
         capacity: tokens of a sequence to make room for at first; buffers double when one is full.
         ids: of the columns of the graph's logits; None where a column is an id.
         watched: layers whose states every pass gives, numbered as `Runner.watch` numbers them.
+        apart: whether each sequence has passes of its own, whose shape does not depend on the others.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class PackedPasses:
         capacity: int,
         ids: DraftVocabulary | None = None,
         watched: Sequence[int] = (),
+        *,
+        apart: bool = False,
     ) -> None:
         self._session, self._alone, self._rows = session, alone, rows
         self._vocabulary, self._ids = vocabulary, ids
-        self._watched = tuple(watched)
+        self._watched, self._apart = tuple(watched), apart
         self._memory = HostMemory()
         inputs = {given.name: given for given in session.get_inputs()}
         made = {each.name: each.shape for each in session.get_outputs()}
@@ -82,6 +85,8 @@ class PackedPasses:
         return self._rows
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        if self._apart and len(requests) > 1:
+            return [kept for request in requests for kept in map(_kept, self.run([request]))]
         only = requests[0].row if len(requests) == 1 and self._alone is not None else None
         asked = {request.row: request for request in requests}
         tokens: list[int] = []
@@ -202,6 +207,11 @@ class PackedPasses:
         if (whole := self._results.get((name, room))) is None:
             whole = self._results[name, room] = np.zeros((room, width), dtype=np.float32)
         return whole[:rows]
+
+
+def _kept(found: Forward) -> Forward:
+    """What the next pass leaves alone."""
+    return Forward(found.columns.copy(), found.hidden, kept_states(found.states), found.vocabulary)  # type: ignore[union-attr]
 
 
 def _give(bound: _Bound, name: str, array: Array) -> None:

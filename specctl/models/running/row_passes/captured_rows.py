@@ -8,11 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.passes.cuda_capture import Capture, why_uncaptured
-from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
 from specctl.models.passes.watching import LayerWatch
-from specctl.models.running.graph import span_class, width_class
+from specctl.models.running.graph import width_class
 from specctl.models.running.row_passes.fixed_rows import WIDE, FixedRows, Found, Shape
 from specctl.models.running.runner import RowRequest
 
@@ -32,7 +31,7 @@ class CapturedRows(FixedRows):
     tokens alone are wanted, or of all. Missing sequences are padding.
 
     Args:
-        model, rows, vocabulary, watch, last: as there.
+        model, rows, vocabulary, watch, last, width: as there.
         capture: a `CudaCapture` of its own, or a stand-in for it.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
         name: the model's, in messages.
@@ -48,8 +47,9 @@ class CapturedRows(FixedRows):
         capture: Capture,
         notice: Callable[[str], None],
         name: str,
+        width: int | None = None,
     ) -> None:
-        super().__init__(model, rows, vocabulary, watch, last)
+        super().__init__(model, rows, vocabulary, watch, last, width)
         self._capture: Capture | None = capture
         self._captured: dict[tuple[Shape, bool], _Captured] = {}
         self._notice, self._name = notice, name
@@ -65,8 +65,7 @@ class CapturedRows(FixedRows):
             return shape
         width = width_class(shape.width)
         count = min(1 << (shape.count - 1).bit_length(), self.rows)
-        span = min(span_class(shape.span), max(aligned(self._context), shape.span))
-        return Shape(count, width, span, 1 if shape.keep == 1 else width)
+        return Shape(count, width, self._span(shape.span), 1 if shape.keep == 1 else width)
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:
         captured = None

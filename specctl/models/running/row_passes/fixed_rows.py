@@ -13,6 +13,7 @@ from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.graph import span_class
 from specctl.models.running.row_passes.row_cache import RowCursor, RowLayer
 from specctl.models.running.runner import RowRequest
 
@@ -49,9 +50,19 @@ class FixedRows:
         watch: catches the layers whose states every pass gives.
         last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
             that is tried would run in all later passes.
+        width: as of `Runner.rows`. Such passes are over all sequences and read so many tokens of each, padding where
+            nothing was asked for; sequences whose spans are of other classes have passes of their own.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int, vocabulary: int, watch: LayerWatch, last: LayerWatch) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        vocabulary: int,
+        watch: LayerWatch,
+        last: LayerWatch,
+        width: int | None = None,
+    ) -> None:
         self._model, self._rows, self._vocabulary = model, rows, vocabulary
         self._ids = vocabulary_of(model)
         self._device = device_of(model)
@@ -63,6 +74,7 @@ class FixedRows:
         self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
         self._watch, self._last = watch, last
+        self._width = width
 
     @property
     def rows(self) -> int:
@@ -70,9 +82,15 @@ class FixedRows:
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
         found: dict[int, Forward] = {}
-        together = [request for request in requests if len(request.tokens) <= WIDE]
-        apart = [[request] for request in requests if len(request.tokens) > WIDE]
-        for part in (*apart, together) if together else apart:
+        apart: list[list[RowRequest]] = []
+        together: dict[int, list[RowRequest]] = {}
+        for request in requests:
+            if len(request.tokens) > WIDE:
+                apart.append([request])
+            else:
+                span = 0 if self._width is None else self._span(request.after + len(request.tokens))
+                together.setdefault(span, []).append(request)
+        for part in (*apart, *together.values()):
             found |= self._pass(part)
         return [found[request.row] for request in requests]
 
@@ -102,7 +120,15 @@ class FixedRows:
         """The shape of a pass over sequences of which the longest then has so many tokens."""
         width = max(len(request.tokens) for request in requests)
         keep = max(1, *(request.keep for request in requests))
-        return Shape(len(requests), width, aligned(longest), keep)
+        if self._width is None:
+            return Shape(len(requests), width, aligned(longest), keep)
+        if width > self._width:
+            return Shape(1, width, self._span(longest), keep)
+        return Shape(self._rows, self._width, self._span(longest), self._width)
+
+    def _span(self, slots: int) -> int:
+        """The class of so many slots."""
+        return min(span_class(slots), max(aligned(self._context), aligned(slots)))
 
     def _packed(self, requests: Sequence[RowRequest], shape: Shape) -> list[int]:
         """``(n, 2 W + 1)`` in a row: of each sequence its ids, their slots, and its row."""

@@ -35,6 +35,7 @@ class RuledRunner(Around):
     def __init__(self, runner: Runner, rules: TokenRule, cached: Sequence[int] = ()) -> None:
         super().__init__(runner)
         self.draft_vocabulary = None  # rules are about ids: they read and write all of them
+        self.marginals = False  # what may follow a token depends on its path
         self.rules = rules
         self._text: list[int] = list(cached)
         self._unread: list[int] = []  # of these the last, which no pass has read yet
@@ -70,11 +71,12 @@ class RuledRunner(Around):
         found = super().extend_tree(tokens, parents, before=before, hidden=hidden)
         self._tree = grown_tree(self._tree, self._text, tokens, before)
         self._parents = [*(self._parents if before > 1 else ()), *parents]
+        each = found.rows if len(found.rows) == len(tokens) else [found.rows[0]] * len(tokens)  # of marginals one
         rows = [
             self.rules.apply(
                 row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])]
             )
-            for token, row in enumerate(found.rows, start=before)
+            for token, row in enumerate(each, start=before)
         ]
         return Forward(joined_numbers(rows), found.hidden, found.states)
 

@@ -1,0 +1,109 @@
+"""``doctor --find-draft``: what could draft for a target, from configurations and headers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from checkpoints import llama_config, save_model
+from invoked import invoke
+from other_tokenizers import byte_level, sentence_pieces
+
+from specctl.doctor import draft_places
+from specctl.doctor.draft_places import models_here, models_on_hub
+from specctl.errors import UsageError
+from specctl.models.files.checkpoint import Checkpoint
+
+
+def of_hub(name: str = "org/big") -> Checkpoint:
+    return Checkpoint(name, "target", None, Path("nowhere"), "hub")
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """A hub whose answer is made by a function."""
+
+    def answering(answer: Callable[[], Any]) -> None:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(list_models=lambda **_: answer()))
+
+    return answering
+
+
+def test_models_in_folders_and_in_the_cache_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, folder = tmp_path / "hub", tmp_path / "models"
+    for made in (cache / "models--org--small/snapshots/1", cache / "models--org--big/snapshots/1", folder / "a/b"):
+        made.mkdir(parents=True)
+        (made / "config.json").write_text("{}")
+    (cache / "models--org--gone/snapshots").mkdir(parents=True)
+    (folder / "a/b/c/d").mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    assert [*models_here(of_hub(), [folder])] == [str(folder / "a/b"), "org/small"]
+
+
+def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    online(lambda: [SimpleNamespace(id="org/eagle")])
+    assert models_on_hub(of_hub()) == (["org/eagle"], None)
+    online(list)
+    assert models_on_hub(of_hub()) == ([], "the hub names no model that was made from org/big")
+
+    def gone() -> None:
+        raise ConnectionError
+
+    online(gone)
+    assert models_on_hub(of_hub()) == ([], "the hub cannot be reached (ConnectionError)")
+    ended = Event()
+    monkeypatch.setattr(draft_places, "PATIENCE", 0.0)
+    online(ended.wait)
+    assert "did not answer" in (models_on_hub(of_hub())[1] or "")
+    ended.set()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE" in (models_on_hub(of_hub())[1] or "")
+    assert "none of its models" in (models_on_hub(Checkpoint("x", "target", None, Path("x"), "folder"))[1] or "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--find-draft", "--draft", "x"], "--draft is about a pair"),
+        (["--find-draft", "--run"], "--run is about a pair"),
+        (["--in", "."], "--in names folders for --find-draft"),
+        (["--find-draft", "--in", "nowhere"], "there is no such folder"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        invoke("doctor", *flags)
+
+
+@pytest.mark.slow
+def test_candidates_are_priced_and_others_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    whole = byte_level(420)
+    sizes = {"target": 64, "same": 16, "large": 64, "pieces": 16}
+    for name, hidden in sizes.items():
+        tokenizer = sentence_pieces(400) if name == "pieces" else whole
+        save_model(tmp_path / name, llama_config(len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden))
+        tokenizer.save_pretrained(tmp_path / name)
+    head = tmp_path / "head"
+    head.mkdir()
+    told = {"architectures": ["LlamaForCausalLMEagle3"], "target_model_name_or_path": "org/other", "hidden_size": 64}
+    (head / "config.json").write_text(json.dumps(told))
+    asked = ["--target", str(tmp_path / "target"), "--find-draft", "--in", str(tmp_path)]
+    found = json.loads(invoke("doctor", *asked, "--json").stdout)["drafts"]
+    named = {Path(one["model"]).name: one for one in found["candidates"]}
+    assert [*named] == ["prompt:lookup", "same", "pieces"]
+    assert 0 < named["same"]["cost"] < 0.5
+    assert named["same"]["pays_from"] > 0
+    assert "another than the target's: it writes text" in named["pieces"]["tokens"]
+    left = {Path(name).name: why for name, why in found["left_out"].items()}
+    assert left.keys() == {"large", "head"}
+    assert "100% of the target's parameters" in left["large"]
+    assert len(found["compare"]) == 2
+    text = invoke("doctor", *asked).stdout
+    assert f"specctl calibrate --target {tmp_path / 'target'} --draft {tmp_path / 'same'}" in text
+    assert "the hub was not asked" in text

@@ -1,0 +1,68 @@
+"""Graphs for several sequences are made once, and anew where what they were made of, or how, is another."""
+
+from pathlib import Path
+
+import pytest
+
+from specctl.models.onnx.packed import kept_packed as module
+from specctl.models.onnx.packed import packed_graph
+from specctl.models.onnx.packed.kept_packed import kept_packed
+from specctl.models.onnx.store import Store
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    made: list[int] = []
+
+    def make(path: Path, rows: int) -> bytes:
+        made.append(rows)
+        return path.read_bytes() * rows
+
+    monkeypatch.setattr(packed_graph, "packed_graph", make)
+    return made
+
+
+def put(folder: Path, graph: str) -> Path:
+    return Store(folder).put("it", lambda path: path.write_text(graph) and None)
+
+
+def test_a_graph_is_made_once_for_each_number_of_sequences(made: list[int], tmp_path: Path) -> None:
+    path = put(tmp_path, "ab")
+    for rows in (2, 3, 2, 3):
+        assert kept_packed(path, rows) == b"ab" * rows
+    assert made == [2, 3]
+    assert Store(tmp_path).find("it") == path, "it is whole as before"
+
+
+@pytest.mark.parametrize("change", ["graph", "form", "damaged", "cut", "other number"])
+def test_what_is_not_the_same_is_made_anew(
+    made: list[int], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept = put(tmp_path, "ab"), Store(tmp_path).packed("it", 2)
+    kept_packed(path, 2)
+    if change == "graph":
+        path = put(tmp_path, "cd")
+    elif change == "form":
+        monkeypatch.setattr(module, "FORM", 99)
+    elif change == "damaged":
+        kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    elif change == "cut":
+        kept.write_bytes(kept.read_bytes()[:3])
+    else:
+        kept_packed(path, 3)
+        Store(tmp_path).packed("it", 3).replace(kept)
+        made.pop()
+    assert kept_packed(path, 2) == path.read_bytes() * 2
+    assert made == [2, 2]
+
+
+def test_nothing_is_kept_outside_of_a_store_or_where_nothing_can_be(made: list[int], tmp_path: Path) -> None:
+    alone = tmp_path / "one" / "model.onnx"
+    alone.parent.mkdir()
+    alone.write_text("ab")
+    assert kept_packed(alone, 2) == kept_packed(alone, 2) == b"abab"
+    assert [each.name for each in tmp_path.iterdir()] == ["one"]
+    path = put(tmp_path, "ab")
+    Store(tmp_path).packed("it", 2).mkdir()
+    assert kept_packed(path, 2) == b"abab"
+    assert made == [2, 2, 2]
