@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -235,3 +236,19 @@ def test_what_other_servers_tell_of_drafts() -> None:
     chunk = chunk_of(f"data: {json.dumps(timings)}")
     assert chunk is not None
     assert chunk.usage == Usage(accepted=6, rejected=2)
+
+
+def test_a_conversation_with_a_server_takes_neither_torch_nor_transformers() -> None:
+    run = """
+import sys
+from specctl.__main__ import main
+try:
+    main()
+finally:
+    print([name for name in ("torch", "transformers", "onnxruntime") if name in sys.modules], file=sys.stderr)
+"""
+    with pretended(lambda http, _: sent(http, 200, streamed(*PIECES))) as url:
+        flags = [sys.executable, "-c", run, "chat", "--url", url, "--raw", "-q"]
+        done = subprocess.run(flags, input="hi\n", capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "one two three\n"), done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
