@@ -247,8 +247,15 @@ try:
 finally:
     print([name for name in ("torch", "transformers", "onnxruntime") if name in sys.modules], file=sys.stderr)
 """
-    with pretended(lambda http, _: sent(http, 200, streamed(*PIECES))) as url:
-        flags = [sys.executable, "-c", run, "chat", "--url", url, "--raw", "-q"]
+    asked: list[dict[str, Any]] = []
+
+    def answer(http: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        asked.append(body)
+        sent(http, 200, streamed(*PIECES))
+
+    with pretended(answer) as url:
+        flags = [sys.executable, "-c", run, "chat", "--url", url, "--system", "brief", "-q"]
         done = subprocess.run(flags, input="hi\n", capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "one two three\n"), done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
+    assert [(one["role"], one["content"]) for one in asked[0]["messages"]] == [("system", "brief"), ("user", "hi")]

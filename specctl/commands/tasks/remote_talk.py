@@ -65,6 +65,8 @@ def talk_with(
     """
     import httpx
 
+    # Its own template is the server's affair: no profile here says that there is none.
+    flags = {**flags, "prompt.chat": flags.get("prompt.chat") is not False}
     with httpx.Client(**server.settings) as client:
         chat = RemoteChat(server, client, resolve(flags=flags, environ={}).profile, outputs)
         talk = RemoteTalk(chat, console, sink, person=person, live=False, quiet=quiet)
