@@ -44,18 +44,26 @@ def passes_of(pair: Pair, rows: int) -> list[RowPasses]:
     return [runner.rows(rows) for runner in read_models(pair)]
 
 
+def keeping(pair: Pair, passes: Sequence[RowPasses]) -> list[RowPasses]:
+    """Passes that do not read again what a text has in common with another one, that is written or was its row's last.
+
+    Nothing else may make passes then. Where a draft head reads the states of all tokens, rows read by themselves.
+    """
+    if any(draft.reads_states for draft in pair.drafts):
+        return list(passes)
+    return [SharedBeginnings(made) for made in passes]
+
+
 def split(pair: Pair, passes: Sequence[RowPasses], *, kept: bool = False) -> tuple[Hub[Any], list[Pair]]:
     """A hub, and for each row a pair over it: the same models with caches of the row's own.
 
     Args:
         pair: of which `why_alone` says nothing.
         passes: of `passes_of`.
-        kept: whether what a text has in common with another one, that is written or was the last of its row, is not
-            read again. Nothing else may make passes then. Where a draft head reads the states of all tokens, rows read
-            by themselves.
+        kept: whether passes are `keeping`.
     """
-    if kept and not any(draft.reads_states for draft in pair.drafts):
-        passes = [SharedBeginnings(made) for made in passes]
+    if kept:
+        passes = keeping(pair, passes)
     shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
     *drafts, target = shared.values()
     decisions = Decisions()

@@ -20,11 +20,15 @@ class SharedBeginnings:
     Args:
         passes: of the model, which no one else makes, and whose states nobody watches: those of tokens that are not
             read are not given.
+
+    Attributes:
+        kept: tokens that were asked for and not read.
     """
 
     def __init__(self, passes: RowPasses) -> None:
         self._passes = passes
         self._held: Texts = {row: [] for row in range(passes.rows)}
+        self._read = self.kept = 0
 
     @property
     def rows(self) -> int:
@@ -35,11 +39,14 @@ class SharedBeginnings:
         self._held[row][start:] = self._held[source][start:stop]
 
     def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+        asked, before = sum(len(request.tokens) for request in requests), self._read
         if any(_spare(request) for request in requests):
             requests = [self._behind_what_is_held(request) for request in requests]
             if len(requests) > 1:
                 requests = self._behind_what_is_led(requests)
-        return self._run(requests)
+        found = self._run(requests)
+        self.kept += asked - (self._read - before)
+        return found
 
     def _run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
         for request in requests:
@@ -47,6 +54,7 @@ class SharedBeginnings:
         found = self._passes.run(requests)
         for request in requests:
             self._held[request.row] += request.tokens
+            self._read += len(request.tokens)
         return found
 
     def _behind_what_is_held(self, request: RowRequest) -> RowRequest:

@@ -52,7 +52,7 @@ def serve(
 
     from specctl.batching.row_count import MOST, chosen_passes
     from specctl.serving.endpoints import application
-    from specctl.serving.listening import Listener, address_of, bound
+    from specctl.serving.listening import Listener, address_of, bound, known_hosts
     from specctl.serving.service import Limits, Service
     from specctl.terminal.work_progress import TerminalProgress, note
 
@@ -73,6 +73,7 @@ def serve(
             service,
             key=clients.api_key,
             cors=clients.cors,
+            hosts=None if clients.api_key else known_hosts(clients.host, listening),
             log=None if show.quiet else _log,
             log_prompts=clients.log_prompts,
         )

@@ -46,12 +46,16 @@ class Session:
             conversation does or the next question about a document, is read only from where they differ. Otherwise
             every prompt is read from its beginning, so that neither its times nor the rounding of its logits depend on
             the prompts before it.
+
+    Attributes:
+        kept: tokens of the last prompt that the target had in its cache.
     """
 
     def __init__(self, pair: Pair, drafter: Drafter | None, *, keep_caches: bool = False) -> None:
         self.pair = pair
         self.drafter = drafter
         self._keeps = keep_caches
+        self.kept = 0
         self._cached: tuple[int, ...] = ()  # all runners of the pair have cached a part of it, from the start
         self._turn = Turn()
 
@@ -120,6 +124,7 @@ class Session:
             before.latest = False
         self._turn = TURNS[id(pair.target)] = turn = Turn()
         self._roll_back(prompt)
+        self.kept = pair.target.length
         began, waited = working_seconds(), waited_seconds()
         read_prompt(pair.target, drafter, prompt)
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time

@@ -15,14 +15,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from specctl.models.running.rules.grammar import source_of
 from specctl.nesting import too_deep
 from specctl.records import Completion
 from specctl.serving.answer_body import AnswerBody
 from specctl.serving.answer_text import AnswerText, drafted_and_accepted
 from specctl.serving.api_errors import ApiError, told
 from specctl.serving.event_stream import EventStream, disconnected
-from specctl.serving.http_manners import AccessLog, Key
+from specctl.serving.http_manners import AccessLog, Hosts, Key
 from specctl.serving.order import Event, Order, Wrote
+from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
 from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
@@ -65,6 +67,9 @@ class Endpoints:
             raise ApiError(404, f"there is no model {asked!r} here", "model", "model_not_found")
         return JSONResponse(one)
 
+    async def offer(self, _: Request) -> Response:
+        return JSONResponse(self.service.offer)
+
     async def health(self, _: Request) -> Response:
         if self.service.thread.closing:
             return JSONResponse({"status": "closing"}, 503)
@@ -84,6 +89,8 @@ class Endpoints:
                     order = await asyncio.to_thread(self.service.order, body)
                 else:
                     order = self.service.order(body)
+                if source_of(order.settings) is not None:
+                    await asyncio.to_thread(self.service.compile_grammar, order)
                 if self._log_prompts:
                     log["request"] = data
                 heard = await stack.enter_async_context(self.service.heard(order, every=bool(body.stream)))
@@ -235,6 +242,7 @@ def application(
     *,
     key: str | None = None,
     cors: str | None = None,
+    hosts: frozenset[str] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     log_prompts: bool = False,
 ) -> Starlette:
@@ -244,6 +252,7 @@ def application(
         service: writes texts; it begins and ends with the application.
         key: that a client must have; None to ask for none.
         cors: the origin whose pages may ask; None for none.
+        hosts: names by which clients may call the server; None for any.
         log: takes the line of each request; None for no access log.
         log_prompts: whether lines have prompts and texts.
     """
@@ -268,6 +277,7 @@ def application(
         return JSONResponse(known.body, known.status, headers)
 
     middleware = [Middleware(AccessLog, log=log, metrics=endpoints.metrics)]
+    middleware.append(Middleware(Hosts, names=hosts, told=told_to_client))
     if cors is not None:
         middleware.append(Middleware(CORSMiddleware, allow_origins=[cors], allow_methods=["*"], allow_headers=["*"]))
     middleware.append(Middleware(Key, key=key, told=told_to_client))
@@ -277,8 +287,10 @@ def application(
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{name:path}", endpoints.models),
+            Route("/v1/specctl", endpoints.offer),
             Route("/health", endpoints.health),
             Route("/metrics", endpoints.figures),
+            *page_routes(),
         ],
         middleware=middleware,
         exception_handlers={ApiError: told_to_client, HTTPException: told_to_client},

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specctl.serving.api_errors import ApiError
+from specctl.serving.page_files import FILES
 from specctl.serving.server_metrics import ServerMetrics
 
-OPEN = frozenset({"/health"})
+OPEN = frozenset({"/health", *FILES})
 """Paths that need no key."""
 
 
@@ -62,6 +63,34 @@ class AccessLog:
                         **more,
                     }
                 )
+
+
+class Hosts:
+    """Answers those that call the server by a name of its own.
+
+    A page of another site whose name was made to lead here would be let read answers by its browser, but not without
+    that name.
+
+    Args:
+        app: answers.
+        names: that may be asked for, without a port; None for any.
+        told: makes the answer of an error.
+    """
+
+    def __init__(
+        self, app: ASGIApp, names: frozenset[str] | None, told: Callable[[Request, Exception], Response]
+    ) -> None:
+        self._app, self._names, self._told = app, names, told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._names is not None:
+            name = Headers(scope=scope).get("host", "localhost").lower()
+            name = name[: name.find("]") + 1] if name.startswith("[") else name.partition(":")[0]
+            if name not in self._names:
+                what = "this server is not known by the host of the request; ask localhost, or set an API key"
+                await self._told(Request(scope), ApiError(403, what, code="unknown_host"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class Key:

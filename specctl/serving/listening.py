@@ -6,12 +6,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
 from specctl.errors import ModelError, UsageError, reason
+from specctl.serving.connection import Connection
 from specctl.serving.service import Service
 
 TERMINATED = 143
@@ -48,6 +50,14 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def known_hosts(host: str, listening: socket.socket) -> frozenset[str] | None:
+    """What clients call an address that only this machine reaches; None for one that others reach."""
+    address = listening.getsockname()[0]
+    if not ip_address(address).is_loopback:
+        return None
+    return frozenset({"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{address}]" if ":" in address else address})
+
+
 class Listener(uvicorn.Server):
     """Serves until a signal: the first lets texts that are written end, the second ends them.
 
@@ -60,6 +70,7 @@ class Listener(uvicorn.Server):
     def __init__(self, app: Starlette, service: Service, grace: float) -> None:
         config = uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             access_log=False,
             lifespan="on",

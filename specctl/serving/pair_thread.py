@@ -6,7 +6,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
+from specctl.batching.pair_rows import keeping
 from specctl.batching.row_replicas import RowReplicas
+from specctl.batching.shared_beginnings import SharedBeginnings
 from specctl.decoding.answers import failures_of_a_text
 from specctl.errors import RecordError, SpecctlError
 from specctl.models.running.pair import Pair
@@ -37,6 +39,7 @@ class ClosedError(SpecctlError):
 class PairThread:
     """Owns a loaded pair. Orders wait in a queue until a row is free; what is written is told after every round.
 
+    Caches are kept from text to text: a prompt that begins like one that they hold is read from where they differ.
     A text that is alone is written by the pair itself, as `generate` writes one; others take rows of a batch.
 
     Args:
@@ -57,7 +60,9 @@ class PairThread:
         tell: Callable[[Told], None],
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._pair, self._profile, self._passes, self._warn = pair, profile, passes, warn
+        self._pair, self._profile, self._warn = pair, profile, warn
+        self._passes = None if passes is None else keeping(pair, passes)
+        self._own_kept = 0  # what a row or the pair had of its own last text
         self._most_waiting, self._tell = most_waiting, tell
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
@@ -67,6 +72,8 @@ class PairThread:
         self._rounds = 0  # that have ended
         self._alone: tuple[Ticket, Generator[Round, bool | None, Completion]] | None = None
         self._thread = threading.Thread(target=self._work, name="models", daemon=True)
+        self.prompt_tokens = 0
+        """Of all prompts that were read."""
         self.died: Exception | None = None
         """What ended the thread, if an error did."""
 
@@ -86,6 +93,12 @@ class PairThread:
     def waiting(self) -> int:
         """Orders that wait."""
         return len(self._waiting)
+
+    @property
+    def kept_tokens(self) -> int:
+        """Of the prompts' tokens, those that the target did not read, because they were in its caches."""
+        shared = self._passes[-1] if self._passes is not None else None
+        return self._own_kept + (shared.kept if isinstance(shared, SharedBeginnings) else 0)
 
     @property
     def closing(self) -> bool:
@@ -141,7 +154,7 @@ class PairThread:
             while self._wait_for_work():
                 self._drop_cancelled(rows)
                 self._take(rows, writer)
-                self._go_on(rows)
+                self._go_on(rows, writer)
                 if self._happened:
                     happened, self._happened = self._happened, []
                     self._tell(happened)
@@ -199,7 +212,7 @@ class PairThread:
             self._happened.append((ticket, ClosedError(FAILED)))
             raise
 
-    def _go_on(self, rows: RowReplicas | None) -> None:
+    def _go_on(self, rows: RowReplicas | None, writer: TextWriter) -> None:
         """A round of the text that is alone, and for the others a pass, or as many as a round takes."""
         passes = 1 if self._alone is None else ROUND
         if self._alone is not None:
@@ -207,6 +220,8 @@ class PairThread:
             try:
                 with failures_of_a_text():
                     found = _next(playing)
+                if not ticket.heard:
+                    self._count(ticket, writer)
             except SpecctlError as error:
                 self._happened.append((ticket, error))
                 self._alone = None
@@ -232,6 +247,8 @@ class PairThread:
             try:
                 with failures_of_a_text(), closing(writer.play(ticket.order)) as playing:
                     while not isinstance(found := _next(playing), Completion):
+                        if not seen:
+                            self._count(ticket, writer)
                         self._wrote(ticket, seen, found)
                         seen += len(found.emitted)
                     return found
@@ -239,6 +256,11 @@ class PairThread:
                 return error
 
         return write
+
+    def _count(self, ticket: Ticket, writer: TextWriter) -> None:
+        """A prompt has been read."""
+        self.prompt_tokens += len(ticket.order.prompt)
+        self._own_kept += writer.kept
 
     def _wrote(self, ticket: Ticket, seen: int, round_: Round) -> None:
         new = ticket.hear(seen, round_)

@@ -8,7 +8,7 @@ from specctl.records import Completion
 from specctl.serving.answer_text import drafted_and_accepted
 from specctl.serving.pair_thread import PairThread
 
-PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"})
+PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/specctl", "/", "/health", "/metrics"})
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -42,6 +42,12 @@ class ServerMetrics:
         )
         running = Gauge("specctl_texts_running", "Texts that are being written.", registry=registry)
         running.set_function(lambda: thread.running)
+        # Counts of the thread's own, which never fall.
+        prompts = Gauge(
+            "specctl_prompt_tokens", "Tokens of prompts: read, or kept in caches.", ["how"], registry=registry
+        )
+        prompts.labels("kept").set_function(lambda: thread.kept_tokens)
+        prompts.labels("read").set_function(lambda: thread.prompt_tokens - thread.kept_tokens)
         waiting = Gauge("specctl_requests_waiting", "Requests that wait for a row.", registry=registry)
         waiting.set_function(lambda: thread.waiting)
 

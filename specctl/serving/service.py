@@ -10,12 +10,14 @@ from typing import Any
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules.grammar import grammar_rule
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable
 from specctl.record_settings import NAMES
 from specctl.serving.answer_text import Spellings
 from specctl.serving.api_errors import ApiError
+from specctl.serving.offer import offer
 from specctl.serving.order import Event, Order, Ticket
 from specctl.serving.pair_thread import PairThread, Told
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
@@ -53,6 +55,7 @@ class Service:
 
     Attributes:
         failed: called once if the models fail.
+        offer: a JSON document about what may be asked besides OpenAI's parameters.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Service:
         self.limits = limits or Limits()
         self.spellings = Spellings(pair.tokenizer)
         self.failed: Callable[[], None] = lambda: None
+        self.offer = offer(pair, profile, name)
         self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
         self._texts = PromptFormat(pair.tokenizer, chat=False)
         self._chats = PromptFormat(pair.tokenizer, chat=True, system=profile.prompt.system)
@@ -122,6 +126,14 @@ class Service:
             raise ApiError(400, error.message, "messages" if chat else "prompt", code) from None
         policy, draft = body.specctl.policy, body.specctl.draft
         return Order(tuple(prompt), self._settings(body), policy, draft)
+
+    def compile_grammar(self, order: Order) -> None:
+        """Have the grammar of an order ready before its turn, in which all other texts would wait for it.
+
+        Raises:
+            RecordError: it cannot be compiled.
+        """
+        grammar_rule(order.settings, self.pair.tokenizer, self.pair.eos, order.prompt, self.pair.vocabulary)
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):

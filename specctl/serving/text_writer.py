@@ -19,8 +19,13 @@ class TextWriter:
     """
 
     def __init__(self, pair: Pair, profile: Profile) -> None:
-        self._session = Session(pair, None)
+        self._session = Session(pair, None, keep_caches=True)
         self._drafters = NamedDrafters(pair, profile.draft)
+
+    @property
+    def kept(self) -> int:
+        """Tokens of the last text's prompt that the target had in its cache."""
+        return self._session.kept
 
     def play(self, order: Order) -> Generator[Round, bool | None, Completion]:
         """The rounds of a text.

@@ -4,19 +4,20 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
 
 import httpx
 import pytest
 from invoked import invoke
-from onnx_models import needs_onnx, small_pair
+from onnx_models import needs_onnx
 from starlette.testclient import TestClient
-from transformers import AutoTokenizer
 
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.errors import ModelError, UsageError
+from specctl.models.running.rules.grammar import Grammars
 from specctl.serving import pair_thread
 from specctl.serving.endpoints import application
 from specctl.serving.listening import Listener, address_of, bound
@@ -34,18 +35,6 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": "the th", "specctl": {"draft": False}},
     {"prompt": ["it was"], "temperature": 1.0, "seed": 8, "frequency_penalty": 1.0, "logit_bias": {"9": 4.0}},
 ]
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> specctl.Decoder:
-    folder = tmp_path_factory.mktemp("pair")
-    small_pair(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    tokenizer.save_pretrained(folder / "target")
-    models = {"target": str(folder / "target"), "draft": str(folder / "draft")}
-    settings = ["engine=onnx", "sampling.max_new_tokens=12", "prompt.chat=false"]
-    return specctl.load(**models, policy="constant:draft_length=3", overrides=settings)
 
 
 def service_of(decoder: specctl.Decoder, rows: int = 3, limits: Limits | None = None) -> Service:
@@ -148,10 +137,16 @@ def test_seeds_and_rules(client: TestClient) -> None:
     assert text(**rules) == text(**rules, specctl={"draft": False}) != text()
 
 
-def test_a_text_fits_its_schema(client: TestClient) -> None:
+def test_a_text_fits_its_schema(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, compile_ = [], Grammars._compile
+    monkeypatch.setattr(
+        Grammars, "_compile", lambda *given: compiling.append(current_thread().name) or compile_(*given)
+    )
     schema = {"type": "json_schema", "json_schema": {"name": "hue", "schema": {"enum": ["red", "green"]}}}
     body = {"prompt": "a", "response_format": schema, "logprobs": 1, "max_tokens": 40}
     answer = client.post(TEXT, json=body).json()["choices"][0]
+    assert compiling
+    assert "models" not in compiling, "all texts would wait"
     assert (json.loads(answer["text"]) in ("red", "green"), answer["finish_reason"]) == (True, "stop")
     assert max(answer["logprobs"]["token_logprobs"]) <= 0
     wrong = {**schema, "json_schema": {"name": "hue", "schema": {"type": "colour"}}}

@@ -1,0 +1,81 @@
+"""What a server keeps of prompts: it is not read again, and no text has anything of another one's."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from onnx_models import needs_onnx
+from starlette.testclient import TestClient
+
+import specctl
+from specctl.batching.pair_rows import passes_of
+from specctl.serving.endpoints import application
+from specctl.serving.service import Service
+
+pytestmark = needs_onnx
+COMMON = [5 + number * 7 % 50 for number in range(60)]
+TALKS: Sequence[list[int]] = (
+    [*COMMON, 9, 8],
+    [*COMMON, 9, 7, 6],
+    [*COMMON[:45], 11],
+    [12, *COMMON],
+    COMMON[:33],
+    [*COMMON, 9, 8],
+)
+
+
+def client_of(decoder: specctl.Decoder, rows: int) -> TestClient:
+    passes = passes_of(decoder.pair, rows) if rows > 1 else None
+    return TestClient(application(Service(decoder.pair, decoder.profile, "toy", passes)))
+
+
+def told(client: TestClient, prompt: list[int], **more: Any) -> Any:
+    body = {"prompt": prompt, "logprobs": 1, "max_tokens": 30, "logit_bias": {"0": -100}, **more}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    return choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]
+
+
+def counted(client: TestClient) -> tuple[float, float]:
+    """Tokens of prompts that were read and kept."""
+    lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    return tuple(float(lines[f'specctl_prompt_tokens{{how="{how}"}}']) for how in ("read", "kept"))  # type: ignore
+
+
+HOW: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "seed": 5},
+    {"specctl": {"draft": False}},
+    {"specctl": {"policy": "svip"}},
+)
+ASKED = [(talk, HOW[number % len(HOW)]) for number, talk in enumerate(TALKS)]
+
+
+@pytest.fixture(scope="module")
+def fresh(decoder: specctl.Decoder) -> list[Any]:
+    """What a server of its own answers to each."""
+    found = []
+    for prompt, how in ASKED:
+        with client_of(decoder, 1) as client:
+            found.append(told(client, prompt, **how))
+            assert counted(client) == (len(prompt), 0)
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_texts_are_those_of_a_fresh_server(decoder: specctl.Decoder, fresh: list[Any], rows: int) -> None:
+    assert len({tuple(tokens) for _, _, tokens in fresh}) > 3
+    with client_of(decoder, rows) as client, ThreadPoolExecutor(4) as threads:
+        assert [told(client, prompt, **how) for prompt, how in ASKED] == fresh
+        assert list(threads.map(lambda one: told(client, one[0], **one[1]), ASKED * 2)) == fresh * 2
+        read, kept = counted(client)
+    assert read + kept == 3 * sum(len(prompt) for prompt, _ in ASKED)
+    assert kept > 300
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_conversation_that_comes_again_reads_what_is_new(decoder: specctl.Decoder, rows: int) -> None:
+    with client_of(decoder, rows) as client:
+        client.post("/v1/completions", json={"prompt": COMMON, "max_tokens": 4})
+        client.post("/v1/completions", json={"prompt": [*COMMON, 5, 6, 7], "max_tokens": 4})
+        assert counted(client) == (len(COMMON) + 3, len(COMMON))
