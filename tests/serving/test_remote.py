@@ -176,16 +176,16 @@ def test_failures_are_counted(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_shows_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(body: Any, answers: Any) -> Any:
-        if body.prompt == "b":
+    def interrupted(load: server_load.ServerLoad, concurrency: int, warm_up: int) -> None:
+        if concurrency == 2:
             raise KeyboardInterrupt
-        return before(body, answers)
+        before(load, concurrency, warm_up)
 
-    before = server_load.Dialogue.body
-    monkeypatch.setattr(server_load.Dialogue, "body", interrupted)
-    given = records(tmp_path, [{"id": "a", "prompt": "a"}, {"id": "b", "prompt": "b"}])
+    before = server_load.ServerLoad.run
+    monkeypatch.setattr(server_load.ServerLoad, "run", interrupted)
+    given = records(tmp_path, [{"id": "a", "prompt": "a"}])
     with pretended(lambda http, _: sent(http, 200, streamed(*PIECES))) as url:
-        done = invoke("bench", "--url", url, "-i", given, code=130)
+        done = invoke("bench", "--url", url, "-i", given, "--concurrency", "1,2", code=130)
     assert "Interrupted: 1 requests were not asked" in " ".join(done.stdout.split())
 
 
