@@ -97,7 +97,9 @@ class Endpoints:
                     self.service.pair.tokenizer, order.prompt, order.settings.stop, order.settings.logprobs is not None
                 )
                 answer = self._body(body, order)
-                hearing = Hearing(heard, began + self.service.limits.seconds)
+                spent = time.monotonic() - began
+                hearing = Hearing(heard, asyncio.get_running_loop().time() + self.service.limits.seconds - spent)
+                stack.callback(hearing.close)
                 if body.stream:
                     first = await wanted(request, hearing.next())
                     events = self._stream(answer, text, hearing, first, log, began)
@@ -134,8 +136,6 @@ class Endpoints:
                 if (chunk := answer.more(text.add(event), event.round)) is not None:
                     yield chunk
                 event = await hearing.next()
-                if time.monotonic() > began + self.service.limits.seconds:
-                    raise too_late()  # to whoever reads so slowly that more has been written all the time
             for chunk in answer.last(event, text.end(event)):
                 yield chunk
             self._ended(event, log, began)
@@ -162,25 +162,26 @@ class Hearing:
 
     Args:
         queue: of events.
-        until: of `time.monotonic`.
+        until: of the event loop's clock.
     """
 
     def __init__(self, queue: "asyncio.Queue[Event]", until: float) -> None:
-        self._queue, self._until = queue, until
+        self._queue = queue
+        # One timer for the request: one for each event would cost more than what is sent.
+        self._timer = asyncio.get_running_loop().call_at(until, queue.put_nowait, too_late())
 
     async def next(self) -> Event:
         """The next event; raises what went wrong."""
-        try:
-            event = self._queue.get_nowait()
-        except asyncio.QueueEmpty:
-            try:
-                async with asyncio.timeout(self._until - time.monotonic()):
-                    event = await self._queue.get()
-            except TimeoutError:
-                raise too_late() from None
+        event = await self._queue.get()
+        if self._timer.when() <= asyncio.get_running_loop().time():
+            raise too_late()  # to whoever reads so slowly that something always waits
         if isinstance(event, Exception):
             raise event
         return event
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        self._timer.cancel()
 
     async def completion(self, begun: Callable[[], None]) -> Completion:
         """The text when it has ended; ``begun`` is called with its first round."""
