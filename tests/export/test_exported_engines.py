@@ -362,6 +362,15 @@ def test_lengths_are_searched_for_each_number_of_texts() -> None:
     assert any("the fastest are none for 4" in note for note in found["sglang"].written.notes)
 
 
+def test_a_schedule_goes_on_up_to_the_last_number_priced() -> None:
+    some, dear = traces(6), flat_costs(1.0, 10.0, per_token=2.0)
+    costs, prompts = replace(flat_costs(1, 10), batches={4: dear, 8: dear}), (some.prompts[:4], some.prompts[4:8])
+    engine = ENGINES["tensorrt-llm"]
+    found = search_rule(engine, Reading(), some, prompts, costs, NAMES, Sampled(), sizes=[4, 8])
+    assert [one.found.score.setting.all_values["draft_length"] for one in found.batches] == [4, 4]
+    assert "draft_len_schedule: {3: 7, 7: 4, 8: 4}" in found.written.text
+
+
 def test_passes_that_draft_nothing_are_in_the_price_of_a_verification() -> None:
     costs = replace(flat_costs(1.5, 10), batches={4: flat_costs(2.0, 30.0)})
     priced = with_further_passes(ENGINES["llama.cpp"], costs)
