@@ -65,11 +65,11 @@ class NamedDrafters:
             return self._own if drafts else None
         if setting is None:
             return None
-        if setting not in self._others:
-            while len(self._others) >= KEPT:
-                del self._others[next(iter(self._others))]
-            self._others[setting] = build_drafter(alone(self._pair), setting, self._signals)
-        return self._others[setting]
+        found = self._others.pop(setting, None) or build_drafter(alone(self._pair), setting, self._signals)
+        while len(self._others) >= KEPT:
+            del self._others[next(iter(self._others))]
+        self._others[setting] = found  # the one used last comes last
+        return found
 
     def of_record(self, data: Mapping[str, Any]) -> Drafter | None:
         """The drafter for a record: of the ``policy`` that it names, and None where its ``draft`` is false.

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from shlex import join
 from typing import Any
@@ -67,6 +68,18 @@ def vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
         note = (*note, "Lengths by number of requests are off with data parallelism.")
     command = join(["vllm", "serve", names.target, "--speculative-config", json.dumps(config)])
     return Written("command line", command, note)
+
+
+def vllm_plugin(names: Names, setting: Setting, sampled: Sampled) -> Written:
+    """A command line with the policy as a table for specctl-vllm; vLLM's own for a constant length."""
+    plain = vllm(names, setting, sampled)
+    if setting.policy == "constant":
+        return replace(plain, notes=("A constant length is the best setting: it needs no plugin.",))
+    table = {"specctl": {"name": setting.policy, **dict(setting.values), "max_draft": length_of(setting)}}
+    options = ["--no-async-scheduling", "--worker-cls", "specctl_vllm.worker.Worker"]
+    command = f"VLLM_USE_V2_MODEL_RUNNER=0 {plain.text} {join([*options, '--additional-config', json.dumps(table)])}"
+    note = "The experimental distribution specctl-vllm has to be installed; compare with vLLM's own best length there."
+    return Written("command line", command, (note,))
 
 
 def sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001

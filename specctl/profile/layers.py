@@ -5,11 +5,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from specctl.profile.base_tables import GRAMMARS
 from specctl.profile.model_table import unchained
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP
 from specctl.profile.wording import Key
 
-_WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies"}
+_WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies", "json_schema", "logit_bias"}
 """Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
 OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
 """Keys that say something about one checkpoint: they go when a later layer names another model."""
@@ -70,6 +71,11 @@ class Layers:
             for name in ("kind", *OF_ONE_MODEL):
                 below.pop(name, None)
                 self._forget((*at, name))
+        if named := next((name for name in GRAMMARS if name in above), None):  # a text follows one of them
+            for name in GRAMMARS:
+                if name != named and name not in above:
+                    below.pop(name, None)
+                    self._forget((*at, name))
         if _names_a_policy(above) and "batch_policies" not in above:  # what fits several texts was chosen with another
             below.pop("batch_policies", None)
             self._forget((*at, "batch_policies"))

@@ -84,6 +84,21 @@ def test_vllm_keeps_the_drafts_probabilities_when_sampling(sampled: Sampled, fur
     assert json.loads(words[4]) == config | further
 
 
+def test_the_plugin_for_vllm_is_handed_a_policy_table() -> None:
+    setting = Setting.of({"name": "svip", "threshold": 0.55, "max_draft": 6})
+    variable, *words = shlex.split(ENGINES["vllm-plugin"].write(NAMES, setting, Sampled(0.7)).text)
+    assert variable == "VLLM_USE_V2_MODEL_RUNNER=0"
+    assert words[:3] == ["vllm", "serve", "org/big"]
+    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 6
+    assert "--no-async-scheduling" in words
+    assert words[words.index("--worker-cls") + 1] == "specctl_vllm.worker.Worker"
+    table = json.loads(words[words.index("--additional-config") + 1])
+    assert table == {"specctl": {"name": "svip", "threshold": 0.55, "max_draft": 6}}
+    plain = ENGINES["vllm-plugin"].write(NAMES, K5, Sampled())
+    assert plain.text == ENGINES["vllm"].write(NAMES, K5, Sampled()).text
+    assert "needs no plugin" in plain.notes[0]
+
+
 def test_a_file_for_tensorrt_llm_is_yaml() -> None:
     config = {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": "small models/d"}
     assert yaml.safe_load(ENGINES["tensorrt-llm"].write(NAMES, K5, Sampled()).text) == {"speculative_config": config}
@@ -190,11 +205,12 @@ def test_the_rule_is_searched_whole(engine: Engine) -> None:
     space = rule_space(engine, engine.confidence, 40)
     assert len(set(space)) == len(space)
     assert [one for one in space if one.policy == "constant"] == [
-        Setting.of({"name": "constant", "draft_length": length}) for length in range(1, LONGEST + 1)
+        Setting.of({"name": "constant", "draft_length": length})
+        for length in range(1, min(LONGEST, engine.longest or LONGEST) + 1)
     ]
-    assert {one.policy for one in space} == {"constant"} | ({"max-confidence"} if engine.confidence else set[str]()) | (
-        {"heuristic"} if engine.lengthens else set[str]()
-    )
+    further = {"max-confidence": engine.confidence is not None, "heuristic": engine.lengthens}
+    kinds = {"constant", *engine.policies, *(policy for policy, there in further.items() if there)}
+    assert {one.policy for one in space} == kinds
     assert all(one.all_values.get("keep_trigger", True) == engine.keeps_trigger for one in space if one.signals)
     assert rule_space(engine, None, 7)[6].all_values == {"draft_length": 7}
 
