@@ -76,7 +76,7 @@ class Layers:
                 if name != named and name not in above:
                     below.pop(name, None)
                     self._forget((*at, name))
-        if "policy" in above and "batch_policies" not in above:  # what fits several texts was chosen with another
+        if _names_a_policy(above) and "batch_policies" not in above:  # what fits several texts was chosen with another
             below.pop("batch_policies", None)
             self._forget((*at, "batch_policies"))
         for name, value in above.items():
@@ -107,6 +107,12 @@ def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
         return table
     named = {"model": LOOKUP} if draft.get("kind") == "lookup" else {}
     return {**table, "draft": {**named, **_with_lookups(unchained(draft))}}
+
+
+def _names_a_policy(draft: dict[str, Any]) -> bool:
+    """Whether a draft table says which policy stops it; a table of settings alone changes the one below."""
+    policy = draft.get("policy")
+    return "name" in policy if isinstance(policy, dict) else policy is not None
 
 
 def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:
