@@ -125,6 +125,11 @@ class Listener(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves the application as it is, which ends in a traceback
+            await self.lifespan.shutdown()
+
     def _press(self, number: int) -> None:
         self._signals.append(number)
         if len(self._signals) > 1:
