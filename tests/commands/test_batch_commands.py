@@ -91,7 +91,7 @@ def test_a_heads_examples_are_the_same(folder: Path, tmp_path: Path) -> None:
     assert one
 
 
-@pytest.mark.parametrize("command", [("bench",), ("calibrate",), ("train-head", "-o", "head", "-i", "in.jsonl")])
+@pytest.mark.parametrize("command", [("calibrate",), ("train-head", "-o", "head", "-i", "in.jsonl")])
 def test_replicas_and_rows_exclude_each_other(command: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="--batch is for texts of one process"):
         invoke(*command, "--workers", 2, "--batch", 2)

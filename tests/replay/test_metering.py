@@ -77,7 +77,7 @@ def test_rounds_that_warm_up_are_not_counted(monkeypatch: pytest.MonkeyPatch) ->
         played[length].append(float("inf") if cold else len(played[length]))
         return played[length][-1], 2 * played[length][-1]
 
-    monkeypatch.setattr(metering, "_round", round_)
+    monkeypatch.setattr(metering, "timed_round", round_)
     pair = pair_of(*(TableRunner(table(seed, vocabulary=VOCABULARY)) for seed in (1, 2)))
     costs = measure(pair, [CONTEXT], LONGEST, [], Sampling(), [0.0])
     expected = [median(time for time in played[length] if time < float("inf")) for length in range(LONGEST + 1)]
