@@ -16,9 +16,11 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
 from specctl.models.files.adapter import Adapter
 from specctl.models.files.checkpoint import locate
+from specctl.models.files.stored_weights import weights_hash
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.contents import Contents, model_hash
 from specctl.models.loading.model import load_model
+from specctl.models.predictors.predictor_checkpoint import PredictorCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable, Profile
 
@@ -223,3 +225,10 @@ def test_another_model_has_no_adapter_of_the_one_before() -> None:
     assert below.profile.target.full_name == "embedded:target with here"
     assert replace(below).profile.target.adapter == "here"
     assert json.loads(json.dumps(below.profile.model_dump(mode="json")))["target"]["adapter"] == "here"
+
+
+def test_an_acceptance_head_knows_its_drafts_adapter(base: Path, adapter: Path) -> None:
+    plain, changed = locate(ModelTable(model=str(base)), "draft"), locate(table(base, adapter), "draft")
+    head = PredictorCheckpoint("a", base, {"draft_sha256": weights_hash(changed)})
+    assert mismatch(head, changed) is None
+    assert mismatch(head, plain) is not None
