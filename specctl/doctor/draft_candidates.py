@@ -10,7 +10,7 @@ from specctl.doctor.draft_places import files_here_only, models_here, models_on_
 from specctl.doctor.expectations import Expectation, expectations, weight_reads
 from specctl.doctor.model_facts import Overlap
 from specctl.doctor.outlook import CACHED, LONGEST, pays_from, priced
-from specctl.errors import ModelError, ProfileError
+from specctl.errors import ModelError, SpecctlError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.tokenizer import Tokenizer
@@ -94,8 +94,11 @@ def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) ->
         try:
             with files_here_only():
                 one = target.judged(name)
-        except (ModelError, ProfileError) as error:
+        except SpecctlError as error:
             left_out[name] = error.message
+            continue
+        except Exception as error:  # whatever stands in a folder that nobody named, the others are told of
+            left_out[name] = f"it cannot be read ({type(error).__name__}: {error})"
             continue
         if isinstance(one, str):
             left_out[name] = one
@@ -103,9 +106,8 @@ def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) ->
             found.append(one)
     found.sort(key=lambda one: (one.pays_from is None, one.tokens != ITS, one.pays_from or 0.0, one.cost))
     hub, why = models_on_hub(target.files)
-    return DraftSearch(
-        found, left_out, [name for name in hub if name not in left_out], why, [*_compared(target, found)]
-    )
+    here = {*left_out, *(one.model for one in found)}
+    return DraftSearch(found, left_out, [name for name in hub if name not in here], why, [*_compared(target, found)])
 
 
 def _compared(target: "_Target", found: Sequence[DraftCandidate]) -> Iterator[str]:
