@@ -74,15 +74,18 @@ class DraftSearch:
     compare: list[str]
 
 
-def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) -> DraftSearch:
+def find_drafts(
+    profile: Profile, report: Diagnosis, folders: Sequence[Path], given: Sequence[str] | None = None
+) -> DraftSearch:
     """Look for drafts for a profile's target.
 
     Args:
         profile: without a draft.
         report: its diagnosis, without problems.
         folders: to look into, besides the hub's cache.
+        given: the arguments that name this target in a command, with what is set of it; None for its name alone.
     """
-    target = _Target.of(profile, report)
+    target = _Target.of(profile, report, ["--target", profile.target.model] if given is None else given)
     found = [target.candidate(LOOKUP, "copies from the text", None, ITS, 0, 0, None)]
     left_out: dict[str, str] = {}
     try:
@@ -116,12 +119,13 @@ def _compared(target: "_Target", found: Sequence[DraftCandidate]) -> Iterator[st
         return
     name, first, second = shlex.quote(target.name), *map(shlex.quote, models[:2])
     yield f"specctl profiles new --target {name} --draft {second} -o second.toml"
-    yield f"specctl calibrate --target {name} --draft {first} --against second.toml -o fastest.toml"
+    yield f"specctl calibrate {target.given} --draft {first} --against second.toml -o fastest.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     name: str
+    given: str
     files: Checkpoint
     expected: Expectation
     profile: Profile
@@ -131,12 +135,13 @@ class _Target:
     hidden: int
 
     @classmethod
-    def of(cls, profile: Profile, report: Diagnosis) -> "_Target":
+    def of(cls, profile: Profile, report: Diagnosis, given: Sequence[str]) -> "_Target":
         files, (expected, *_) = locate(profile.target, "target"), expectations(profile, report)
         tokenizer = load_tokenizer(profile.target)
         text = load_config(files, profile.target.trust_remote_code).get_text_config(decoder=True)
         vocabulary = known_ids(tokenizer, text.vocab_size)
-        return cls(profile.target.model, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
+        name, told = profile.target.model, shlex.join(given)
+        return cls(name, told, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
 
     @property
     def output_bytes(self) -> int:
@@ -172,7 +177,7 @@ class _Target:
             return pays_from(priced(float(reads + cache * cached), passes, blocks=blocks))
 
         cost = (reads + cache * CACHED) / (own.reads[0] + own.cache * CACHED)
-        where = f"--target {shlex.quote(self.name)} --draft {shlex.quote(model)}"
+        where = f"{self.given} --draft {shlex.quote(model)}"
         command = f"specctl calibrate {where} -o fastest.toml"
         if model == LOOKUP:
             command = f"specctl bench {where} --policy none --policy cost-optimal"

@@ -88,6 +88,23 @@ def test_what_is_here_is_not_on_the_hub_and_odd_files_are_told_of(
     assert search.on_hub == ["org/other"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ([], "--target embedded:target"),
+        (["--set", "target.dtype=float32"], "--target embedded:target --set target.dtype=float32"),
+        (["--set", "policy.threshold=0.2"], "--target embedded:target"),
+        (["--profile", "embedded", "--target", "embedded:mid"], "--profile embedded --target embedded:mid"),
+        (["-p", "embedded"], "--profile embedded"),
+    ],
+)
+def test_commands_repeat_what_was_given(asked: list[str], given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECCTL_PROFILE", raising=False)
+    monkeypatch.setattr(draft_candidates, "models_here", lambda *_: [])
+    (lookup,) = json.loads(invoke("doctor", *asked, "--find-draft", "--json").stdout)["drafts"]["candidates"]
+    assert lookup["command"].startswith(f"specctl bench {given} --draft prompt:lookup ")
+
+
 def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     online(lambda: [SimpleNamespace(id="org/eagle")])
     assert models_on_hub(of_hub()) == (["org/eagle"], None)

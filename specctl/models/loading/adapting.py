@@ -47,7 +47,7 @@ def _part_embeddings(model: Any) -> None:
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if not any(isinstance(end, BaseTunerLayer) for end in ends) or not _tied(model):
         return
-    output = ends[1].get_base_layer() if isinstance(ends[1], BaseTunerLayer) else ends[1]
+    output: Any = ends[1].get_base_layer() if isinstance(ends[1], BaseTunerLayer) else ends[1]
     output.weight = Parameter(output.weight.detach().clone(), requires_grad=False)
 
 
