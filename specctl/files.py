@@ -29,6 +29,7 @@ class Content(StrEnum):
     """What a file of JSON lines can hold, worded for messages."""
 
     RESULTS = "results of specctl bench"
+    LOAD = "requests of specctl bench --url"
     TRACE = "a trace of specctl calibrate"
     ROUNDS = "a trace of specctl generate"
     COMPLETIONS = "output of specctl generate"
@@ -38,6 +39,7 @@ class Content(StrEnum):
 
 _KEYS = (
     ({"kind", "candidates"}, Content.RESULTS),
+    ({"kind", "concurrency"}, Content.LOAD),
     ({"kind", "depth"}, Content.TRACE),
     ({"round", "steps"}, Content.ROUNDS),
     ({"id", "completion"}, Content.COMPLETIONS),

@@ -55,18 +55,21 @@ _SHORT = 6
 def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """What a record sets, by key of the ``[sampling]`` table: how the record calls it, and the value, not checked.
 
-    At the top level null is no value, ``stop`` may be one string, and ``logprobs`` true or false, as chats have it.
+    At the top level null is no value, ``stop`` may be one string, ``logprobs`` true or false, as chats have it, and a
+    ``schema`` that is no JSON schema is none of specctl's.
 
     Raises:
         RecordError: two names set one key to different values.
     """
     given = [(key, NAMES[key], data[key]) for key in NAMES if data.get(key) is not None]
+    if not isinstance(data.get("schema"), dict | bool):  # that of a data set, such as a database's
+        given = [one for one in given if one[0] != "schema"]
     given += [(f"{PLACE}.{key}", NAMES.get(key, key), value) for key, value in (data.get(PLACE) or {}).items()]
     if isinstance(data.get("logprobs"), bool):
         given.remove(("logprobs", "logprobs", data["logprobs"]))
         if not data["logprobs"]:
             given = [one for one in given if one[0] != "top_logprobs"]
-        elif data.get("top_logprobs") is None:
+        elif all(key != "logprobs" for _, key, _ in given):
             given.append(("logprobs", "logprobs", 0))
     found: dict[str, tuple[str, Any]] = {}
     for called, key, value in given:

@@ -53,9 +53,13 @@ def run(question: dict[str, object], answers: dict[str, list[int]]) -> None:
     if behaviour == "error":
         say({"error": "RuntimeError: out of cheese"})
     if behaviour in ("", "wrong"):
-        ids = answers[" ".join(map(str, question["ids"]))][: question["most"]]
-        ids = [*ids[:2], ids[2] + 1, *ids[3:]] if behaviour else ids
-        say({"ids": ids, "seconds": 0.5, "first_seconds": 0.1, "passes": len(ids), "drafted": 2 * len(ids)})
+        found = []
+        for prompt in question["batch"]:
+            ids = answers[" ".join(map(str, prompt))][: question["most"]]
+            ids = [*ids[:2], ids[2] + 1, *ids[3:]] if behaviour else ids
+            counts = {"passes": len(ids), "drafted": 2 * len(ids)}
+            found.append({"ids": ids, "seconds": 0.5, "first_seconds": 0.1, **counts, "arrivals": []})
+        say({"batch": found})
 
 
 def main() -> None:

@@ -79,7 +79,13 @@ def test_other_fields_are_carried_through_without_a_word(key):
         ({"logprobs": True}, 0),
         ({"logprobs": False, "top_logprobs": 3}, None),
         ({"sampling": {"logprobs": 1}}, 1),
+        ({"logprobs": True, "sampling": {"top_logprobs": 5}}, 5),
     ],
 )
 def test_log_probabilities_are_asked_for_as_texts_and_as_chats_do(data, most):
     assert own_settings(data).get("logprobs", (None, None))[1] == most
+
+
+def test_a_schema_that_is_none_of_json_belongs_to_the_data():
+    assert own_settings({"schema": "CREATE TABLE t (a int)"}) == {}
+    assert own_settings({"schema": {"type": "null"}}) == {"json_schema": ("schema", {"type": "null"})}

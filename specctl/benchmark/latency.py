@@ -5,11 +5,22 @@ A turn is a request, and the tokens that one round adds arrive together, as thos
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from specctl.observing.results import Run
+
+class Timed(Protocol):
+    """An answer whose tokens' arrivals are known, in milliseconds from its start: see `CompletionSummary`."""
+
+    @property
+    def first_token_ms(self) -> float: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def gaps_ms(self) -> Sequence[float]: ...
+    @property
+    def end_ms(self) -> float: ...
 
 
 class Percentiles(NamedTuple):
@@ -39,9 +50,9 @@ class Latency:
     e2el_ms: Percentiles | None
 
 
-def latency(runs: Iterable[Run]) -> Latency:
-    """The latencies of all turns of some runs."""
-    turns = [turn for run in runs for turn in run.turns]
+def latency(answers: Iterable[Timed]) -> Latency:
+    """The latencies of some answers."""
+    turns = list(answers)
     return Latency(
         ttft_ms=percentiles([turn.first_token_ms for turn in turns]),
         tpot_ms=percentiles([turn.tpot_ms for turn in turns if turn.tpot_ms is not None]),

@@ -96,7 +96,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         accepted_length=_spread([round_.accepted for round_ in drafting]),
         nodes=_spread([round_.nodes for round_ in drafting]) if metrics.leaves or metrics.nodes else None,
         leaf_rate=metrics.accepted_leaves / len(drafting) if metrics.leaves else None,
-        latency=latency(counted),
+        latency=latency(turn for run in counted for turn in run.turns),
         stops={stop: count / len(drafting) for stop, count in sorted(metrics.stops.items())},
         wall=_wall(metrics) if seen else {},
     )

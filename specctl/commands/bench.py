@@ -15,11 +15,19 @@ from specctl.commands.tasks.bench_results import show_comparison, show_results
 from specctl.commands.tasks.benchmark_run import run_plan
 from specctl.commands.tasks.command_files import open_report, spare_profile
 from specctl.commands.tasks.replication import FewReplicaOptions
+from specctl.commands.tasks.server_load_run import LoadOptions, run_load
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.observing.results import RunSet
+
+OF_A_SERVER = (
+    *("target", "api_key", "concurrency", "warm_up", "suite", "data", "input_", "limit", "category"),
+    *("samples_per_category", "repeats", "max_new_tokens", "temperature", "seed", "chat", "output", "force"),
+    *("json_", "progress", "quiet"),
+)
+"""Parameters that have an effect with --url."""
 
 
 @grouped
@@ -153,9 +161,27 @@ def bench(
             "--compare", metavar="A B", help="Compare two results files of --output; no model runs. Takes only --json."
         ),
     ] = None,
+    server: LoadOptions,
     show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
-    """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
+    """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt.
+
+    With --url: measure a server that runs elsewhere.
+    """
+    if server.url is not None:
+        require_unused(ctx, "url", "measures a server", but=OF_A_SERVER)
+        with Outputs(force=run.force) as outputs:
+            from specctl.profile.schema import SamplingTable
+
+            prompts.read_by(outputs)
+            suite = prompts.chosen(sampling.seed or 0)
+            file = outputs.file("output", output)
+            limit = sampling.max_new_tokens or SamplingTable().max_new_tokens
+            temperature = sampling.temperature or 0.0
+            settings = {"max_new_tokens": limit, "temperature": temperature, "seed": sampling.seed}
+            run_load(server, models.target, suite, settings, chat, repeats, file, show)
+        return
+    server.require_url()
     if compare is not None:
         require_unused(ctx, "compare", "runs nothing", but=("json_", "quiet"))
         show_comparison(*compare, show.json_)

@@ -110,7 +110,7 @@ def calibrate(
         typer.Option(
             metavar="ENGINE",
             help="Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
-            "transformers, vllm, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
+            "transformers, vllm, vllm-plugin, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
             "onnxruntime-genai; repeatable.",
         ),
     ] = None,

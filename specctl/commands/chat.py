@@ -5,19 +5,24 @@ from typing import Annotated
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, require_unused
 from specctl.commands.option_groups import LIMIT, FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag
 from specctl.commands.tasks.command_files import spare_profile
 from specctl.commands.tasks.pair_loading import load
+from specctl.commands.tasks.server_load_run import ServerOptions
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 from specctl.streams import Closed
+
+OF_A_SERVER = ("target", "api_key", "max_new_tokens", "temperature", "seed", "chat_", "system", "quiet")
+"""Parameters that have an effect with --url."""
 
 
 @grouped
 def chat(
     *,
+    ctx: typer.Context,
     models: PairOptions,
     policy: PolicyOption = None,
     run: Annotated[RunOptions, But(("check", "force"))],
@@ -30,6 +35,7 @@ def chat(
             "--live", help="Show a panel with figures while an answer is written, and the answer behind it as a whole."
         ),
     ] = False,
+    server: ServerOptions,
     show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:
     """Talk with a pair: models are loaded once, and a turn reads only what is new.
@@ -47,8 +53,25 @@ def chat(
     if isinstance(sys.stdin, Closed):
         raise UsageError("there is no standard input to read turns from")
     flags = {**sampling.flags, **policy_flag(policy), "prompt.chat": chat_, "prompt.system": system}
-    resolved = run.resolve(models, flags)
     person = sys.stdin.isatty()
+    if server.url is not None:
+        require_unused(ctx, "url", "asks a server", but=OF_A_SERVER)
+        from specctl.remote.server import connected
+
+        asked = connected(server.url, server.api_key, models.target)
+
+        from rich.console import Console
+
+        from specctl.commands.tasks.remote_talk import talk_with
+
+        with Outputs() as outputs:
+            outputs.reads("input", "-")
+            sink, console = outputs.file("answers", "-"), Console(stderr=True)
+            failed = talk_with(asked, flags, console, sink, outputs, person=person, quiet=show.quiet)
+        if failed and not person:
+            raise typer.Exit(1)
+        return
+    resolved = run.resolve(models, flags)
 
     from rich.console import Console
 

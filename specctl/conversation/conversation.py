@@ -1,6 +1,6 @@
 """A conversation with a loaded pair, whose policy and settings may change between turns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from specctl.conversation.transcript import Transcript, Turn
@@ -10,7 +10,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.decoding.text import decode_after
 from specctl.errors import RecordError, SpecctlError, UsageError
-from specctl.metrics import Metrics
+from specctl.metrics import Metrics, shown_rates
 from specctl.models.running.pair import Pair
 from specctl.outputs import Outputs
 from specctl.profile import Profile, changed, parse_policy
@@ -139,6 +139,17 @@ class Chat:
             and done.finish_reason is FinishReason.LENGTH
             and len(done.tokens) < self.profile.sampling.max_new_tokens
         )
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        """Speed and acceptance of all answers, by name."""
+        metrics = self.metrics
+        yield "answers", str(metrics.sequences)
+        yield "generated tokens", str(metrics.generated_tokens)
+        yield "tokens/s", f"{metrics.tokens_per_second:.1f}"
+        yield "rounds", str(metrics.rounds)
+        yield from shown_rates(metrics)
+        yield "seconds on prompts", f"{metrics.prefill_seconds:.2f}"
+        yield "seconds in all", f"{metrics.total_seconds:.2f}"
 
     def use_policy(self, text: str) -> None:
         """Switch to a policy given as ``NAME:KEY=VALUE,...``; in a hierarchy the target's own draft gets it.

@@ -7,7 +7,6 @@ from pathlib import Path
 from specctl.conversation.conversation import TABLES, Chat
 from specctl.conversation.transcript import load_transcript
 from specctl.errors import UsageError
-from specctl.metrics import Metrics, shown_rates
 from specctl.profile.wording import did_you_mean, shown
 
 ESCAPED = "//"
@@ -124,17 +123,7 @@ def _load(chat: Chat, name: str) -> Reply:
 
 
 def _stats(chat: Chat, _: str) -> Reply:
-    return Reply("\n".join(f"{name:24}{value:>10}" for name, value in _figures(chat.metrics)))
-
-
-def _figures(metrics: Metrics) -> Iterator[tuple[str, str]]:
-    yield "answers", str(metrics.sequences)
-    yield "generated tokens", str(metrics.generated_tokens)
-    yield "tokens/s", f"{metrics.tokens_per_second:.1f}"
-    yield "rounds", str(metrics.rounds)
-    yield from shown_rates(metrics)
-    yield "seconds on prompts", f"{metrics.prefill_seconds:.2f}"
-    yield "seconds in all", f"{metrics.total_seconds:.2f}"
+    return Reply("\n".join(f"{name:24}{value:>10}" for name, value in chat.figures()))
 
 
 SLASHES = {

@@ -13,6 +13,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError, of_onnxruntime, out_of_memory, reason
 from specctl.jsonl import Record
 from specctl.processes.interrupts import interrupt
+from specctl.profile.base_tables import GRAMMARS
 from specctl.profile.schema import SamplingTable
 from specctl.profile.wording import did_you_mean, shown
 from specctl.record_settings import own_settings
@@ -110,6 +111,8 @@ class Answerer:
             return self.settings
         try:
             values = {key: value for key, (_, value) in own.items()}
+            if values.keys() & set(GRAMMARS):  # a text follows one of them
+                values = {**dict.fromkeys(GRAMMARS), **values}
             return SamplingTable.model_validate({**self.settings.model_dump(), **values})
         except ValidationError as error:
             mistakes = "; ".join(_mistake(detail, own) for detail in error.errors(include_url=False))
@@ -117,6 +120,8 @@ class Answerer:
 
 
 def _mistake(detail: ErrorDetails, own: Mapping[str, tuple[str, Any]]) -> str:
+    if not detail["loc"]:  # about several keys
+        return detail["msg"].removeprefix("Value error, ")
     first, *rest = map(str, detail["loc"])
     key = ".".join([own[first][0], *rest])
     if detail["type"] == "extra_forbidden":

@@ -171,6 +171,7 @@ class ModelDrafter:
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         if begins:
+            self.runner = self._model  # without the rules of the text before
             self.policy.reset()  # it decides whether to read the text
         if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
             self.runner.extend(pending, keep=0)

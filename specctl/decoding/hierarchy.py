@@ -99,6 +99,7 @@ class PreVerifiedDrafter:
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         if begins:
+            self.runner = self._model
             self.policy.reset()
         if self.policy.draft_limit():
             prefill(self.runner, self.inner, sequence, begins=begins)

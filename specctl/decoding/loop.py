@@ -51,7 +51,7 @@ def decode(
         generator: for the verifier's draws, on the target's device.
         logprobs: as of `verified_round`.
     """
-    sequence, target = list(prompt), sampling.over(target)
+    sequence, target = list(prompt), sampling.over(target, decides=True)
     end = len(sequence) + max_new_tokens
     target.rollback(len(sequence) - 1)  # the last token must run again, for its logits
     if drafter is not None:

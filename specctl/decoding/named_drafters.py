@@ -1,5 +1,6 @@
 """Drafters of a pair for texts that name a policy of their own."""
 
+import json
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from specctl.profile.schema import DraftTable, PolicyTable
 
 KEPT = 8
 """Policies that texts named whose drafters are kept, with what they learned."""
+LONGEST_WORD = 20
+"""Characters of a text in a record's ``draft`` that is taken for an answer, such as ``no``."""
 
 
 class NamedDrafters:
@@ -62,19 +65,22 @@ class NamedDrafters:
             return self._own if drafts else None
         if setting is None:
             return None
-        if setting not in self._others:
-            while len(self._others) >= KEPT:
-                del self._others[next(iter(self._others))]
-            self._others[setting] = build_drafter(alone(self._pair), setting, self._signals)
-        return self._others[setting]
+        found = self._others.pop(setting, None) or build_drafter(alone(self._pair), setting, self._signals)
+        while len(self._others) >= KEPT:
+            del self._others[next(iter(self._others))]
+        self._others[setting] = found  # the one used last comes last
+        return found
 
     def of_record(self, data: Mapping[str, Any]) -> Drafter | None:
         """The drafter for a record: of the ``policy`` that it names, and None where its ``draft`` is false.
 
         Raises:
-            RecordError: the policy is none, or cannot stop this draft.
+            RecordError: the policy is none, or cannot stop this draft; or ``draft`` seems to say whether to draft, and
+                is not true or false.
         """
         policy, drafts = data.get("policy"), data.get("draft") is not False
+        if _seems_an_answer(data.get("draft")):
+            raise RecordError("invalid_draft", f"draft must be true or false, and is {json.dumps(data['draft'])}")
         if policy is not None and not isinstance(policy, str):
             raise RecordError("invalid_policy", "policy must be a string such as svip:threshold=0.4")
         if policy is not None and not drafts:
@@ -83,6 +89,13 @@ class NamedDrafters:
             return self.of(policy, drafts=drafts)
         except (ProfileError, UsageError) as error:
             raise RecordError("invalid_policy", error.message) from error
+
+
+def _seems_an_answer(draft: object) -> bool:
+    """Whether a record's ``draft`` is a number or at most a word; data sets carry longer texts and objects there."""
+    if isinstance(draft, str):
+        return len(draft.split()) < 2 and len(draft) <= LONGEST_WORD
+    return isinstance(draft, int | float) and not isinstance(draft, bool)
 
 
 def alone(pair: Pair) -> Pair:

@@ -44,14 +44,14 @@ class Sampling:
             raise ProfileError(what, "leave it out for this command")
         return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification, rules)
 
-    def over(self, runner: Runner) -> Runner:
+    def over(self, runner: Runner, *, decides: bool = False) -> Runner:
         """A runner as a text with these settings uses it: with the text's rules around it, if it has any.
 
         What a draft writes as text against them is rejected, as what a lookup copies is.
         """
         if self.rules is None or runner.writes_text:
             return runner
-        return RuledRunner(runner, self.rules.fresh(), self.rules.prompt[: runner.length])
+        return RuledRunner(runner, self.rules.fresh(), self.rules.prompt[: runner.length], decides=decides)
 
     @property
     def greedy(self) -> bool:

@@ -58,6 +58,7 @@ class Session:
         self.kept = 0
         self._cached: tuple[int, ...] = ()  # all runners of the pair have cached a part of it, from the start
         self._turn = Turn()
+        self._drafted = drafter  # for the text before
 
     def generate(
         self,
@@ -178,4 +179,6 @@ class Session:
         for runner in (self.pair.target, *self.pair.drafts):
             runner.rollback(length)
         if self.drafter is not None:
-            self.drafter.rollback(length)
+            # What another one left in the models' caches this one has not seen.
+            self.drafter.rollback(length if self.drafter is self._drafted else 0)
+        self._drafted = self.drafter

@@ -83,7 +83,8 @@ def _setting(score: Score) -> str:
         return f"K from {length}, +2 or -1" + (", kept between texts" if score.setting.all_values["carry_over"] else "")
     if score.setting.policy == "constant":
         return f"K = {length}"
-    return f"threshold {threshold_of(score.setting):g}" + (f", K = {length}" if length < 1000 else ", any K")
+    kind = "" if score.setting.all_values.get("adapt") is False else f"{score.setting.policy} "
+    return f"{kind}threshold {threshold_of(score.setting):g}" + (f", K = {length}" if length < 1000 else ", any K")
 
 
 def _curve(alike: Sequence[Exported]) -> Table:

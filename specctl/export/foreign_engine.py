@@ -78,6 +78,7 @@ class Engine:
         longest: the longest draft that it takes; None for any.
         read: the day on which its source was read.
         scheduled: whether it takes a length for each number of texts that it verifies at once.
+        policies: those of specctl that it runs, with thresholds of their own.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Engine:
     blocks: bool = False
     further_passes: int = 0
     scheduled: bool = False
+    policies: tuple[str, ...] = ()
     longest: int | None = None
     read: str = "2026-11-22"
 

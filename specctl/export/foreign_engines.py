@@ -32,6 +32,17 @@ _TABLE = (
         scheduled=True,
     ),
     Engine(
+        "vllm-plugin",
+        "vllm",
+        "0.33.0",
+        "2026-11-02",
+        "vllm/v1/spec_decode/llm_base_proposer.py",
+        writing.vllm_plugin,
+        "ratio",
+        policies=("svip", "adaedl", "max-confidence"),
+        read="2026-11-24",
+    ),
+    Engine(
         "sglang",
         "sglang",
         "0.5.23",

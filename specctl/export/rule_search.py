@@ -109,6 +109,8 @@ def search_rule(
     found = reported.get(chosen.setting) or alone
     batches = batch_lengths(engine, traces, prompts, sizes, costs, advance)
     setting = with_batches(drafting.setting, {one.rows: one.found.score.setting for one in batches})
+    if setting.batches and batches[-1].rows > setting.batches[-1][0]:  # an engine's last range ends where it was priced
+        setting = replace(setting, batches=(*setting.batches, (batches[-1].rows, setting.batches[-1][1])))
     written = engine.write(names, setting, sampled)
     if batches and not engine.scheduled:
         written = replace(written, notes=(*written.notes, _by_size(batches)))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from shlex import join
 from typing import Any
@@ -69,6 +70,18 @@ def vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
     return Written("command line", command, note)
 
 
+def vllm_plugin(names: Names, setting: Setting, sampled: Sampled) -> Written:
+    """A command line with the policy as a table for specctl-vllm; vLLM's own for a constant length."""
+    plain = vllm(names, setting, sampled)
+    if setting.policy == "constant":
+        return replace(plain, notes=("A constant length is the best setting: it needs no plugin.",))
+    table = {"specctl": {"name": setting.policy, **dict(setting.values), "max_draft": length_of(setting)}}
+    options = ["--no-async-scheduling", "--worker-cls", "specctl_vllm.worker.Worker"]
+    command = f"VLLM_USE_V2_MODEL_RUNNER=0 {plain.text} {join([*options, '--additional-config', json.dumps(table)])}"
+    note = "The experimental distribution specctl-vllm has to be installed; compare with vLLM's own best length there."
+    return Written("command line", command, (note,))
+
+
 def sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
     """A command line; the number of draft tokens counts the token that they follow."""
     length = length_of(setting)
@@ -107,12 +120,30 @@ def tensorrt_llm(names: Names, setting: Setting, sampled: Sampled) -> Written:  
     }
     notes: tuple[str, ...] = ()
     if setting.batches:
-        steps = [(high or low, min(length, length_of(setting))) for low, high, length in lengths_of(setting)]
-        config["draft_len_schedule"] = {most: length for most, length in steps if length}
-        notes = (f"With more than {steps[-1][0]} requests at once it does not draft: that was not priced.",)
+        schedule, notes = _schedule(lengths_of(setting))
+        config["draft_len_schedule"] = schedule
     lines = ["speculative_config:", *(f"  {key}: {_yaml(value)}" for key, value in config.items())]
     command = join(["trtllm-serve", names.target, "--config", "speculative.yaml"])
     return Written(f"speculative.yaml, for: {command}", "\n".join(lines), notes)
+
+
+def _schedule(steps: list[tuple[int, int | None, int]]) -> tuple[dict[int, int], tuple[str, ...]]:
+    """`lengths_of` as TensorRT-LLM takes them, by the last number of requests of each, and what is to be said of them.
+
+    Its first length has to be its longest one, for which it reserves memory. Behind the last number it never drafts.
+    """
+    longest = steps[0][-1]
+    while not steps[-1][-1]:
+        steps = steps[:-1]
+    low, high, _ = steps[-1]
+    notes = [
+        f"With {first} requests at once K = {k} is the fastest, but none may be longer than the first."
+        for first, _, k in steps
+        if k > longest
+    ]
+    unknown = "" if high else ": that was not priced"
+    notes.append(f"With more than {high or low} requests at once it does not draft{unknown}.")
+    return {last or first: min(k, longest) for first, last, k in steps}, tuple(notes)
 
 
 def mlx_lm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001

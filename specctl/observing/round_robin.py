@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import torch
 
+from specctl.batching.hub import Hub
 from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
@@ -64,7 +65,7 @@ class RoundRobin:
         prompt_format: turns prompts into ids.
         emit: called with each record of the results file as soon as it is known.
         peers: by label, those that run in processes of their own, loaded.
-        passes: of `passes_of`, with which each candidate but peers runs several prompts at once; None for one by one.
+        passes: of `passes_of`; candidates, and peers that can, run as many prompts at once. None for one by one.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class RoundRobin:
 
     def _lane(self, candidate: Candidate) -> _Lane:
         if candidate.setting is None:
-            peer = self._peers.get(candidate.label) or AssistedPeer(self._pair, candidate.name)
-            return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
+            peer = self._peers.get(candidate.label)
+            return self._peer_lane(candidate, peer or AssistedPeer(self._pair, candidate.name))
         pair, setting = self._pair if candidate.engine is None else self._pair.eagerly(), candidate.setting
 
         def answerer(pair: Pair) -> Answerer:
@@ -107,6 +108,19 @@ class RoundRobin:
         if self._passes is not None and pair is self._pair:
             rows = RowReplicas.over(pair, self._passes, answer)
         return _Lane(candidate, answerer(pair), rows=rows)
+
+    def _peer_lane(self, candidate: Candidate, peer: AssistedPeer | MeasuredPeer) -> _Lane:
+        def lane(peer: AssistedPeer | MeasuredPeer) -> _Lane:
+            return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
+
+        def answer(row: _Lane) -> Answer:
+            return lambda question: self._run(row, *question)
+
+        if self._batch == 1 or not isinstance(peer, MeasuredPeer) or not peer.batches:
+            return lane(peer)
+        hub = Hub[Run | Skipped]([peer])
+        answers = [answer(lane(peer.row(hub.asker(peer)))) for _ in range(self._batch)]
+        return replace(lane(peer), rows=RowReplicas(hub, answers))
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
         """Yield runs as they finish, without the runs of an earlier benchmark.
@@ -181,16 +195,16 @@ class RoundRobin:
                     before(label, self._prompts[number].id)
                     yield Task(number, (number, repeat, length))
 
-        if lane.rows is not None:
-            yield from (found for _, found in in_order(lane.rows, tasks()))
+        if label in self._failed:
             return
-        for task in tasks():
-            if label in self._failed:
-                return
-            try:
-                yield self._run(lane, *task.question)
-            except PeerError as error:
-                self._fail(lane, error)
+        try:
+            if lane.rows is not None:
+                yield from (found for _, found in in_order(lane.rows, tasks()))
+            else:
+                for task in tasks():
+                    yield self._run(lane, *task.question)
+        except PeerError as error:
+            self._fail(lane, error)
 
     def measure_costs(self) -> None:
         """Emit the times of bare passes as they are now."""
@@ -209,6 +223,8 @@ class RoundRobin:
         return not [one for one in found if isinstance(one, Skipped)]
 
     def _fail(self, lane: _Lane, error: PeerError) -> None:
+        if lane.rows is not None:
+            lane.rows.close()
         self._failed.add(lane.candidate.label)
         self._add(Failed(lane.candidate.label, error.message))
 

@@ -64,11 +64,13 @@ class PeerEngine:
         module: what its Python must be able to import; None for an engine that is a program.
         package: what pip installs for the module; for a program, its file name.
         ways: how it can draft, by name.
+        batches: whether its worker can run several prompts at once, without a draft.
     """
 
     module: str | None
     package: str
     ways: Mapping[str, Way]
+    batches: bool = False
 
 
 _TOKENS = Way("tokens", 1, 64, 5)
@@ -78,8 +80,11 @@ ENGINES = {
         "onnxruntime_genai",
         "onnxruntime-genai",
         {"constant": Way("tokens", 1, 16, 5), "adaptive": Way("tokens", 1, 16, 2)},
+        batches=True,
     ),
-    "openvino": PeerEngine("openvino_genai", "openvino-genai", {"constant": _TOKENS, "confidence": _THRESHOLD}),
+    "openvino": PeerEngine(
+        "openvino_genai", "openvino-genai", {"constant": _TOKENS, "confidence": _THRESHOLD}, batches=True
+    ),
     "llama.cpp": PeerEngine(None, "llama-server", {"constant": _TOKENS, "confidence": _THRESHOLD}),
 }
 
@@ -106,6 +111,11 @@ class PeerSetting:
     @property
     def drafts(self) -> bool:
         return self.values.get("draft") != NO_DRAFT
+
+    @property
+    def batches(self) -> bool:
+        """Whether it runs several prompts at once where others do."""
+        return self.engine is not None and self.engine.batches and not self.drafts
 
 
 def parse_peer(text: str) -> PeerSetting:

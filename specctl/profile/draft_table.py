@@ -224,10 +224,10 @@ class DraftTable(ModelTable):
         tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
         once = self.pre_verify == "once"
         one = replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
-        one = replace(one, lookup=self.lookup, earlier=self.earlier)
+        chain: dict[str, Any] = {"lookup": self.lookup, "earlier": self.earlier}
         batches = ((int(least), Setting.of(policy_table(word))) for least, word in (self.batch_policies or {}).items())
-        chained = ((least, replace(each, lookup=each.drafts and self.lookup)) for least, each in batches)
-        return replace(one, batches=tuple(sorted(chained, key=itemgetter(0))))
+        chained = ((least, replace(each, **chain) if each.drafts else each) for least, each in batches)
+        return replace(one, batches=tuple(sorted(chained, key=itemgetter(0))), **chain)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""

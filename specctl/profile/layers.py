@@ -5,11 +5,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from specctl.profile.base_tables import GRAMMARS
 from specctl.profile.model_table import unchained
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP
 from specctl.profile.wording import Key
 
-_WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies"}
+_WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies", "json_schema", "logit_bias"}
 """Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
 OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
 """Keys that say something about one checkpoint: they go when a later layer names another model."""
@@ -70,7 +71,12 @@ class Layers:
             for name in ("kind", *OF_ONE_MODEL):
                 below.pop(name, None)
                 self._forget((*at, name))
-        if "policy" in above and "batch_policies" not in above:  # what fits several texts was chosen with another
+        if named := next((name for name in GRAMMARS if name in above), None):  # a text follows one of them
+            for name in GRAMMARS:
+                if name != named and name not in above:
+                    below.pop(name, None)
+                    self._forget((*at, name))
+        if _names_a_policy(above) and "batch_policies" not in above:  # what fits several texts was chosen with another
             below.pop("batch_policies", None)
             self._forget((*at, "batch_policies"))
         for name, value in above.items():
@@ -101,6 +107,12 @@ def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
         return table
     named = {"model": LOOKUP} if draft.get("kind") == "lookup" else {}
     return {**table, "draft": {**named, **_with_lookups(unchained(draft))}}
+
+
+def _names_a_policy(draft: dict[str, Any]) -> bool:
+    """Whether a draft table says which policy stops it; a table of settings alone changes the one below."""
+    policy = draft.get("policy")
+    return "name" in policy if isinstance(policy, dict) else policy is not None
 
 
 def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:

@@ -98,7 +98,9 @@ class Endpoints:
                     self.service.pair.tokenizer, order.prompt, order.settings.stop, order.settings.logprobs is not None
                 )
                 answer = self._body(body, order)
-                hearing = Hearing(heard, began + self.service.limits.seconds)
+                spent = time.monotonic() - began
+                hearing = Hearing(heard, asyncio.get_running_loop().time() + self.service.limits.seconds - spent)
+                stack.callback(hearing.close)
                 if body.stream:
                     first = await wanted(request, hearing.next())
                     events = self._stream(answer, text, hearing, first, log, began)
@@ -162,25 +164,25 @@ class Hearing:
 
     Args:
         queue: of events.
-        until: of `time.monotonic`.
+        until: of the event loop's clock.
     """
 
     def __init__(self, queue: "asyncio.Queue[Event]", until: float) -> None:
-        self._queue, self._until = queue, until
+        self._queue = queue
+        late = ApiError(504, "the text took too long", code="timeout", kind="server_error")
+        # One timer for the request: one for each event would cost more than what is sent.
+        self._timer = asyncio.get_running_loop().call_at(until, queue.put_nowait, late)
 
     async def next(self) -> Event:
         """The next event; raises what went wrong."""
-        try:
-            event = self._queue.get_nowait()
-        except asyncio.QueueEmpty:
-            try:
-                async with asyncio.timeout(self._until - time.monotonic()):
-                    event = await self._queue.get()
-            except TimeoutError:
-                raise ApiError(504, "the text took too long", code="timeout", kind="server_error") from None
+        event = await self._queue.get()
         if isinstance(event, Exception):
             raise event
         return event
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        self._timer.cancel()
 
     async def completion(self, begun: Callable[[], None]) -> Completion:
         """The text when it has ended; ``begun`` is called with its first round."""

@@ -17,6 +17,8 @@ from specctl.serving.connection import Connection
 from specctl.serving.service import Service
 
 TERMINATED = 143
+SWITCH_SECONDS = 5e-4
+"""After how long the models' thread lets pieces be sent, where it computes in Python: Python's own 5 ms are a round."""
 LAST_SECONDS = 5.0
 """How long a pass under way is waited for when a second signal ends the program."""
 
@@ -89,7 +91,12 @@ class Listener(uvicorn.Server):
             ModelError: the models failed.
             KeyboardInterrupt, SystemExit: a second signal came.
         """
-        self.run(sockets=[listening])
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            self.run(sockets=[listening])
+        finally:
+            sys.setswitchinterval(before)
         self._service.thread.join(LAST_SECONDS)
         if (died := self._service.thread.died) is not None:
             what = f"{type(died).__name__}: {reason(died)}".rstrip(": ")

@@ -17,7 +17,7 @@ from specctl.commands.app import app
 from specctl.errors import ModelError, UsageError
 from specctl.observing.results import read_results
 from specctl.peers.converted import Converted, write_manifest
-from specctl.peers.names import ENGINES
+from specctl.peers.names import ENGINES, NO_DRAFT
 
 PEER = "onnxruntime-genai"
 LABEL = f"{PEER}:constant:5"
@@ -93,7 +93,30 @@ def test_a_peer_is_measured_like_any_candidate(tmp_path, prompts, models, answer
     assert cost["predicted"] is None, "it ran on another engine than the measured passes"
     load, *runs = [json.loads(line) for line in (tmp_path / "fake" / "said").read_text(encoding="utf-8").splitlines()]
     assert (load["do"], load["draft"], load["tokens"], load["threads"]) == ("load", "constant", 5, 1)
-    assert {len(run["ids"]) for run in runs} == {len(ids.split()) for ids in answers}
+    assert {len(ids) for run in runs for ids in run["batch"]} == {len(ids.split()) for ids in answers}
+
+
+def test_a_peer_without_a_draft_runs_as_many_prompts_at_once_as_others(tmp_path, prompts, models, answers):
+    program, path = install(tmp_path / "fake", answers), tmp_path / "results.jsonl"
+    peers = ["--peer", PEER, "--peer", f"{PEER}:{NO_DRAFT}"]
+    flags = [*peers, "--peer-models", f"{PEER}={models}", "--peer-program", f"{PEER}={program}"]
+    shown = bench("-i", prompts, "-n", "12", "--batch", "3", *flags, "-o", path)
+    assert shown.exit_code == 0, shown.output
+    results = read_results(path)
+    for label, share in ((f"{PEER}:{NO_DRAFT}", 250.0), (LABEL, 500.0)):
+        assert [(run.prompt, run.difference) for run in results.of(label)] == [("kite", None), ("apples", None)]
+        for (turn,) in (run.turns for run in results.of(label)):
+            assert (turn.total_ms, turn.first_token_ms, turn.end_ms) == (share, 100.0, 500.0)
+    said = [json.loads(line) for line in (tmp_path / "fake" / "said").read_text(encoding="utf-8").splitlines()]
+    assert sorted(len(asked["batch"]) for asked in said if asked.get("most") == 12) == [1, 1, 2]
+
+
+def test_a_batch_of_a_peer_that_fails_is_told_once(tmp_path, prompts, models, answers):
+    program, path = install(tmp_path / "fake", answers, "error"), tmp_path / "results.jsonl"
+    flags = ["--peer-models", f"{PEER}={models}", "--peer-program", f"{PEER}={program}"]
+    shown = bench("-i", prompts, "-n", "12", "--batch", "2", "--peer", f"{PEER}:{NO_DRAFT}", *flags, "-o", path)
+    assert shown.exit_code == 0, shown.output
+    assert read_results(path).failed == {f"{PEER}:{NO_DRAFT}": f"{PEER}:{NO_DRAFT}: RuntimeError: out of cheese"}
 
 
 def test_other_tokens_are_told_as_those_of_a_policy_are(tmp_path, prompts, models, answers):

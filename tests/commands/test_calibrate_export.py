@@ -89,6 +89,7 @@ def test_sampled_texts_are_read_as_each_engine_keeps_tokens(prompts):
         (["--export", "vllm", "--costs", "1"], "DRAFT_MS,TARGET_MS"),
         (["--export", "vllm", "--costs", "1,0"], "DRAFT_MS,TARGET_MS"),
         (["--export", "vllm", "--costs", "1,2,3,4"], "DRAFT_MS,TARGET_MS"),
+        (["--export", "vllm", "--costs", "1,9", "--costs", "1:1,10"], "--costs 1:1,10: those for one text are given"),
         (["--costs", "1,10"], "name it with --export"),
         (["--against", "embedded-eagle3", "--export", "vllm"], "--against goes with neither"),
     ],

@@ -127,6 +127,12 @@ def test_settings_stand_beside_the_prompt_too(data, setting):
     assert notes.asked[0][1] == answers.settings.model_copy(update=setting)
 
 
+def test_a_records_own_grammar_takes_the_place_of_another():
+    notes, answers = answerer(json_schema={"type": "null"})
+    answers.answer(Record(3, 3, {"prompt": "a", "regex": "b"}))
+    assert (notes.asked[0][1].regex, notes.asked[0][1].json_schema) == ("b", None)
+
+
 def test_a_seed_beside_the_prompt_is_the_records_own():
     notes, answers = answerer(seed=1)
     answers.answer(Record(9, 9, {"prompt": "a", "seed": 7}))
@@ -142,6 +148,7 @@ def test_a_seed_beside_the_prompt_is_the_records_own():
         ({"stop": 5}, "stop: 5 must be a valid list"),
         ({"top_p": 0}, "top_p: 0 must be greater than 0"),
         ({"seed": -1, "top_k": "x"}, 'top_k: "x" must be a valid integer; seed: -1 must be'),
+        ({"regex": "a", "schema": True}, "json_schema and regex each say what the text may be"),
         ({"seed": 1, "sampling": {"seed": 2}}, "seed is 1 and sampling.seed is 2; they are the same setting"),
     ],
     ids=str,

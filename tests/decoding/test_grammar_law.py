@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error
+from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error
 from toys import EOS, TableRunner
 
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
+from specctl.errors import RecordError
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.rules.grammar import GrammarRule
 from specctl.models.running.rules.ruled import RuledRunner
@@ -84,17 +89,32 @@ def lookup() -> Drafter:
     return LookupDrafter(LookupRunner(3), Constant(draft_length=2))
 
 
+class FewIds(TableRunner):
+    """Writes the end alone, which may not follow everywhere."""
+
+    draft_vocabulary = DraftVocabulary([EOS], 3)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        found = super().extend(tokens, keep, hidden=hidden)
+        return Forward(found.columns[:, [EOS]], found.hidden, found.states, self.draft_vocabulary)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
     **{str(case): case.drafter for case in CASES if case.name in ("constant", "svip", "cost-optimal")},
     "hierarchy": HIERARCHIES[3].drafter,
     "lookup": lookup,
+    "few ids T=1": lambda: ModelDrafter(FewIds(DRAFT), Constant(draft_length=2)),
+    "few ids T=1 by block": lambda: ModelDrafter(FewIds(DRAFT), Constant(draft_length=2)),
+    "few ids below": lambda: PreVerifiedDrafter(
+        ModelDrafter(FewIds(DRAFT), Constant(draft_length=1)), TableRunner(MID), Constant(draft_length=2)
+    ),
     "leaves": lambda: LeafDrafter(ModelDrafter(TableRunner(DRAFT), Constant(draft_length=2), laws=True), leaf_rule(1)),
 }
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.representatives("none", "constant: draft_length=3; T=1", "hierarchy", "lookup")
+@pytest.mark.representatives("none", "constant: draft_length=3; T=1", "hierarchy", "lookup", "few ids")
 def test_what_is_written_has_the_law_of_the_grammar(name: str) -> None:
     settings = next((SAMPLINGS[one] for one in SAMPLINGS if name.endswith(one)), SAMPLINGS["T=1"])
     sampling = replace(settings, rules=rule())
@@ -150,3 +170,46 @@ def test_nobody_asks_what_follows_a_token_that_may_not_be_written() -> None:
     found = rule([]).apply(rows, [2, 0, 1])
     assert np.isneginf(found).sum() == 0  # behind the end there is nothing, and behind 2 there is any token
     assert np.isneginf(rule([]).apply(rows, [1, 1, 2])).sum(axis=1).tolist() == [2, 0, 0]
+
+
+class Without:
+    """A model's own rule: one id never follows."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:  # noqa: ARG002
+        found = torch.as_tensor(rows).clone()
+        found[:, self.token] = -torch.inf
+        return found
+
+    def forced(self, text: Sequence[int]) -> int | None:  # noqa: ARG002
+        return None
+
+
+@pytest.mark.parametrize("drafter", [lambda: None, lambda: ModelDrafter(TableRunner(DRAFT), Constant(2))])
+def test_a_place_where_nothing_may_follow_is_an_error(drafter: Callable[[], Drafter | None]) -> None:
+    target = RuledRunner(TableRunner(TARGET), Without(2))
+    with pytest.raises(RecordError, match="no token may follow"):
+        for _ in decode(target, drafter(), PROMPT, LENGTH, Sampling(rules=rule()), ENDS):
+            pass
+
+
+def test_passes_of_a_fixed_width_are_all_made() -> None:
+    bare = TableRunner(TARGET)
+    bare.fixed_width = 4
+    runner = RuledRunner(bare, rule([2]))
+    for token in (2, 1):
+        runner.extend([token], 1)
+    assert bare.extended == [1, 1]
+
+
+def test_a_drafter_begins_a_text_without_the_rules_of_the_one_before() -> None:
+    bare = TableRunner(DRAFT)
+    drafter = ModelDrafter(bare, Constant(draft_length=2))
+    for _ in decode(TableRunner(TARGET), drafter, PROMPT, LENGTH, Sampling(rules=rule()), ENDS):
+        pass
+    bare.rollback(1)  # by a text with another drafter
+    drafter.rollback(5)
+    drafter.prefill([PROMPT[0], 2, 2, 2])
+    assert bare.tokens == [PROMPT[0], 2, 2]

@@ -28,6 +28,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
+from specctl.policies.rules.constant import Constant
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason
@@ -171,6 +172,19 @@ def test_a_draft_that_paused_does_not_keep_what_was_taken_back() -> None:
     chat.session.drafter = chat.drafter
     assert chat.say([*OPENING, *answer[:3]]) != []
     chat.taken()
+
+
+def test_a_drafter_that_comes_back_takes_nothing_of_another_text_for_the_beginning() -> None:
+    chat = Chat()
+    chat.say(OPENING)
+    first, second = chat.drafter, ModelDrafter(chat.draft, Constant(2))
+    chat.session.drafter = second
+    chat.say([*OPENING[:40], *NEXT])
+    chat.session.drafter = first
+    lengths: list[int] = []
+    first.rollback = lengths.append  # type: ignore[method-assign]
+    chat.say([*OPENING[:40], *NEXT, 9])
+    assert lengths[0] == 0
 
 
 def test_nothing_is_trusted_after_an_exception() -> None:

@@ -68,6 +68,15 @@ def test_a_policy_that_cannot_be_is_the_error_of_its_record(data: dict[str, Any]
     assert raised.value.kind == "invalid_policy"
 
 
+@pytest.mark.parametrize("value", ["no", "false", "", 0, 1, 0.5])
+def test_what_seems_to_say_whether_to_draft_is_true_or_false(value: object) -> None:
+    with pytest.raises(RecordError, match="draft must be true or false") as raised:
+        drafters().of_record({"draft": value})
+    assert raised.value.kind == "invalid_draft"
+    for data in (True, None, {"text": "no"}, ["no"], "no, a text of its own"):
+        assert stopped_by(drafters().of_record({"draft": data})) == "Svip"
+
+
 def test_without_a_draft_no_policy_can_be_named() -> None:
     with pytest.raises(RecordError, match="no draft for a policy to stop"):
         drafters(draft=None).of_record({"policy": "svip"})

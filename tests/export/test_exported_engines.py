@@ -84,6 +84,21 @@ def test_vllm_keeps_the_drafts_probabilities_when_sampling(sampled: Sampled, fur
     assert json.loads(words[4]) == config | further
 
 
+def test_the_plugin_for_vllm_is_handed_a_policy_table() -> None:
+    setting = Setting.of({"name": "svip", "threshold": 0.55, "max_draft": 6})
+    variable, *words = shlex.split(ENGINES["vllm-plugin"].write(NAMES, setting, Sampled(0.7)).text)
+    assert variable == "VLLM_USE_V2_MODEL_RUNNER=0"
+    assert words[:3] == ["vllm", "serve", "org/big"]
+    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 6
+    assert "--no-async-scheduling" in words
+    assert words[words.index("--worker-cls") + 1] == "specctl_vllm.worker.Worker"
+    table = json.loads(words[words.index("--additional-config") + 1])
+    assert table == {"specctl": {"name": "svip", "threshold": 0.55, "max_draft": 6}}
+    plain = ENGINES["vllm-plugin"].write(NAMES, K5, Sampled())
+    assert plain.text == ENGINES["vllm"].write(NAMES, K5, Sampled()).text
+    assert "needs no plugin" in plain.notes[0]
+
+
 def test_a_file_for_tensorrt_llm_is_yaml() -> None:
     config = {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": "small models/d"}
     assert yaml.safe_load(ENGINES["tensorrt-llm"].write(NAMES, K5, Sampled()).text) == {"speculative_config": config}
@@ -190,11 +205,12 @@ def test_the_rule_is_searched_whole(engine: Engine) -> None:
     space = rule_space(engine, engine.confidence, 40)
     assert len(set(space)) == len(space)
     assert [one for one in space if one.policy == "constant"] == [
-        Setting.of({"name": "constant", "draft_length": length}) for length in range(1, LONGEST + 1)
+        Setting.of({"name": "constant", "draft_length": length})
+        for length in range(1, min(LONGEST, engine.longest or LONGEST) + 1)
     ]
-    assert {one.policy for one in space} == {"constant"} | ({"max-confidence"} if engine.confidence else set[str]()) | (
-        {"heuristic"} if engine.lengthens else set[str]()
-    )
+    further = {"max-confidence": engine.confidence is not None, "heuristic": engine.lengthens}
+    kinds = {"constant", *engine.policies, *(policy for policy, there in further.items() if there)}
+    assert {one.policy for one in space} == kinds
     assert all(one.all_values.get("keep_trigger", True) == engine.keeps_trigger for one in space if one.signals)
     assert rule_space(engine, None, 7)[6].all_values == {"draft_length": 7}
 
@@ -322,6 +338,33 @@ def test_lengths_by_number_of_texts_are_written_where_an_engine_takes_them() -> 
     assert "num_speculative_tokens_per_batch_size" not in json.loads(flags("vllm", K5)["--speculative-config"])
 
 
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "notes"),
+    [
+        ({4: 2, 16: 0}, {3: 5, 15: 2}, ["With more than 15 requests at once it does not draft."]),
+        (
+            {4: 0, 8: 2},
+            {3: 5, 7: 0, 8: 2},
+            ["With more than 8 requests at once it does not draft: that was not priced."],
+        ),
+        (
+            {4: 7, 8: 0},
+            {3: 5, 7: 5},
+            [
+                "With 4 requests at once K = 7 is the fastest, but none may be longer than the first.",
+                "With more than 7 requests at once it does not draft.",
+            ],
+        ),
+    ],
+)
+def test_tensorrt_llm_has_every_length_or_says_what_it_lacks(sizes, schedule, notes) -> None:
+    found = {rows: Setting.of({"name": "constant", "draft_length": k}) if k else NONE for rows, k in sizes.items()}
+    written = ENGINES["tensorrt-llm"].write(NAMES, with_batches(K5, found), Sampled())
+    config = yaml.safe_load(written.text)["speculative_config"]
+    assert (config["max_draft_len"], config["draft_len_schedule"]) == (5, schedule)
+    assert list(written.notes) == notes
+
+
 def test_lengths_are_searched_for_each_number_of_texts() -> None:
     some, dear = traces(6), flat_costs(2.0, 30.0, per_token=40.0)
     costs = replace(flat_costs(1, 10), batches={4: dear})
@@ -333,6 +376,15 @@ def test_lengths_are_searched_for_each_number_of_texts() -> None:
         assert [one.found.score.setting for one in found[name].batches] == [NONE]
     assert "per_batch_size" in found["vllm"].written.text
     assert any("the fastest are none for 4" in note for note in found["sglang"].written.notes)
+
+
+def test_a_schedule_goes_on_up_to_the_last_number_priced() -> None:
+    some, dear = traces(6), flat_costs(1.0, 10.0, per_token=2.0)
+    costs, prompts = replace(flat_costs(1, 10), batches={4: dear, 8: dear}), (some.prompts[:4], some.prompts[4:8])
+    engine = ENGINES["tensorrt-llm"]
+    found = search_rule(engine, Reading(), some, prompts, costs, NAMES, Sampled(), sizes=[4, 8])
+    assert [one.found.score.setting.all_values["draft_length"] for one in found.batches] == [4, 4]
+    assert "draft_len_schedule: {3: 7, 7: 4, 8: 4}" in found.written.text
 
 
 def test_passes_that_draft_nothing_are_in_the_price_of_a_verification() -> None:

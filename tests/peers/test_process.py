@@ -11,7 +11,7 @@ from fake_peer import ended, install
 
 from specctl.peers.process import PeerError, PeerProcess
 
-QUESTION = {"do": "run", "ids": [1, 2], "most": 3}
+QUESTION = {"do": "run", "batch": [[1, 2]], "most": 3}
 ANSWERS = {"1 2": [5, 6, 7, 8]}
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the states of processes are read from /proc")
@@ -45,7 +45,7 @@ def test_it_is_stopped_but_for_the_time_of_its_answers(tmp_path):
         assert becomes(process.pid, "T")
         assert process.ask({"do": "load"}, 20) == {}
         assert becomes(process.pid, "T")
-        assert process.ask(QUESTION, 20)["ids"] == [5, 6, 7]
+        assert [one["ids"] for one in process.ask(QUESTION, 20)["batch"]] == [[5, 6, 7]]
         assert becomes(process.pid, "T")
     assert ended(process.pid)
 

@@ -11,7 +11,7 @@ from specctl.peers.launch import WORKER
 from specctl.peers.process import PeerError, PeerProcess
 
 LOAD = {"do": "load", "weights": "float32", "cache": "float32", "threads": 3, "context": 64, "stop": [9, 8]}
-RUN = {"do": "run", "ids": [1, 2], "most": 5}
+RUN = {"do": "run", "batch": [[1, 2]], "most": 5}
 
 ONNXRUNTIME = """
 import json
@@ -29,10 +29,16 @@ class GeneratorParams:
     def set_speculative_options(self, **options): self.speculative = options
 class Generator:
     def __init__(self, model, params): self.params = params
-    def append_tokens(self, ids): self.ids, self.left = list(ids), [5, 6, 7]
-    def generate_next_token(self): self.ids.append(self.left.pop(0))
+    def append_tokens(self, ids):
+        count = self.params.search["batch_size"]
+        width = len(ids) // count
+        self.rows, self.left = [ids[width * row :][:width] for row in range(count)], [5, 6, 7]
+        assert self.params.search["max_length"] == width + 5
+    def generate_next_token(self):
+        written = self.left.pop(0)
+        for row, ids in enumerate(self.rows): ids.append(written if row == 0 or written == 5 else [8, 0][written - 6])
     def is_done(self): return not self.left
-    def get_sequence(self, index): return self.ids
+    def get_sequence(self, index): return self.rows[index]
     def get_speculative_stats(self):
         return {"rounds": 2, "draft_tokens_proposed": sum(self.params.speculative.values())}
 """
@@ -43,15 +49,17 @@ from types import SimpleNamespace as Some
 __version__ = "8.8"
 class SchedulerConfig: pass
 class GenerationConfig: pass
+def TokenizedInputs(ids, mask): return Some(ids=ids.data.tolist(), mask=mask.data.tolist())
 def draft_model(folder, device, **settings): return [folder, settings]
 class LLMPipeline:
     def __init__(self, folder, device, scheduler_config, **settings):
         with open(folder + "/seen", "w") as seen: json.dump([scheduler_config.enable_prefix_caching, settings], seen)
     def generate(self, ids, options):
-        assert ids.data.tolist() == [[1, 2]] and options.stop_token_ids == {9, 8} and not options.do_sample
+        assert ids.ids[0] == [1, 2] and options.stop_token_ids == {9, 8} and not options.do_sample
+        assert (ids.ids[1:], ids.mask) in (([], [[1, 1]]), ([[3, 0]], [[1, 1], [1, 0]]))
         metrics = lambda count: Some(raw_metrics=Some(m_durations=[0.1] * count))
         return Some(
-            tokens=[[5, 6, getattr(options, "num_assistant_tokens", 0)][: options.max_new_tokens]],
+            tokens=[[5, 6, getattr(options, "num_assistant_tokens", 0)][: options.max_new_tokens] for _ in ids.ids],
             perf_metrics=Some(get_ttft=lambda: Some(mean=2.0)),
             extended_perf_metrics=Some(main_model_metrics=metrics(2), draft_model_metrics=metrics(3)),
         )
@@ -108,15 +116,20 @@ def test_onnxruntime(monkeypatch, tmp_path, values, speculative):
     (tmp_path / "draft").mkdir()
     decoder = {"filename": "model.onnx", "session_options": {"log_id": "x"}, "head_size": 32}
     (tmp_path / "draft" / "genai_config.json").write_text(json.dumps({"model": {"decoder": decoder}}), encoding="utf-8")
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"pad_token_id": 0}}), encoding="utf-8")
     with started(monkeypatch, tmp_path, "onnxruntime-genai", onnxruntime_genai=ONNXRUNTIME) as worker:
         assert worker.hello == {"version": "7.7"}
         worker.ask({**LOAD, **values, "folder": str(tmp_path)}, 60)
-        answer = worker.ask(RUN, 60)
+        (answer,) = worker.ask(RUN, 60)["batch"]
         # The engine stopped early and leaves out the token that ended the text.
         assert answer["ids"] == [5, 6, 7, 9]
         assert 0 < answer["first_seconds"] <= answer["seconds"]
+        assert len(answer["arrivals"]) == 3
         wanted = (4, 0) if speculative is None else (2, speculative)
         assert (answer["passes"], answer["drafted"]) == wanted
+        if speculative is None:  # the second prompt is padded on the right, and its text ends before the other
+            texts = worker.ask({**RUN, "batch": [[1, 2], [3]]}, 60)["batch"]
+            assert [(text["ids"], len(text["arrivals"])) for text in texts] == [([5, 6, 7, 9], 3), ([5, 8], 2)]
     model = json.loads((tmp_path / "seen").read_text(encoding="utf-8"))["model"]
     threads = {"intra_op_num_threads": 3, "inter_op_num_threads": 1}
     assert model["decoder"]["session_options"] == threads
@@ -132,7 +145,10 @@ def test_openvino(monkeypatch, tmp_path, values):
     modules = {"openvino_genai": OPENVINO_GENAI, "openvino": tensor}
     with started(monkeypatch, tmp_path, "openvino", **modules) as worker:
         worker.ask({**LOAD, **values, "folder": str(tmp_path)}, 60)
-        answer = worker.ask(RUN, 60)
+        (answer,) = worker.ask(RUN, 60)["batch"]
+        if values["draft"] == "none":
+            two = worker.ask({**RUN, "batch": [[1, 2], [3]]}, 60)["batch"]
+            assert [one["ids"] for one in two] == [answer["ids"]] * 2
     prefix_caching, settings = json.loads((tmp_path / "target" / "seen").read_text(encoding="utf-8"))
     common = {"INFERENCE_NUM_THREADS": 3, "KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
     assert prefix_caching is False
@@ -151,10 +167,11 @@ def test_llama(monkeypatch, tmp_path):
     with started(monkeypatch, tmp_path, "llama.cpp", str(program)) as worker:
         assert worker.hello == {"version": "66 (abc)"}
         worker.ask({**LOAD, "draft": "confidence", "threshold": 0.3, "folder": str(tmp_path)}, 60)
-        answer = worker.ask(RUN, 60)
-        assert answer == {"ids": [5, 6, 7, 9], "seconds": 0.01, "first_seconds": 0.002, "passes": 3, "drafted": 4}
+        (answer,) = worker.ask(RUN, 60)["batch"]
+        times = {"seconds": 0.01, "first_seconds": 0.002, "arrivals": []}
+        assert answer == {"ids": [5, 6, 7, 9], **times, "passes": 3, "drafted": 4}
         with pytest.raises(PeerError, match="llama-server answered 500"):
-            worker.ask({**RUN, "ids": [3]}, 60)
+            worker.ask({**RUN, "batch": [[3]]}, 60)
     options = json.loads((tmp_path / "seen").read_text(encoding="utf-8"))
     assert (options["-t"], options["-ctk"], options["-fa"], options["--spec-draft-p-min"]) == ("3", "f32", "off", "0.3")
     with (

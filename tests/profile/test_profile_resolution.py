@@ -287,6 +287,13 @@ class TestExtends:
         assert resolved.profile.target.device == {"model.b": 1}
         assert resolved.origins['target.device."model.b"'] == "profiles/leaf.toml:3"
 
+    def test_a_grammar_is_replaced_whole_and_by_another(self, write, environ):
+        write("base", PAIR + '[sampling]\njson_schema = {type = "object", required = ["a"]}\n')
+        write("leaf", 'extends = "base"\n[sampling]\njson_schema = {type = "array"}\n')
+        write("other", 'extends = "base"\n[sampling]\nregex = "a+"\n')
+        assert resolve("leaf", environ=environ).profile.sampling.json_schema == {"type": "array"}
+        assert resolve("other", environ=environ).profile.sampling.rules == ["regex"]
+
     def test_provenance_is_not_inherited(self, write, environ):
         write("base", PAIR + "[provenance]\nprompts = 3\n")
         write("leaf", 'extends = "base"\n')

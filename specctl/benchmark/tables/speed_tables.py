@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specctl.benchmark.digest import Digest
+from specctl.benchmark.latency import Latency
 from specctl.benchmark.peer_thresholds import threshold_note
 from specctl.benchmark.summaries import Spread, Summary
 from specctl.observing.candidate_engines import engine_of
@@ -78,12 +79,17 @@ def _machine(digest: Digest) -> str:
 
 def latency_table(digest: Digest) -> Table:
     """Mean and percentiles of each latency, one row per latency and candidate."""
-    columns = ("latency", "candidate", f"mean ms{DOWN}", f"p50 ms{DOWN}", f"p90 ms{DOWN}", f"p99 ms{DOWN}")
+    return latencies("candidate", {summary.candidate: summary.latency for summary in digest.overall})
+
+
+def latencies(key: str, found: Mapping[str, Latency]) -> Table:
+    """Mean and percentiles of each latency, one row for each and what ``key``, a heading, names."""
+    columns = ("latency", key, f"mean ms{DOWN}", f"p50 ms{DOWN}", f"p90 ms{DOWN}", f"p99 ms{DOWN}")
     shown = (("TTFT", "ttft_ms", 1), ("TPOT", "tpot_ms", 2), ("ITL", "itl_ms", 2), ("E2EL", "e2el_ms", 1))
     rows = tuple(
-        (name, summary.candidate, *(number(value, decimals) for value in getattr(summary.latency, key) or [None] * 4))
-        for name, key, decimals in shown
-        for summary in digest.overall
+        (name, label, *(number(value, decimals) for value in getattr(one, attribute) or [None] * 4))
+        for name, attribute, decimals in shown
+        for label, one in found.items()
     )
     return Table("Latency", columns, rows, labels=2)
 

@@ -1,7 +1,7 @@
 """Shows a conversation: takes the user's lines, writes answers to one stream and all else to another."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 from rich.console import Console
@@ -113,14 +113,12 @@ class Talk:
                 self._report(UsageError(f"a line of standard input is not UTF-8 ({error.reason})"))
 
     def _answer(self) -> None:
-        view = view_of(self.chat.profile, self._console, "") if self._live else None
-        watcher = Watcher(self.chat.answerer, view, None, None if view is not None else self._sink)
         guard = interruptible() if self._person else nullcontext(_never)
-        with guard as enough, unechoed() if self._person else nullcontext(), view or nullcontext():
-            turn = self.chat.answer(watcher, enough)
+        with guard as enough, unechoed() if self._person else nullcontext():
+            turn, written = self._written(enough)
         interrupted = turn is None or turn.finish_reason is FinishReason.INTERRUPTED
         if turn is not None:
-            text = (turn.answer or "")[watcher.written :]
+            text = (turn.answer or "")[written:]
             write_text(self._sink, f"{text}\n")
             self._sink.flush()
         if interrupted and not self._person:
@@ -128,16 +126,18 @@ class Talk:
         if interrupted or (self._person and not self._quiet):
             self._tell(self._ending(turn))
 
+    def _written(self, enough: Callable[[], bool]) -> tuple[Turn | None, int]:
+        """What `Chat.answer` returns, and how many characters of the answer were written meanwhile."""
+        view = view_of(self.chat.profile, self._console, "") if self._live else None
+        watcher = Watcher(self.chat.answerer, view, None, None if view is not None else self._sink)
+        with view or nullcontext():
+            return self.chat.answer(watcher, enough), watcher.written
+
     def _ending(self, turn: Turn | None) -> str:
         """How an answer went: its figures, and why it ended if not by itself."""
         if turn is None:
             return "interrupted before anything was written; the conversation is as before"
-        parts = []
-        if (done := turn.completion) is not None:
-            drafted = sum(round_.drafted for round_ in done.rounds)
-            accepted = sum(round_.accepted for round_ in done.rounds)
-            parts = [f"{len(done.tokens)} tokens", f"{len(done.tokens) / done.total_ms * 1e3:.1f} tokens/s"]
-            parts += [f"acceptance rate {accepted / drafted:.1%}"] if drafted else []
+        parts = self._figures(turn)
         if turn.finish_reason is FinishReason.INTERRUPTED:
             parts.append("interrupted; what was written stays")
         elif self.chat.fills_context(turn):
@@ -145,6 +145,14 @@ class Talk:
         elif turn.finish_reason is FinishReason.LENGTH:
             parts.append("ended at max_new_tokens")
         return " · ".join(parts)
+
+    def _figures(self, turn: Turn) -> list[str]:
+        if (done := turn.completion) is None:
+            return []
+        drafted = sum(round_.drafted for round_ in done.rounds)
+        accepted = sum(round_.accepted for round_ in done.rounds)
+        parts = [f"{len(done.tokens)} tokens", f"{len(done.tokens) / done.total_ms * 1e3:.1f} tokens/s"]
+        return [*parts, f"acceptance rate {accepted / drafted:.1%}"] if drafted else parts
 
     def _tell(self, text: str) -> None:
         # A terminal's own wrapping would break words; what is no terminal gets whole lines.

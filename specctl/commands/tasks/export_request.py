@@ -50,7 +50,10 @@ def export_order(
         number, colon, times = text.rpartition(":")
         if colon and not (number.isdecimal() and int(number)):
             raise UsageError(f"--costs {text}: {number} is no number of texts", "e.g. --costs 4:1.5,12,0.2")
-        given[int(number) if colon else 1] = _given(times)
+        if (rows := int(number) if colon else 1) in given:
+            texts = f"{rows} texts at once" if rows > 1 else "one text"
+            raise UsageError(f"--costs {text}: those for {texts} are given already", "give them once for each number")
+        given[rows] = _given(times)
     if given and (missing := [rows for rows in (1, *sizes) if rows not in given]):
         texts = f"{missing[0]} texts at once" if missing[0] > 1 else "one text"
         place = f"as {missing[0]}:DRAFT,TARGET,TOKEN" if missing[0] > 1 else "without a number"

@@ -88,7 +88,7 @@ def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Seque
     """
     pairs = list(zip(target_of, draft_of, strict=True))
     tossed = enumerate(zip(pairs, coins, strict=True))
-    accepted = next((place for place, ((p, q), coin) in tossed if p < q and coin * q >= p), len(pairs))
+    accepted = next((place for place, ((p, q), coin) in tossed if not (p >= q or coin * q < p)), len(pairs))
     return Kept(accepted, 1.0, [float(np.float32(min(p / max(q, TINY), 1.0))) for p, q in pairs])
 
 

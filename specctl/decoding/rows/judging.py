@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -96,5 +96,5 @@ class Judge:
             return error
 
 
-judge_of = cache(Judge)
-"""The one `Judge` of a sampling."""
+judge_of = lru_cache(256)(Judge)
+"""The one `Judge` of a sampling, as long as not many others are asked for."""

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from specctl.errors import RecordError
 from specctl.models.passes.forward import Numbers, joined_numbers
 from specctl.models.passes.tree_paths import grown_tree, path_to
 from specctl.models.running.around import Around
@@ -24,16 +25,24 @@ class TokenRule(Protocol):
 class RuledRunner(Around):
     """A `Runner` whose logits follow token rules, for a target, its drafts and draft heads alike.
 
-    Where only one token may follow, no pass is made for it: the tokens that were to be read go into the next pass.
+    Where a pass was to tell one token and only one may follow, it is not made: the tokens that it was to read go into
+    the next pass. But a draft head reads every token, passes of a fixed width stay as they are, and what other rules
+    inside leave of that token is not known.
+
+    A draft that can write none of the tokens that may follow is given a law over these, with which nothing of another
+    one is kept.
 
     Args:
         runner: the model.
         rules: applied to every row of its logits.
         cached: the tokens that the model has cached.
+        decides: whether it is the target, for which such a place is an error.
     """
 
-    def __init__(self, runner: Runner, rules: TokenRule, cached: Sequence[int] = ()) -> None:
+    def __init__(self, runner: Runner, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
         super().__init__(runner)
+        self._decides = decides
+        self._skips = not self.reads_states and self.fixed_width is None and not _ruled_inside(runner)
         self.draft_vocabulary = None  # rules are about ids: they read and write all of them
         self.marginals = False  # what may follow a token depends on its path
         self.rules = rules
@@ -44,7 +53,7 @@ class RuledRunner(Around):
         self._parents: list[int] = []
 
     def same_around(self, bare: Runner) -> Runner:
-        return RuledRunner(super().same_around(bare), self.rules)
+        return RuledRunner(super().same_around(bare), self.rules, decides=self._decides)
 
     @property
     def length(self) -> int:
@@ -57,10 +66,25 @@ class RuledRunner(Around):
             return Forward(_certain(token, self._row))
         found = self.runner.extend([*self._unread, *tokens], keep, hidden=hidden)
         self._unread.clear()
-        ruled = self.rules.apply(found.rows, self._text) if keep else found.rows
-        if keep and found.states is None and not self.reads_states:
+        ruled = self._ruled(found.rows, self._text) if keep else found.rows
+        if keep and found.states is None and self._skips:
             self._row = ruled[-1:]
         return Forward(ruled, found.hidden, found.states)
+
+    def _ruled(self, rows: Numbers, text: Sequence[int]) -> Numbers:
+        """The rows with the rules applied, each with a number for some token."""
+        found = self.rules.apply(rows, text)
+        ruled = found if isinstance(found, np.ndarray) else found.detach().cpu().float().numpy()
+        if not np.isneginf(ruled).all(axis=1).any():
+            return found
+        if self._decides:
+            raise RecordError("invalid_grammar", "no token may follow: the model's rules forbid what the text's allow")
+        none = np.zeros_like(found) if isinstance(found, np.ndarray) else found.new_zeros(found.shape)
+        over = self.rules.apply(none, text)
+        parts = [
+            over[row : row + 1] if np.isneginf(ruled[row]).all() else found[row : row + 1] for row in range(len(found))
+        ]
+        return joined_numbers(parts)
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
@@ -73,9 +97,7 @@ class RuledRunner(Around):
         self._parents = [*(self._parents if before > 1 else ()), *parents]
         each = found.rows if len(found.rows) == len(tokens) else [found.rows[0]] * len(tokens)  # of marginals one
         rows = [
-            self.rules.apply(
-                row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])]
-            )
+            self._ruled(row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])])
             for token, row in enumerate(each, start=before)
         ]
         return Forward(joined_numbers(rows), found.hidden, found.states)
@@ -89,6 +111,15 @@ class RuledRunner(Around):
         self.runner.rollback(length)
         del self._unread[max(0, length - read) if self.runner.length == read else 0 :]
         del self._text[self.length :]
+
+
+def _ruled_inside(runner: Runner) -> bool:
+    """Whether a runner or one inside of it follows rules."""
+    while isinstance(runner, Around):
+        if isinstance(runner, RuledRunner):
+            return True
+        runner = runner.runner
+    return False
 
 
 def _certain(token: int, like: Numbers) -> Numbers:

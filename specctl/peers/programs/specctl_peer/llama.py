@@ -56,7 +56,8 @@ class Pair:
                 raise RuntimeError(f"{sys.argv[2]} ended with exit code {self._server.returncode}")
             sleep(0.05)
 
-    def run(self, ids: list[int], most: int) -> Answer:
+    def run(self, batch: list[list[int]], most: int) -> list[Answer]:
+        (ids,) = batch  # there is one slot
         # Without the other samplers nothing but the largest logit is looked for.
         sampling = {"temperature": 0, "samplers": ["temperature"]}
         question = {"prompt": ids, "n_predict": most, "cache_prompt": False, "return_tokens": True, **sampling}
@@ -69,7 +70,8 @@ class Pair:
             tokens.append(self._stop[0])
         accepted = int(times.get("draft_n_accepted", 0))
         seconds = (times["prompt_ms"] + times["predicted_ms"]) / 1e3
-        return Answer(tokens, seconds, times["prompt_ms"] / 1e3, len(tokens) - accepted, int(times.get("draft_n", 0)))
+        passes, drafted = len(tokens) - accepted, int(times.get("draft_n", 0))
+        return [Answer(tokens, seconds, times["prompt_ms"] / 1e3, passes, drafted)]
 
     def _ready(self) -> bool:
         try:

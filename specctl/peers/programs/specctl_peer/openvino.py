@@ -45,23 +45,28 @@ class Pair:
             str(folder / "target"), "CPU", scheduler_config=scheduler, **draft, **settings
         )
 
-    def run(self, ids: list[int], most: int) -> Answer:
+    def run(self, batch: list[list[int]], most: int) -> list[Answer]:
         import numpy
         from openvino import Tensor
 
         began = perf_counter()
         self._options.max_new_tokens = most
-        given = Tensor(numpy.array([ids], dtype=numpy.int64))
-        result = self._pipeline.generate(given, self._options)
-        found = [int(token) for token in result.tokens[0]]
+        ids = numpy.zeros((len(batch), max(map(len, batch))), dtype=numpy.int64)
+        given = numpy.zeros_like(ids)
+        for row, prompt in enumerate(batch):
+            ids[row, : len(prompt)], given[row, : len(prompt)] = prompt, 1
+        inputs = self._engine.TokenizedInputs(Tensor(ids), Tensor(given))
+        result = self._pipeline.generate(inputs, self._options)
+        texts = [[int(token) for token in tokens] for tokens in result.tokens]
         seconds = perf_counter() - began
         first = result.perf_metrics.get_ttft().mean / 1e3
         if not self._drafts:
-            return Answer(found, seconds, first, passes=len(found))
+            return [Answer(found, seconds, first, passes=len(found)) for found in texts]
         counts = result.extended_perf_metrics
         target = counts.main_model_metrics.raw_metrics.m_durations if counts is not None else []
         draft = counts.draft_model_metrics.raw_metrics.m_durations if counts is not None else []
-        return Answer(found, seconds, first, len(target), len(draft))
+        (found,) = texts  # passes of several texts are not told apart
+        return [Answer(found, seconds, first, len(target), len(draft))]
 
 
 if __name__ == "__main__":

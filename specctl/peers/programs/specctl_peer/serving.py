@@ -2,14 +2,15 @@
 
 The first line that it writes has the engine's ``version``. A question that loads has the models' ``folder``, the way to
 ``draft`` with its value, ``weights``, ``cache``, ``threads``, ``context`` and ``stop``, the ids that end a text. A
-question that runs has the prompt's ``ids`` and the ``most`` tokens that may follow; the answer to it is an `Answer`.
+question that runs has a ``batch``, the ids of each prompt, and the ``most`` tokens that may follow each; the answer to
+it has a ``batch`` too, an `Answer` for each prompt.
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 
@@ -19,9 +20,10 @@ class Answer:
 
     Attributes:
         ids: with the id that ended the text.
-        seconds, first_seconds: from the prompt's ids to the last token, and to the first.
+        seconds, first_seconds: from the prompts' ids to the last token, and to the first.
         passes: of the target, the prompt's not counted; 0 if unknown.
         drafted: tokens that the draft wrote; 0 if unknown.
+        arrivals: seconds from the prompts' ids to each token; empty if unknown.
     """
 
     ids: list[int]
@@ -29,12 +31,13 @@ class Answer:
     first_seconds: float
     passes: int = 0
     drafted: int = 0
+    arrivals: list[float] = field(default_factory=list)
 
 
 class Loaded(Protocol):
     """An engine with its models."""
 
-    def run(self, ids: list[int], most: int) -> Answer: ...
+    def run(self, batch: list[list[int]], most: int) -> list[Answer]: ...
 
 
 def serve(version: Callable[[], str], load: Callable[[dict[str, Any]], Loaded]) -> None:
@@ -69,7 +72,8 @@ def serve(version: Callable[[], str], load: Callable[[dict[str, Any]], Loaded]) 
                 say({})
             else:
                 assert engine is not None
-                say(asdict(engine.run(question["ids"], question["most"])))
+                answered = engine.run(question["batch"], question["most"])
+                say({"batch": [asdict(each) for each in answered]})
         except Exception as error:
             say({"error": _line(error)})
 

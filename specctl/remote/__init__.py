@@ -1,0 +1,1 @@
+"""Asks a server that speaks OpenAI's interface."""
