@@ -223,7 +223,7 @@ class _Target:
             return f"it is a draft head ({head.kind}) of a model {hidden} wide, and the target is {self.hidden} wide"
         made = "of this target" if verifier is not None else "of a model that its files do not name"
         headers = head.checkpoint.headers()
-        reads = headers.stored_bytes
+        reads = headers.bytes_without("embed_tokens.weight", "codebook")
         if not any(tensor.endswith("lm_head.weight") for tensor in tensor_names(head.checkpoint)):
             reads += self.output_bytes
         cache = self.expected.cache // max(1, self.expected.layers)

@@ -140,6 +140,14 @@ def test_flags_that_do_not_go_together(flags: list[str], message: str) -> None:
         invoke("doctor", *flags)
 
 
+def test_a_step_reads_single_rows_of_an_embedding_table(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    found = Checkpoint("x", "draft", None, tmp_path, "folder").headers()
+    rows = found.by_tensor["model.embed_tokens.weight"]
+    share = found.bytes_without("embed_tokens.weight") / found.stored_bytes
+    assert share == pytest.approx(1 - rows / sum(found.counts.values()), abs=1e-3)
+
+
 @pytest.mark.slow
 def test_candidates_are_priced_and_others_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
