@@ -16,6 +16,7 @@ from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import PairOptions, RunOptions
 from specctl.commands.options import JsonOption
 from specctl.commands.tasks.device_report import Section, sections
+from specctl.commands.tasks.found_drafts import given
 from specctl.commands.tasks.found_drafts import sections as found_drafts
 from specctl.errors import ModelError, UsageError
 from specctl.files import write_line
@@ -100,7 +101,7 @@ def doctor(
         if find_draft and report.ready:
             from specctl.doctor.draft_candidates import find_drafts
 
-            drafts = find_drafts(profile, report, folders or ())
+            drafts = find_drafts(profile, report, folders or (), given(models, options, profile.target.model))
     tried = None
     if run and report.ready:
         tried, chosen = _try_out(resolved.profile)

@@ -10,7 +10,7 @@ from specctl.doctor.draft_places import files_here_only, models_here, models_on_
 from specctl.doctor.expectations import Expectation, expectations, weight_reads
 from specctl.doctor.model_facts import Overlap
 from specctl.doctor.outlook import CACHED, LONGEST, pays_from, priced
-from specctl.errors import ModelError, ProfileError
+from specctl.errors import ModelError, SpecctlError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.tokenizer import Tokenizer
@@ -74,15 +74,18 @@ class DraftSearch:
     compare: list[str]
 
 
-def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) -> DraftSearch:
+def find_drafts(
+    profile: Profile, report: Diagnosis, folders: Sequence[Path], given: Sequence[str] | None = None
+) -> DraftSearch:
     """Look for drafts for a profile's target.
 
     Args:
         profile: without a draft.
         report: its diagnosis, without problems.
         folders: to look into, besides the hub's cache.
+        given: the arguments that name this target in a command, with what is set of it; None for its name alone.
     """
-    target = _Target.of(profile, report)
+    target = _Target.of(profile, report, ["--target", profile.target.model] if given is None else given)
     found = [target.candidate(LOOKUP, "copies from the text", None, ITS, 0, 0, None)]
     left_out: dict[str, str] = {}
     try:
@@ -94,8 +97,11 @@ def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) ->
         try:
             with files_here_only():
                 one = target.judged(name)
-        except (ModelError, ProfileError) as error:
+        except SpecctlError as error:
             left_out[name] = error.message
+            continue
+        except Exception as error:  # whatever stands in a folder that nobody named, the others are told of
+            left_out[name] = f"it cannot be read ({type(error).__name__}: {error})"
             continue
         if isinstance(one, str):
             left_out[name] = one
@@ -103,9 +109,8 @@ def find_drafts(profile: Profile, report: Diagnosis, folders: Sequence[Path]) ->
             found.append(one)
     found.sort(key=lambda one: (one.pays_from is None, one.tokens != ITS, one.pays_from or 0.0, one.cost))
     hub, why = models_on_hub(target.files)
-    return DraftSearch(
-        found, left_out, [name for name in hub if name not in left_out], why, [*_compared(target, found)]
-    )
+    here = {*left_out, *(one.model for one in found)}
+    return DraftSearch(found, left_out, [name for name in hub if name not in here], why, [*_compared(target, found)])
 
 
 def _compared(target: "_Target", found: Sequence[DraftCandidate]) -> Iterator[str]:
@@ -114,12 +119,13 @@ def _compared(target: "_Target", found: Sequence[DraftCandidate]) -> Iterator[st
         return
     name, first, second = shlex.quote(target.name), *map(shlex.quote, models[:2])
     yield f"specctl profiles new --target {name} --draft {second} -o second.toml"
-    yield f"specctl calibrate --target {name} --draft {first} --against second.toml -o fastest.toml"
+    yield f"specctl calibrate {target.given} --draft {first} --against second.toml -o fastest.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     name: str
+    given: str
     files: Checkpoint
     expected: Expectation
     profile: Profile
@@ -129,12 +135,13 @@ class _Target:
     hidden: int
 
     @classmethod
-    def of(cls, profile: Profile, report: Diagnosis) -> "_Target":
+    def of(cls, profile: Profile, report: Diagnosis, given: Sequence[str]) -> "_Target":
         files, (expected, *_) = locate(profile.target, "target"), expectations(profile, report)
         tokenizer = load_tokenizer(profile.target)
         text = load_config(files, profile.target.trust_remote_code).get_text_config(decoder=True)
         vocabulary = known_ids(tokenizer, text.vocab_size)
-        return cls(profile.target.model, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
+        name, told = profile.target.model, shlex.join(given)
+        return cls(name, told, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
 
     @property
     def output_bytes(self) -> int:
@@ -170,7 +177,7 @@ class _Target:
             return pays_from(priced(float(reads + cache * cached), passes, blocks=blocks))
 
         cost = (reads + cache * CACHED) / (own.reads[0] + own.cache * CACHED)
-        where = f"--target {shlex.quote(self.name)} --draft {shlex.quote(model)}"
+        where = f"{self.given} --draft {shlex.quote(model)}"
         command = f"specctl calibrate {where} -o fastest.toml"
         if model == LOOKUP:
             command = f"specctl bench {where} --policy none --policy cost-optimal"
@@ -216,7 +223,7 @@ class _Target:
             return f"it is a draft head ({head.kind}) of a model {hidden} wide, and the target is {self.hidden} wide"
         made = "of this target" if verifier is not None else "of a model that its files do not name"
         headers = head.checkpoint.headers()
-        reads = headers.stored_bytes
+        reads = headers.bytes_without("embed_tokens.weight", "codebook")
         if not any(tensor.endswith("lm_head.weight") for tensor in tensor_names(head.checkpoint)):
             reads += self.output_bytes
         cache = self.expected.cache // max(1, self.expected.layers)

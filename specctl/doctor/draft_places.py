@@ -1,7 +1,8 @@
 """Where drafts for a target are looked for: this package, folders, the hub's cache, and the hub."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 
@@ -50,13 +51,14 @@ def files_here_only() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _models_in(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / "config.json").is_file():
-        yield folder
-    elif depth:
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.name.startswith("."):
-                yield from _models_in(inner, depth - 1)
+def _models_in(folder: Path, depth: int) -> Iterable[Path]:
+    inside: list[Path] = []
+    with suppress(OSError):  # a folder that may not be read holds nothing for this user
+        if (folder / "config.json").is_file():
+            return (folder,)
+        if depth:
+            inside = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+    return chain.from_iterable(_models_in(inner, depth - 1) for inner in inside)
 
 
 def models_on_hub(target: Checkpoint) -> tuple[list[str], str | None]:

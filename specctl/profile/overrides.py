@@ -15,7 +15,8 @@ _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG", "SPECCTL_API_KEY"}
 PAIR_POLICY = "cost-optimal"
 """The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
 drafts next to nothing."""
-_FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
+MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}
+"""The flags that name a model, by its key."""
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
@@ -51,7 +52,7 @@ def pair_name(flags: Mapping[str, Any]) -> str | None:
     """The flags that name a pair, for messages; None if they name no target."""
     if flags.get("target.model") is None:
         return None
-    return " ".join(f"{flag} {flags[key]}" for key, flag in _FLAG_NAMES.items() if flags.get(key) is not None)
+    return " ".join(f"{flag} {flags[key]}" for key, flag in MODEL_FLAGS.items() if flags.get(key) is not None)
 
 
 def pair_layer(flags: Mapping[str, Any]) -> Layer:
@@ -71,7 +72,7 @@ def pair_policy(draft: str) -> dict[str, Any]:
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
     """Values of command-line flags by dotted key; None means that the flag was not given."""
     return _layer(
-        (_key(name.split(".")), value, f"flag {_FLAG_NAMES.get(name) or _flag_name(name)}")
+        (_key(name.split(".")), value, f"flag {MODEL_FLAGS.get(name) or _flag_name(name)}")
         for name, value in flags.items()
         if value is not None
     )

@@ -22,7 +22,7 @@ from specctl.profile.discovery import (
     shadowed,
 )
 from specctl.profile.layers import Layer, Layers
-from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, set_layer
+from specctl.profile.overrides import MODEL_FLAGS, environment_layer, flag_layer, pair_layer, pair_name, set_layer
 from specctl.profile.profile_file import Document, read
 from specctl.profile.replaced_models import drop_template, outdated, replaced_models
 from specctl.profile.schema import Profile
@@ -74,7 +74,8 @@ def resolve(
     """Find a profile, apply the overrides and check the result.
 
     Flags win over ``--set``, ``--set`` wins over the environment, and the environment wins over the file. Where an
-    override names another model, what the file says about that checkpoint alone is left out.
+    override names another model, what the file says about that checkpoint alone is left out; what ``--set`` or the
+    environment say of the model that a flag names stays.
 
     Args:
         name: a name or a path. By default flags that name a target are the whole pair; without them it is the value of
@@ -106,9 +107,14 @@ def resolve(
         layers.lay(Layer(table, document.place))
         drop_template(below, layers)
     files = layers.copy()
-    above = [environment_layer(environ), set_layer(overrides), flag_layer(flags)]
+    models = {key: flags.get(key) for key in MODEL_FLAGS}
+    others = {key: value for key, value in flags.items() if key not in models}
+    above = [flag_layer(models), environment_layer(environ), set_layer(overrides), flag_layer(others)]
     for layer in above:
         layers.lay(layer)
+        for key, model in models.items():  # only another model drops what this call says of one
+            if model is not None and _at(layers.table, tuple(key.split("."))) != model:
+                layers.lay(flag_layer({key: model}))
     if replaced_models(files, layers):
         layers.drop(("provenance",))  # describes another pair
         drop_template(files, layers)

@@ -13,10 +13,12 @@ from checkpoints import llama_config, save_model
 from invoked import invoke
 from other_tokenizers import byte_level, sentence_pieces
 
-from specctl.doctor import draft_places
+from specctl.doctor import draft_candidates, draft_places
+from specctl.doctor.diagnosis import diagnose
 from specctl.doctor.draft_places import models_here, models_on_hub
 from specctl.errors import UsageError
 from specctl.models.files.checkpoint import Checkpoint
+from specctl.profile.schema import ModelTable, Profile
 
 
 def of_hub(name: str = "org/big") -> Checkpoint:
@@ -43,6 +45,64 @@ def test_models_in_folders_and_in_the_cache_are_found(tmp_path: Path, monkeypatc
     (folder / "a/b/c/d").mkdir(parents=True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     assert [*models_here(of_hub(), [folder])] == [str(folder / "a/b"), "org/small"]
+
+
+def test_a_folder_that_may_not_be_read_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open/config.json").write_text("{}")
+    listed = Path.iterdir
+
+    def iterdir(folder: Path) -> Any:
+        if folder.name == "secret":
+            raise PermissionError(folder)
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert [*models_here(of_hub(), [tmp_path])] == [str(tmp_path / "open")]
+
+
+def test_what_is_here_is_not_on_the_hub_and_odd_files_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ["embedded:mid", "odd", "broken"]
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/config.json").write_text('{"architectures": 3}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(draft_candidates, "models_here", lambda *_: found)
+    monkeypatch.setattr(draft_candidates, "models_on_hub", lambda _: ([*found, "org/other"], None))
+    judged = draft_candidates._Target.judged
+
+    def judging(target: Any, name: str) -> Any:
+        if name == "broken":
+            raise KeyError("rope")
+        return judged(target, name)
+
+    monkeypatch.setattr(draft_candidates._Target, "judged", judging)
+    profile = Profile(target=ModelTable(model="embedded:target"))
+    search = draft_candidates.find_drafts(profile, diagnose(profile), [])
+    assert {one.model for one in search.candidates} == {"prompt:lookup", "embedded:mid"}
+    assert search.left_out.keys() == {"odd", "broken"}
+    assert "KeyError" in search.left_out["broken"]
+    assert search.on_hub == ["org/other"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ([], "--target embedded:target"),
+        (["--set", "target.dtype=float32"], "--target embedded:target --set target.dtype=float32"),
+        (["--set", "policy.threshold=0.2"], "--target embedded:target"),
+        (["--profile", "embedded", "--target", "embedded:mid"], "--profile embedded --target embedded:mid"),
+        (["-p", "embedded"], "--profile embedded"),
+    ],
+)
+def test_commands_repeat_what_was_given(asked: list[str], given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECCTL_PROFILE", raising=False)
+    monkeypatch.setattr(draft_candidates, "models_here", lambda *_: [])
+    (lookup,) = json.loads(invoke("doctor", *asked, "--find-draft", "--json").stdout)["drafts"]["candidates"]
+    assert lookup["command"].startswith(f"specctl bench {given} --draft prompt:lookup ")
 
 
 def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +138,14 @@ def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypat
 def test_flags_that_do_not_go_together(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         invoke("doctor", *flags)
+
+
+def test_a_step_reads_single_rows_of_an_embedding_table(tmp_path: Path) -> None:
+    save_model(tmp_path, llama_config())
+    found = Checkpoint("x", "draft", None, tmp_path, "folder").headers()
+    rows = found.by_tensor["model.embed_tokens.weight"]
+    share = found.bytes_without("embed_tokens.weight") / found.stored_bytes
+    assert share == pytest.approx(1 - rows / sum(found.counts.values()), abs=1e-3)
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
 from specctl.models.files.adapter import Adapter
 from specctl.models.files.checkpoint import locate
+from specctl.models.files.stored_weights import weights_hash
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.contents import Contents, model_hash
 from specctl.models.loading.model import load_model
+from specctl.models.predictors.predictor_checkpoint import PredictorCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable, Profile
 
@@ -77,6 +79,19 @@ def test_a_model_with_its_adapter_computes_what_pefts_does(base: Path, adapter: 
         torch.testing.assert_close(found(input_ids=TEXT).logits[0], wanted, atol=1e-5, rtol=1e-4)
         assert (plain(input_ids=TEXT).logits[0] - wanted).abs().max() > 0.1
     assert not any("lora" in name for name, _ in found.named_modules()), "nothing is added to its passes"
+
+
+@pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers", "ignore:Model has .tie_word")  # peft's own
+@pytest.mark.parametrize("changed", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_embeddings_that_are_the_output_layer_too_are_changed_apart(changed: list[str], tmp_path: Path) -> None:
+    base = save_model(tmp_path / "base", llama_config(tie_word_embeddings=True))
+    adapter = trained(base, tmp_path / "adapter", target_modules=changed)
+    model = load_model(table(base, adapter), role="target").model
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=TEXT).logits[0], peft_logits(base, adapter), atol=1e-5, rtol=1e-4)
+    model.tie_weights()
+    weights = dict(model.named_parameters())
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= weights.keys(), "nothing ties them again"
 
 
 @pytest.mark.parametrize("engine", ["eager", pytest.param("onnx", marks=needs_onnx)])
@@ -154,6 +169,12 @@ def test_an_adapter_of_another_base(base: Path, adapter: Path, tmp_path: Path) -
     assert "the model has no model.layers.0.self_attn.query" in told(base, of_others)
 
 
+def test_an_adapter_of_more_or_fewer_layers(base: Path, adapter: Path, tmp_path: Path) -> None:
+    deeper = save_model(tmp_path / "deeper", llama_config(num_hidden_layers=3))
+    assert "the model has no model.layers.2." in told(base, trained(deeper, tmp_path / "more"))
+    assert "lacks 4 tensor(s) of this model's, first base_model.model.model.layers.2." in told(deeper, adapter)
+
+
 @pytest.mark.parametrize(
     ("file", "contents", "wanted"),
     [
@@ -161,6 +182,7 @@ def test_an_adapter_of_another_base(base: Path, adapter: Path, tmp_path: Path) -
         ("adapter_config.json", "[]", "has a damaged adapter_config.json: it is not an object"),
         ("adapter_config.json", "{", "has a damaged adapter_config.json"),
         ("adapter_config.json", '{"peft_type": "IA3"}', "is of the kind IA3; specctl loads LoRA"),
+        ("adapter_config.json", '{"peft_type": "LORA", "rank_pattern": [7]}', "rank_pattern is not an object"),
         ("adapter_model.safetensors", None, "holds no adapter_model.safetensors"),
         ("adapter_model.safetensors", "{", "is damaged"),
     ],
@@ -203,3 +225,10 @@ def test_another_model_has_no_adapter_of_the_one_before() -> None:
     assert below.profile.target.full_name == "embedded:target with here"
     assert replace(below).profile.target.adapter == "here"
     assert json.loads(json.dumps(below.profile.model_dump(mode="json")))["target"]["adapter"] == "here"
+
+
+def test_an_acceptance_head_knows_its_drafts_adapter(base: Path, adapter: Path) -> None:
+    plain, changed = locate(ModelTable(model=str(base)), "draft"), locate(table(base, adapter), "draft")
+    head = PredictorCheckpoint("a", base, {"draft_sha256": weights_hash(changed)})
+    assert mismatch(head, changed) is None
+    assert mismatch(head, plain) is not None

@@ -363,3 +363,17 @@ def test_a_profile_that_extends_one_of_another_target_does_too(tmp_path):
 def test_a_pair_follows_the_rule_unless_it_is_embedded():
     assert resolve(flags={"target.model": "other"}, environ={}).profile.prompt.chat is None
     assert resolve(flags={"target.model": "embedded:target"}, environ={}).profile.prompt.chat is False
+
+
+@pytest.mark.parametrize("profile", [None, "embedded"])
+def test_what_is_set_of_the_model_that_a_flag_names_stays(profile):
+    def found(*overrides, draft=None, **environ):
+        flags = {"target.model": "org/big", "draft.model": draft}
+        return resolve(profile, overrides=overrides, flags=flags, environ=environ).profile
+
+    told = found("target.adapter=here", "target.revision=v1", "draft.adapter=there", draft="org/small")
+    assert (told.target.model, told.target.adapter, told.target.revision) == ("org/big", "here", "v1")
+    assert (told.draft.model, told.draft.adapter) == ("org/small", "there")
+    assert found(SPECCTL_TARGET__ADAPTER="here").target.adapter == "here"
+    other = found(SPECCTL_TARGET__MODEL="org/other", SPECCTL_TARGET__ADAPTER="its")
+    assert (other.target.model, other.target.adapter) == ("org/big", None), "of the model that the flag replaces"

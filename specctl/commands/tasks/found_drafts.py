@@ -1,9 +1,11 @@
 """What ``specctl doctor --find-draft`` tells: what could draft for a target, and what to run next."""
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specctl.commands.option_groups import PairOptions, RunOptions
     from specctl.commands.tasks.device_report import Section
     from specctl.doctor.draft_candidates import DraftCandidate, DraftSearch
 
@@ -23,6 +25,16 @@ def sections(found: "DraftSearch") -> "Iterator[Section]":
     yield "on the hub", rows or {"none": found.hub or "nothing new"}
     if found.compare:
         yield "to compare the first two", {str(number): line for number, line in enumerate(found.compare, start=1)}
+
+
+def given(models: "PairOptions", options: "RunOptions", target: str) -> list[str]:
+    """The arguments that name this call's target in another command, with all that --set says but of the draft."""
+    name = models.profile or (None if models.target else os.environ.get("SPECCTL_PROFILE"))
+    arguments = ["--profile", name] if name else []
+    if models.target or not name:
+        arguments += ["--target", target]
+    kept = [text for text in options.set_ or () if text.split(".")[0].strip() not in ("draft", "policy")]
+    return [*arguments, *(word for text in kept for word in ("--set", text))]
 
 
 def _candidate(one: "DraftCandidate") -> Iterator[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """A LoRA adapter's files: a change of low rank to the weights of the model that it was trained on."""
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before the names of the base model's modules, in those of an adapter's tensors."""
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+TUNED = re.compile(r"^(.+?)(?:\.base_layer)*\.lora_")
+"""A tensor of a change, and before it the module that is changed; of several to one module, one stands in another."""
+DOWN_UP = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,10 @@ class Adapter:
                 f"{subject}: {folder} holds no {WEIGHTS}; weights in other formats can run code when they are read.",
                 "Save it again with peft's `save_pretrained`, which writes safetensors.",
             )
-        ranks = [told.get("r"), *(told.get("rank_pattern") or {}).values()]
+        pattern = told.get("rank_pattern") or {}
+        if not isinstance(pattern, dict):
+            raise _damaged(subject, "rank_pattern is not an object")
+        ranks = [told.get("r"), *pattern.values()]
         return cls(
             name,
             role,
@@ -104,19 +110,31 @@ class Adapter:
         if find_spec("peft") is None:
             raise ModelError(f"{self} needs peft.", 'Run `pip install "specctl[adapters]"`.')
         shapes = self._shapes()
-        known = {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.ndim == 2}
-        changed = {
-            name: (shapes[name + UP][0], shapes[name + DOWN][1])
-            for name in (key.removesuffix(DOWN) for key in shapes if key.endswith(DOWN))
-            if len(shapes[name + DOWN]) == len(shapes.get(name + UP, ())) == 2
+        modules = {name for name, _ in model.named_modules()}
+        known = {
+            name: tuple(weight.shape)
+            for name, weight in model.named_parameters(remove_duplicate=False)  # tied ones have both names
+            if weight.ndim == 2
         }
-        here = {name: known[f"{name}.weight"] for name in changed if f"{name}.weight" in known}
-        if changed and not here:
-            raise self._of_another_base(f"the model has no {next(iter(changed))}")
-        for name, shape in here.items():
-            if sorted(shape) != sorted(changed[name]):  # some layers keep their weights the other way round
-                rows, columns = changed[name]
-                raise self._of_another_base(f"it changes {name} of {rows} x {columns}, which is {_by(shape)} here")
+        for name in sorted({found[1] for key in shapes if (found := TUNED.match(key))} - modules):
+            if ".experts." not in name:  # peft finds those of older transformers, whose experts are modules
+                raise self._of_another_base(f"the model has no {name}")
+        for name, changed in _changes(shapes):
+            here = known.get(f"{name}.weight")
+            if here is not None and sorted(here) != sorted(changed):  # some layers keep their weights transposed
+                raise self._of_another_base(f"it changes {name} of {_by(changed)}, which is {_by(here)} here")
+
+    def require_whole(self, lacking: Sequence[str], unknown: Sequence[str]) -> None:
+        """Raise a ModelError if not all of it, or more than it, belongs to a model.
+
+        Args:
+            lacking: tensors of the model's changes that its files do not have.
+            unknown: tensors of its files that the model has no place for.
+        """
+        if unknown:
+            raise self._of_another_base(f"the model has no place for {len(unknown)} tensor(s), first {unknown[0]}")
+        if lacking:
+            raise self._of_another_base(f"it lacks {len(lacking)} tensor(s) of this model's, first {lacking[0]}")
 
     def _of_another_base(self, why: str) -> ModelError:
         trained = f"It was trained on {self.base!r}: set" if self.base else "Set"
@@ -139,6 +157,14 @@ class Adapter:
             ) from error
 
 
+def _changes(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The modules that are changed by two matrices, with rows and columns of the change."""
+    for down, up in DOWN_UP:
+        for name in (key.removesuffix(down) for key in shapes if key.endswith(down)):
+            if len(shapes[name + down]) == len(shapes.get(name + up, ())) == 2:
+                yield name, (shapes[name + up][0], shapes[name + down][1])
+
+
 def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
@@ -149,7 +175,11 @@ def _settings(subject: str, folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ModelError(f"{subject}: there is no {ADAPTER} in {folder}.", "Name what peft has written.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{subject} has a damaged {ADAPTER}: {error}.", "Copy or download it again.") from error
+        raise _damaged(subject, str(error)) from error
     if not isinstance(told, dict):
-        raise ModelError(f"{subject} has a damaged {ADAPTER}: it is not an object.", "Copy or download it again.")
+        raise _damaged(subject, "it is not an object")
     return told
+
+
+def _damaged(subject: str, reason: str) -> ModelError:
+    return ModelError(f"{subject} has a damaged {ADAPTER}: {reason}.", "Copy or download it again.")

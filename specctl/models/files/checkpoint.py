@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,10 +32,17 @@ class WeightHeaders:
     Attributes:
         counts: number of weights by stored dtype, with safetensors names such as ``BF16``.
         stored_bytes: size of all weights in bytes.
+        by_tensor: number of weights by tensor.
     """
 
     counts: dict[str, int]
     stored_bytes: int
+    by_tensor: dict[str, int] = field(default_factory=dict)
+
+    def bytes_without(self, *looked_up: str) -> int:
+        """About the size of all weights but those of tensors whose names end so, of which a pass reads single rows."""
+        left_out = sum(count for name, count in self.by_tensor.items() if name.endswith(looked_up))
+        return round(self.stored_bytes * (1 - left_out / max(1, sum(self.by_tensor.values()))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +116,20 @@ class Checkpoint:
             metadata = self._remote_headers()
             files = metadata.files_metadata.values()
             ends = [max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0) for file in files]
-            return WeightHeaders({str(kind): count for kind, count in metadata.parameter_count.items()}, sum(ends))
+            told = {str(kind): count for kind, count in metadata.parameter_count.items()}
+            each = {name: one.parameter_count for file in files for name, one in file.tensors.items()}
+            return WeightHeaders(told, sum(ends), each)
         import math
 
         counts: Counter[str] = Counter()
+        sizes: dict[str, int] = {}
         for path in self.weight_files():
             with self._opened(path) as file:
                 for key in file.keys():  # noqa: SIM118 - not a mapping
                     tensor = file.get_slice(key)
-                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()))
+                    sizes[key] = math.prod(tensor.get_shape())
+                    counts[tensor.get_dtype()] += sizes[key]
+        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()), sizes)
 
     def fetch_weights(self) -> None:
         """Download weights that are missing; on a terminal, the hub client shows its progress bars."""

@@ -48,3 +48,8 @@ def stored_weights(checkpoint: Checkpoint) -> list[Path]:
     """The weight files of a model or draft head that are here; those of a draft head may be pickled."""
     pickled = checkpoint.folder / PICKLED
     return [pickled] if pickled.exists() and not checkpoint.has_weights() else checkpoint.weight_files()
+
+
+def weights_hash(checkpoint: Checkpoint) -> str:
+    """`files_hash` of the weights of a model or draft head that are here, and of the adapter that changes them."""
+    return files_hash([*stored_weights(checkpoint), *(checkpoint.adapter.files if checkpoint.adapter else ())])

@@ -134,7 +134,8 @@ def _sequential(config: Config, names: Set[str]) -> bool:
 
 
 def _architectures(config: Config) -> set[str]:
-    return {str(name) for name in config.get("architectures") or ()}
+    named = config.get("architectures")
+    return {str(name) for name in named} if isinstance(named, list) else set()
 
 
 MTP = HeadFormat("mtp", "MTP", "FastMTP, arXiv 2509.18362", "mtp_format", _mtp, speculators=True)

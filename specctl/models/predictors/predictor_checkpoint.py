@@ -10,7 +10,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.hushing import hushed_hub
 from specctl.models.files.loading_failures import explained
-from specctl.models.files.stored_weights import files_hash, stored_weights
+from specctl.models.files.stored_weights import weights_hash
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
 from specctl.profile.embedded import predictor_path
@@ -66,7 +66,7 @@ class PredictorCheckpoint:
 
     @property
     def draft_sha256(self) -> str | None:
-        """`files_hash` of the draft's weights that it was trained on; None for a published head."""
+        """`weights_hash` of the draft that it was trained on; None for a published head."""
         return self.config.get("draft_sha256")
 
     @property
@@ -195,7 +195,7 @@ def _folder(name: str) -> Path:
 
 def mismatch(predictor: PredictorCheckpoint, draft: Checkpoint) -> str | None:
     """Why a head does not belong to a draft, or None; a head without a hash of its draft's weights always passes."""
-    if predictor.draft_sha256 is None or predictor.draft_sha256 == files_hash(stored_weights(draft)):
+    if predictor.draft_sha256 is None or predictor.draft_sha256 == weights_hash(draft):
         return None
     return f"{predictor} was trained on other weights ({predictor.draft_model}) than the draft has ({draft.name!r})"
 

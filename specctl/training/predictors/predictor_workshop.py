@@ -16,7 +16,7 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_along
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import files_hash, stored_weights
+from specctl.models.files.stored_weights import weights_hash
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.model import load_model
 from specctl.models.loading.profile_models import find_head
@@ -88,13 +88,13 @@ class Predictors(Subject[Example, DraftStates]):
         return head
 
     def _draft_hash(self, head: DraftHeadCheckpoint | None) -> str:
-        """SHA-256 of the weights of the draft or draft head, downloaded if need be."""
+        """SHA-256 of the weights of the draft or draft head, downloaded if need be, and of its adapter."""
         if head is not None:
             head.fetch_weights()
-            return files_hash(stored_weights(head.checkpoint))
+            return weights_hash(head.checkpoint)
         checkpoint = locate(self._draft, "draft")
         checkpoint.fetch_weights()
-        return files_hash(stored_weights(checkpoint))
+        return weights_hash(checkpoint)
 
     def facts(self, suite: Suite) -> dict[str, Any]:
         """Downloads the draft's weights if needed, to hash them."""
