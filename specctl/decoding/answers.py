@@ -13,7 +13,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError, of_onnxruntime, out_of_memory, reason
 from specctl.jsonl import Record
 from specctl.processes.interrupts import interrupt
-from specctl.profile.base_tables import GRAMMARS
+from specctl.profile.base_tables import with_one_grammar
 from specctl.profile.schema import SamplingTable
 from specctl.profile.wording import did_you_mean, shown
 from specctl.record_settings import own_settings
@@ -110,9 +110,7 @@ class Answerer:
         if not own:
             return self.settings
         try:
-            values = {key: value for key, (_, value) in own.items()}
-            if values.keys() & set(GRAMMARS):  # a text follows one of them
-                values = {**dict.fromkeys(GRAMMARS), **values}
+            values = with_one_grammar({key: value for key, (_, value) in own.items()})
             return SamplingTable.model_validate({**self.settings.model_dump(), **values})
         except ValidationError as error:
             mistakes = "; ".join(_mistake(detail, own) for detail in error.errors(include_url=False))

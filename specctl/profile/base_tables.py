@@ -1,5 +1,6 @@
 """What every table of a profile is, and those that name no model."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,12 +12,21 @@ Verification = Literal["token", "block"]
 DEFAULT_POLICY = "svip"
 Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 """An id of the target's vocabulary: keys of tables are texts."""
+Repetition = Annotated[float, Field(ge=0.01, le=10)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+"""Of logits, as OpenAI's interface bounds the last two."""
 MOST_LOGPROBS = 20
 """Of how many ids a result tells log-probabilities at each token."""
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 """The keys of a sampling table that make tokens more or less likely, by what the text has."""
 GRAMMARS = ("json_schema", "regex", "grammar")
 """The keys of a sampling table that say which texts there may be."""
+
+
+def with_one_grammar(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for a sampling table; a grammar among them takes the place of one of another kind."""
+    return {**(dict.fromkeys(GRAMMARS) if values.keys() & {*GRAMMARS} else {}), **values}
 
 
 class Table(BaseModel):
@@ -39,13 +49,13 @@ class SamplingTable(Table):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Of each token its log-probability, and how many of the likeliest ids are told with theirs; None for neither."""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
+    repetition_penalty: Repetition = 1.0
     """Divides positive logits of ids that the text has, prompt included, and multiplies negative ones."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Penalty = 0.0
     """Taken from the logits of ids that were written behind the prompt."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Penalty = 0.0
     """The same once for each time."""
-    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Token, Bias] | None = None
     """Added to the logits of these ids."""
     json_schema: dict[str, Any] | bool | None = None
     """The text is JSON that fits this schema; true and {} stand for any JSON."""

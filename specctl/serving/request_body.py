@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specctl.profile.base_tables import MOST_LOGPROBS
+from specctl.profile.base_tables import MOST_LOGPROBS, Bias, Penalty, Repetition
 from specctl.profile.wording import did_you_mean
 from specctl.serving.api_errors import ApiError
 
@@ -79,7 +79,6 @@ class ResponseFormat(Body):
         return {"type": "object"} if named is None else named
 
 
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -98,8 +97,8 @@ class TextBody(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     specctl: Extras = Extras()
 

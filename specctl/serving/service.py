@@ -10,9 +10,10 @@ from typing import Any
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.grammar import grammar_rule
+from specctl.models.running.rules.text_rules import text_rules
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
+from specctl.profile.base_tables import with_one_grammar
 from specctl.profile.schema import SamplingTable
 from specctl.record_settings import NAMES
 from specctl.serving.answer_text import Spellings
@@ -140,7 +141,7 @@ class Service:
         Raises:
             RecordError: it cannot be compiled.
         """
-        grammar_rule(order.settings, self.pair.tokenizer, self.pair.eos, order.prompt, self.pair.vocabulary)
+        text_rules(order.settings, self.pair.tokenizer, self.pair.eos, order.prompt, self.pair.vocabulary)
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):
@@ -172,9 +173,7 @@ class Service:
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
         # Two clients that ask the same are not to hear the same.
         given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)
-        update = {key: value for key, value in given.items() if value is not None}
-        if "json_schema" in update:
-            update |= {"regex": None, "grammar": None}
+        update = with_one_grammar({key: value for key, value in given.items() if value is not None})
         own = self.profile.sampling.model_copy(update=update)
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 

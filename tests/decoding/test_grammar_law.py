@@ -213,3 +213,12 @@ def test_a_drafter_begins_a_text_without_the_rules_of_the_one_before() -> None:
     drafter.rollback(5)
     drafter.prefill([PROMPT[0], 2, 2, 2])
     assert bare.tokens == [PROMPT[0], 2, 2]
+
+
+def test_rows_of_a_model_that_writes_every_id_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be one more wait for a device."""
+    monkeypatch.setattr(torch.Tensor, "isneginf", None)
+    rows = RuledRunner(TableRunner(DRAFT), rule([2])).extend([2], 1).rows
+    assert np.isneginf(np.asarray(rows)).tolist() == [[True, False, False]]
+    with pytest.raises(TypeError):
+        RuledRunner(FewIds(DRAFT), rule([2])).extend([2], 1)

@@ -183,25 +183,9 @@ def source_of(settings: "SamplingTable") -> tuple[str, str] | None:
     return None if settings.grammar is None else ("grammar", settings.grammar)
 
 
-def grammar_rule(
-    settings: "SamplingTable", tokenizer: Tokenizer, eos: Set[int], prompt: Sequence[int], vocabulary: int
-) -> GrammarRule | None:
-    """The rule of a sampling table's grammar about what follows a prompt; None where it has none.
-
-    Args:
-        settings: the sampling table in force.
-        tokenizer: the target's.
-        eos: ids that end a text.
-        prompt: ids.
-        vocabulary: V, the pair's shared vocabulary.
-
-    Raises:
-        RecordError: the grammar cannot be compiled, or no grammar can be here.
-    """
-    source = source_of(settings)
-    if source is None:
-        return None
+def grammars_of(tokenizer: Tokenizer, eos: Set[int]) -> Grammars:
+    """The `Grammars` of a tokenizer, made once; raises RecordError as they do."""
     found = _MADE.get(tokenizer)
     if found is None:
         found = _MADE[tokenizer] = Grammars(tokenizer, eos)
-    return found.rule(source, prompt, vocabulary)
+    return found

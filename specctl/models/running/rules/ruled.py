@@ -9,6 +9,7 @@ from specctl.errors import RecordError
 from specctl.models.passes.forward import Numbers, joined_numbers
 from specctl.models.passes.tree_paths import grown_tree, path_to
 from specctl.models.running.around import Around
+from specctl.models.running.rules.grammar import INVALID
 from specctl.models.running.runner import Forward, Runner
 
 
@@ -42,7 +43,11 @@ class RuledRunner(Around):
     def __init__(self, runner: Runner, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
         super().__init__(runner)
         self._decides = decides
-        self._skips = not self.reads_states and self.fixed_width is None and not _ruled_inside(runner)
+        inside = _ruled_inside(runner)
+        self._skips = not self.reads_states and self.fixed_width is None and not inside
+        # A model that can write every id has a number for one that may follow: its passes are not looked at for that.
+        some = runner.draft_vocabulary is not None or runner.translates is not None
+        self._may_be_empty = some or self.reads_states or inside
         self.draft_vocabulary = None  # rules are about ids: they read and write all of them
         self.marginals = False  # what may follow a token depends on its path
         self.rules = rules
@@ -74,17 +79,18 @@ class RuledRunner(Around):
     def _ruled(self, rows: Numbers, text: Sequence[int]) -> Numbers:
         """The rows with the rules applied, each with a number for some token."""
         found = self.rules.apply(rows, text)
-        ruled = found if isinstance(found, np.ndarray) else found.detach().cpu().float().numpy()
-        if not np.isneginf(ruled).all(axis=1).any():
+        if not self._may_be_empty:
+            return found
+        if isinstance(found, np.ndarray):
+            empty = np.asarray(np.isneginf(found).all(axis=1)).tolist()
+        else:
+            empty = found.isneginf().all(dim=1).tolist()
+        if not any(empty):
             return found
         if self._decides:
-            raise RecordError("invalid_grammar", "no token may follow: the model's rules forbid what the text's allow")
-        none = np.zeros_like(found) if isinstance(found, np.ndarray) else found.new_zeros(found.shape)
-        over = self.rules.apply(none, text)
-        parts = [
-            over[row : row + 1] if np.isneginf(ruled[row]).all() else found[row : row + 1] for row in range(len(found))
-        ]
-        return joined_numbers(parts)
+            raise RecordError(INVALID, "no token may follow: the model's rules forbid what the text's allow")
+        over = self.rules.apply(_filled(found, 0), text)
+        return joined_numbers([(over if none else found)[row : row + 1] for row, none in enumerate(empty)])
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
@@ -122,14 +128,17 @@ def _ruled_inside(runner: Runner) -> bool:
     return False
 
 
+def _filled(like: Numbers, value: float) -> Numbers:
+    """Logits that are all one number, where and as others are."""
+    if isinstance(like, np.ndarray):
+        return np.full_like(like, value)
+    import torch
+
+    return torch.full_like(like, value)
+
+
 def _certain(token: int, like: Numbers) -> Numbers:
     """Logits ``(1, V)`` of which only one token has a probability, where and as others are."""
-    row: Numbers
-    if isinstance(like, np.ndarray):
-        row = np.full_like(like, -np.inf)
-    else:
-        import torch
-
-        row = torch.full_like(like, -torch.inf)
+    row = _filled(like, -np.inf)
     row[0, token] = 0
     return row

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.passes.forward import Numbers
-from specctl.models.running.rules.grammar import grammar_rule
+from specctl.models.running.rules.grammar import grammars_of, source_of
 from specctl.models.running.rules.ruled import TokenRule
 from specctl.profile.base_tables import GRAMMARS, SamplingTable
 
@@ -115,6 +115,6 @@ def text_rules(
     rules: list[OwnRule] = []
     if any(name not in GRAMMARS for name in settings.rules):
         rules.append(Penalties(settings, len(prompt), vocabulary))
-    if (grammar := grammar_rule(settings, tokenizer, eos, prompt, vocabulary)) is not None:
-        rules.append(grammar)
+    if (source := source_of(settings)) is not None:
+        rules.append(grammars_of(tokenizer, eos).rule(source, prompt, vocabulary))
     return TextRules(prompt, rules)
