@@ -97,9 +97,8 @@ def _read(
 
     pair.require_law("analyze")
 
-    from specctl.analysis.head_rounds import read_rounds
     from specctl.analysis.readings import judge
-    from specctl.analysis.teacher_forcing import read_prompts
+    from specctl.analysis.teacher_forcing import read_prompts, read_rounds
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.observing.run_facts import gather
 

@@ -4,15 +4,23 @@ from dataclasses import asdict
 from typing import Any
 
 from specctl.benchmark.digest import Digest
+from specctl.benchmark.papers import sources
+from specctl.benchmark.runnable_papers import left_out_lines
 from specctl.benchmark.tables.cost_tables import cost_table, level_table, parallel_table, pass_table
-from specctl.benchmark.tables.paper_table import paper_table
-from specctl.benchmark.tables.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
+from specctl.benchmark.tables.speed_tables import (
+    count_differing,
+    drafting_table,
+    latency_table,
+    part_table,
+    share_table,
+    speed_table,
+)
 from specctl.benchmark.verdict import verdict
 from specctl.files import SCHEMA_VERSION
 from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import OF_HIERARCHIES, as_record
 from specctl.reporting.plain import plain
-from specctl.reporting.table import UNKNOWN, Table
+from specctl.reporting.table import DOWN, UNKNOWN, UP, Table, number, percent, show_interval
 
 SHOWN_DIFFERENCES = 20
 
@@ -152,3 +160,35 @@ def _peers(digest: Digest) -> Table:
         "clock's, from the prompt's ids to the last token."
     )
     return Table("Peers", ("candidate", "version", "device", "weights", "cache"), rows, labels=5, note=note)
+
+
+def paper_table(digest: Digest) -> Table:
+    """What the papers report of each policy, with the paper that its settings are from; others come after `none`."""
+    header = digest.results.header
+    known = sources(header.candidates)
+    order = [*(one.label for one in header.candidates if one.label not in known), *known]
+    rows = tuple(
+        (
+            summary.candidate,
+            known.get(summary.candidate, ""),
+            show_interval(summary.speedup and summary.speedup.of_totals),
+            number(summary.mean_acceptance_length, 2),
+            percent(summary.acceptance_rate),
+            number(summary.draft_rate, 3),
+            number(summary.verification_rate, 3),
+            count_differing(digest, summary.candidate),
+        )
+        for summary in sorted(digest.overall, key=lambda one: order.index(one.candidate))
+    )
+    columns = (
+        "candidate",
+        "settings of",
+        f"speedup (totals){UP}",
+        f"mean acceptance length{UP}",
+        f"acceptance rate{UP}",
+        f"draft rate{DOWN}",
+        f"verification rate{DOWN}",
+        f"differ{DOWN}",
+    )
+    note = " ".join(f"{line[0].upper()}{line[1:]}." for line in left_out_lines(header.papers or {}))
+    return Table("The papers' policies", columns, rows, labels=2, note=note)

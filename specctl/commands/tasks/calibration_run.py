@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.commands.option_groups import ShowOptions
 from specctl.commands.options import warn
+from specctl.commands.tasks.pair_loading import load
 from specctl.commands.tasks.replication import Replication
-from specctl.commands.tasks.trace_replica import REPLICA
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.trace_files import TraceSet
+    from specctl.replicas.job import Answer
     from specctl.terminal.work_progress import TerminalProgress
 
 COUNTS = ".counts.json"
@@ -188,3 +189,27 @@ def show_calibration(
         )
         for path in paths if not show.quiet else []:
             tell(f"wrote {path}")
+
+
+REPLICA = "specctl.commands.tasks.calibration_run:replica"
+"""What makes such a replica, as `specctl.replicas.job.Job` names it."""
+
+
+def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":
+    """A replica for `specctl.replay.recording.collecting.collect_traces`.
+
+    Args:
+        number: from 0; no replica says what the command has said already.
+        profile, heads, depth: as in `collect_traces`.
+        foreign_head: as in `load`.
+    """
+    del number
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=True)
+    named = [list(heads)] if heads else None
+    pair = load(profile, console, heads=named, foreign_head=foreign_head, quiet=True)
+
+    from specctl.replay.recording.collecting import replica_of
+
+    return replica_of(pair, profile, depth)

@@ -114,8 +114,7 @@ def run_load(
     from datetime import UTC, datetime
 
     from specctl.benchmark.asked import LOAD, Asked, LoadHeader
-    from specctl.benchmark.dialogues import dialogues
-    from specctl.benchmark.server_load import ServerLoad
+    from specctl.benchmark.server_load import ServerLoad, dialogues
     from specctl.remote.server import connected
 
     assert options.url is not None

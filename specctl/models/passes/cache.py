@@ -15,7 +15,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from specctl.models.passes.tree_paths import gather_path
+from specctl.models.passes.tree_sight import gather_path
 
 SPARE = 256
 STEP = 512

@@ -7,7 +7,7 @@ import numpy as np
 
 from specctl.errors import RecordError
 from specctl.models.passes.forward import Numbers, joined_numbers
-from specctl.models.passes.tree_paths import grown_tree, path_to
+from specctl.models.passes.tree_sight import grown_tree, path_to
 from specctl.models.running.around import Around
 from specctl.models.running.rules.grammar import INVALID
 from specctl.models.running.runner import Forward, Runner
