@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, require_unused
+from specctl.commands.grouped_command import But, grouped, option, require_unused
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
@@ -29,10 +29,7 @@ def analyze(
     ctx: typer.Context,
     models: PairOptions,
     run: Annotated[RunOptions, But(("check",))],
-    from_: Annotated[
-        list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs."),
-    ] = None,
+    from_: list[Path] | None = option("Analyse traces of generate or calibrate; no model runs.", "--from FILE"),
     prompts: PromptOptions,
     sampling: Annotated[FewSamplingOptions, But(("verification",))],
     chat: TemplateOption = None,

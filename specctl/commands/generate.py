@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specctl.commands.generate_options import RecordOptions, ResultOptions
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, option
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
 from specctl.commands.tasks.command_files import spare_profile
@@ -46,12 +46,9 @@ def generate(
     policy: PolicyOption = None,
     run: RunOptions,
     sampling: Annotated[SamplingOptions, But(help=GENERATE_HELP)],
-    file: Annotated[
-        str | None,
-        typer.Option("-f", "--file", metavar="FILE|-", help="Read the PROMPT from this file; - is standard input."),
-    ] = None,
+    file: str | None = option("Read the PROMPT from this file; - is standard input.", "-f --file FILE|-"),
     chat: TemplateOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
+    system: str | None = option("System prompt of every chat.", "TEXT"),
     records: RecordOptions,
     results: ResultOptions,
     replicas: ReplicaOptions,

@@ -18,7 +18,6 @@ from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.starts import ReadText, starts_of
-from specctl.training.predictors import example_rounds as rounds
 
 LONGEST = 20
 """The most tokens that a round drafts, as the policies specdec++ and disco do if left alone."""
@@ -229,7 +228,7 @@ def read_model_rounds(
     indices: list[int] = []
     index = 1
     for position, accepted in enumerate(whole[:, 1].bool().tolist()):
-        if index > rounds.LONGEST:  # behind a draft accepted as a whole the target writes a token of its own
+        if index > LONGEST:  # behind a draft accepted as a whole the target writes a token of its own
             index = 1
             continue
         places.append(position)
