@@ -9,7 +9,7 @@ from typing import Any
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, TOP_PROBS
 from specctl.reporting.document import render, write_files
 from specctl.reporting.style import Picture, page, panels, style
-from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, inert, number
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, inert, number
 from specctl.training.epochs import Schedule
 from specctl.training.model_card import Made, card
 from specctl.training.predictors.predictor_evaluation import Evaluation, Score
@@ -69,18 +69,7 @@ def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
             note=f"{DEFINITIONS} {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that were not "
             f"used in training. KL of single signals: {signals}.",
         ),
-        Table(
-            "Every head compared with the best single signal",
-            (
-                "head",
-                f"weighted loss{DOWN}",
-                "best signal's loss",
-                "best signal",
-                f"calibration error{DOWN}",
-                f"AUROC{UP}",
-            ),
-            tuple(_sweep_row(evaluation) for evaluation in evaluations),
-        ),
+        Table.of("Every head compared with the best single signal", _COMPARED, evaluations),
     ]
 
 
@@ -155,10 +144,18 @@ def _cells(found: Score) -> tuple[str, ...]:
     return f"{found.kl:.4f}", f"{found.loss:.4f}", f"{found.ece:.3f}", number(found.auroc, 3)
 
 
-def _sweep_row(evaluation: Evaluation) -> tuple[str, ...]:
-    best = min(evaluation.signals, key=lambda name: evaluation.signals[name].loss)
-    _, loss, ece, area = _cells(evaluation.predictor)
-    return evaluation.recipe.name, loss, f"{evaluation.signals[best].loss:.4f}", SIGNAL_NAMES[best], ece, area
+def _best(evaluation: Evaluation) -> str:
+    return min(evaluation.signals, key=lambda name: evaluation.signals[name].loss)
+
+
+_COMPARED: Columns[Evaluation] = {
+    "head": lambda one: one.recipe.name,
+    f"weighted loss{DOWN}": lambda one: f"{one.predictor.loss:.4f}",
+    "best signal's loss": lambda one: f"{one.signals[_best(one)].loss:.4f}",
+    "best signal": lambda one: SIGNAL_NAMES[_best(one)],
+    f"calibration error{DOWN}": lambda one: f"{one.predictor.ece:.3f}",
+    f"AUROC{UP}": lambda one: number(one.predictor.auroc, 3),
+}
 
 
 def write_reliability(evaluation: Evaluation, folder: Path) -> list[Path]:
