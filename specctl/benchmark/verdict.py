@@ -16,7 +16,7 @@ RARELY = 0.2
 
 def verdict(digest: Digest) -> str:
     """Who was fastest as far as the runs tell, on which engine, and whether all gave the baseline's tokens."""
-    parts = _same_engine(digest), _resting(digest), _identity(digest), _unfinished(digest)
+    parts = _same_engine(digest), _resting(digest), _identity(digest), (digest.unfinished or "")
     said = (f"verdict: {_fastest(digest)}", *parts)
     return "; ".join(filter(None, said))
 
@@ -93,7 +93,3 @@ def _identity(digest: Digest) -> str:
     if digest.differing:
         return f"GREEDY OUTPUT DIFFERS in {len(digest.differing)} of {digest.compared} runs"
     return f"all {digest.compared} runs gave the tokens of {BASELINE}"
-
-
-def _unfinished(digest: Digest) -> str:
-    return digest.unfinished or ""
