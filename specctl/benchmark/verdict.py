@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from specctl.benchmark.digest import Digest
-from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import BASELINE
 from specctl.observing.speedup import speedup
 from specctl.peers.names import ASSISTED
@@ -51,7 +50,7 @@ def _fastest(digest: Digest) -> str:
     engines = {
         one.name: engine
         for one in placed
-        if (engine := engine_of(digest.results.header, one.name)) is not None and engine not in one.name
+        if (engine := digest.results.header.engine_of(one.name)) is not None and engine not in one.name
     }
     leading = {engines.get(one.name) for one in level(placed)}
     if len(leading) == 1:

@@ -1,6 +1,7 @@
 """The options that several commands offer, in groups: what a command gets is an object with their values."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +21,11 @@ from specctl.commands.options import (
 )
 from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
+    from specctl.reporting.table import Table
     from specctl.terminal.work_progress import TerminalProgress
 
 LIMIT = "Maximum number of tokens {}. Default: the profile's; 256 unless it says."
@@ -175,6 +178,25 @@ class ShowOptions:
         show_default=False,
     )
     quiet: bool = option("Print only warnings and errors on standard error.", "--quiet -q", default=False)
+
+    def outcome(self, document: Any, tables: "Iterable[Table]", *texts: str) -> None:
+        """Print a JSON document or, as was asked for, tables and lines of text behind them."""
+        from rich.console import Console
+
+        from specctl.files import write_line
+        from specctl.reporting.console import print_tables
+
+        if self.json_:
+            write_line(sys.stdout, document)
+            return
+        print_tables(Console(), tables)
+        for text in texts:
+            write_out(text)
+
+    def written(self, paths: "Iterable[Path]") -> None:
+        """Say which files were written, unless nothing is to be said."""
+        for path in () if self.quiet else paths:
+            tell(f"wrote {path}")
 
     def bars(self) -> "TerminalProgress":
         """Progress on standard error."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,13 +32,6 @@ else:
     Kind = StrEnum("Kind", [(kind, kind) for kind, row in FORMATS.items() if row.trained])
 
 
-class Optimizer(StrEnum):
-    """What changes the weights."""
-
-    ADAMW = "adamw"
-    MUON = "muon"
-
-
 @grouped
 def train_draft(
     *,
@@ -64,8 +57,8 @@ def train_draft(
     epochs: int = option("Passes over the answers.", "N", default=3, min=1),
     batch_size: int = option("Answers per step.", "N", default=8, min=1),
     lr: float = option("Highest learning rate; it rises at first and falls to 0 along a cosine.", "X", default=1e-4),
-    optimizer: Optimizer = option(
-        "adamw as published, or muon for the matrices of the head's layers.", default=Optimizer.ADAMW
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw as published, or muon for the matrices of the head's layers.", default="adamw"
     ),
     seed: int = option("Seed of answers, weights and order.", "N", default=0, min=0),
     chat: TemplateOption = None,
@@ -102,7 +95,7 @@ def train_draft(
         from specctl.training.epochs import Schedule
 
         schedule = Schedule(epochs, batch_size, lr, seed)
-        return subject.make(output, source, replace(recipe(), optimizer=optimizer.value), schedule, progress)
+        return subject.make(output, source, replace(recipe(), optimizer=optimizer), schedule, progress)
 
     flags.train(found, "draft", begin, finish)
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event, RLock, Thread
-from types import TracebackType
 from typing import Self, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
@@ -44,9 +43,7 @@ class Display(RenderHook):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

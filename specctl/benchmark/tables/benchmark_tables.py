@@ -19,7 +19,6 @@ from specctl.benchmark.tables.speed_tables import (
 from specctl.benchmark.verdict import verdict
 from specctl.files import SCHEMA_VERSION
 from specctl.observing.candidate import Candidate
-from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import OF_HIERARCHIES, Difference, Run, as_record
 from specctl.reporting.plain import plain
 from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
@@ -53,7 +52,7 @@ def as_json(digest: Digest) -> dict[str, Any]:
     document: dict[str, Any] = {
         "provenance": {**as_record(digest.results.header), "schema_version": SCHEMA_VERSION},
         "verdict": verdict(digest),
-        "engines": {one.label: engine_of(digest.results.header, one.label) for one in digest.results.header.candidates},
+        "engines": {one.label: digest.results.header.engine_of(one.label) for one in digest.results.header.candidates},
         "runs": digest.finished,
         "expected_runs": digest.expected_runs,
         "overall": digest.overall,

@@ -8,7 +8,6 @@ from specctl.benchmark.digest import Digest
 from specctl.benchmark.latency import Latency
 from specctl.benchmark.peer_thresholds import threshold_note
 from specctl.benchmark.summaries import Spread, Summary
-from specctl.observing.candidate_engines import engine_of
 from specctl.records import StopReason
 from specctl.reporting.placing import listed
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
@@ -26,7 +25,7 @@ def speed_table(digest: Digest) -> Table:
     """Speed, speedup and greedy identity, one row per candidate."""
     columns: Columns[Summary] = {
         "candidate": lambda one: one.candidate,
-        "engine": lambda one: engine_of(digest.results.header, one.candidate) or UNKNOWN,
+        "engine": lambda one: digest.results.header.engine_of(one.candidate) or UNKNOWN,
         "prompts": lambda one: str(one.prompts),
         "runs": lambda one: str(one.runs),
         f"tokens/s{UP}": lambda one: f"{one.tokens_per_second:.1f}",
@@ -47,8 +46,8 @@ def speed_table(digest: Digest) -> Table:
 def _counterparts(digest: Digest) -> str:
     """How to read candidates that run eagerly beside others; empty where there are none, or nothing else."""
     header = digest.results.header
-    eager = [one.candidate for one in digest.overall if engine_of(header, one.candidate) == "eager"]
-    faster = {engine_of(header, one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
+    eager = [one.candidate for one in digest.overall if header.engine_of(one.candidate) == "eager"]
+    faster = {header.engine_of(one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
     peers = [one.label for one in header.candidates if one.label in eager and one.peer is not None]
     if not peers or not faster:
         return ""

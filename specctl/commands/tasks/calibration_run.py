@@ -11,7 +11,7 @@ from specctl.commands.options import warn
 from specctl.commands.tasks.pair_loading import load
 from specctl.commands.tasks.replication import Replication
 from specctl.outputs import OutputFile
-from specctl.terminal.output import tell, write_out
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
@@ -142,12 +142,9 @@ def show_calibration(
         counted: as of `write_calibrated`.
     """
     import tomli_w
-    from rich.console import Console
 
     from specctl.calibration.calibrated import draft_table
     from specctl.calibration.calibration_tables import as_document, calibration_tables, verdict
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
 
     facts, found = command_facts(decision.traces), decision.found
     shown = calibration_tables(decision)
@@ -160,16 +157,11 @@ def show_calibration(
         shown += export_tables(exports)
         document["exports"] = export_document(exports)
         found.warnings.extend(export_warnings(exports))
-    if show.json_:
-        write_line(sys.stdout, document)
-    else:
-        print_tables(Console(), shown)
-        write_out(verdict(found))
-        if output is None:
-            drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            write_out("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
-        for text in exported:
-            write_out(f"\n{text}")
+    texts = [verdict(found)]
+    if output is None:
+        drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
+        texts.append("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
+    show.outcome(document, shown, *texts, *(f"\n{text}" for text in exported))
     for warning in found.warnings:
         warn(warning)
     if output is not None:
@@ -187,8 +179,7 @@ def show_calibration(
             command="calibrate",
             verdict=verdict(found),
         )
-        for path in paths if not show.quiet else []:
-            tell(f"wrote {path}")
+        show.written(paths)
 
 
 REPLICA = "specctl.commands.tasks.calibration_run:replica"

@@ -130,16 +130,8 @@ def run_load(
 
 
 def _show(header: "LoadHeader", load: "ServerLoad", missing: int, show: ShowOptions) -> None:
-    import sys
-
-    from rich.console import Console
 
     from specctl.benchmark.tables.load_tables import load_json, load_tables
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
 
     levels = [level for level in load.levels if level.asked]
-    if show.json_:
-        write_line(sys.stdout, load_json(header, levels, missing))
-    elif levels:
-        print_tables(Console(), load_tables(header, levels, missing))
+    show.outcome(load_json(header, levels, missing), load_tables(header, levels, missing) if levels else ())

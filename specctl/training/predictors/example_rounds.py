@@ -169,22 +169,30 @@ class _Drawing:
             return
         positions = [one.position for one in rounds]
         written = torch.tensor([self.answer[position] for position in positions], device=logits.device)
-        if self.sampling.greedy:
-            tokens = logits.argmax(-1)
-            verdicts = tokens == written
-            acceptance = verdicts.float()
-        else:
-            above = self.verifier.probs(positions)  # (B, V)
-            generator = sibling(self.generator, above.device)
-            probs = self.sampling.probs(logits).to(above.device)
-            tokens, verdicts, acceptance = draw_draft_tokens(written.to(above.device), probs, above, generator)
-            tokens = tokens.to(logits.device)
+        above = None if self.sampling.greedy else self.verifier.probs(positions)  # (B, V)
+        tokens, verdicts, acceptance = _judged(written, logits, above, self.sampling, self.generator)
+        tokens = tokens.to(logits.device)
         columns = token_columns(Forward(logits), tokens, tops=self.laws)
         rows = torch.column_stack([acceptance.to(logits.device), columns]).tolist()
         for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), rows, strict=True):
             one.tokens.append(token)
             one.rows.append(row)
             one.accepted += fine
+
+
+def _judged(
+    written: torch.Tensor,
+    logits: torch.Tensor,
+    above: torch.Tensor | None,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`draw_draft_tokens` of draft logits ``(B, V)``, or, without the verifier's laws, of their likeliest tokens."""
+    if above is None:
+        tokens = logits.argmax(-1)
+        return tokens, tokens == written, (tokens == written).float()
+    probs = sampling.probs(logits).to(above.device)
+    return draw_draft_tokens(written.to(above.device), probs, above, sibling(generator, above.device))
 
 
 def read_model_rounds(
@@ -213,13 +221,8 @@ def read_model_rounds(
         for part, (by_target, by_draft) in read_along([target, draft], prompt, answer):
             logits = by_draft.logits.to(by_target.logits.device)  # (C, V)
             written = torch.tensor(answer[part], device=logits.device)
-            if sampling.greedy:
-                tokens = logits.argmax(-1)
-                verdicts = tokens == written
-                acceptance = verdicts.float()
-            else:
-                above, probs = sampling.probs(by_target.logits), sampling.probs(logits)
-                tokens, verdicts, acceptance = draw_draft_tokens(written, probs, above, generator)
+            above = None if sampling.greedy else sampling.probs(by_target.logits)
+            tokens, verdicts, acceptance = _judged(written, logits, above, sampling, generator)
             columns = [tokens, verdicts, acceptance, token_columns(Forward(logits), tokens, tops=True)]
             # float64 holds ids and probabilities alike
             parts.append(torch.column_stack([column.double() for column in columns]).cpu())
