@@ -90,16 +90,19 @@ class Display(RenderHook):
             self._console.print(Control())
 
     def hide(self) -> None:
+        """Erase it and leave the terminal as a shell wants it; as `show` and `resized`, from another thread."""
         with self._lock:
             self._stopped = True
             self._vanish()
 
     def show(self) -> None:
+        """Draw it again at the cursor; what was drawn before may be anywhere."""
         with self._lock:
             self._stopped = self._visible = False
             self.refresh()
 
     def resized(self) -> None:
+        """The terminal's size may have changed."""
         self.refresh()
 
     def appear(self) -> None:

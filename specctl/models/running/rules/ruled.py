@@ -1,7 +1,7 @@
 """A runner whose logits follow token rules."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -21,6 +21,9 @@ class TokenRule(Protocol):
 
     def forced(self, text: Sequence[int]) -> int | None:
         """The one token that may follow a text; None where several may, or the rule does not know."""
+
+    def fresh(self) -> Self:
+        """The same for another runner, which reads other drafts at other times."""
 
 
 class RuledRunner(Around):

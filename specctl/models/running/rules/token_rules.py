@@ -117,6 +117,9 @@ class TokenRules:
         made = [_RULES[name][1](value, context) for name, value in rules.items()]
         return cls(processor for processor in made if processor is not None)
 
+    def fresh(self) -> "TokenRules":
+        return self
+
     def forced(self, text: Sequence[int]) -> int | None:  # noqa: ARG002 - transformers' processors cannot tell
         return None
 
