@@ -15,7 +15,7 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 SUMS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult
 }  # fmt: skip
-HARMLESS = {"init", "repr", "compare", "strict", "keepdim", "default", "frozen", "slots", "kw_only", "eq"}
+HARMLESS = {"init", "repr", "compare", "strict", "keepdim", "default", "frozen", "slots", "kw_only", "eq", "daemon"}
 """Keywords whose other value is no fault that anyone could see, or is one of types."""
 LARGEST = 2
 """Numbers up to it count or point to something; greater ones are settings, of which another would do as well."""
@@ -105,7 +105,7 @@ def _changes(node: ast.AST, within: tuple[str, ...]) -> Iterator[Change]:
         if field in ("annotation", "returns", "decorator_list") or isinstance(node, (ast.JoinedStr, ast.Raise)):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or _stays(child):
+            if not isinstance(child, ast.AST) or _stays(child) or _is_digits(node, child):
                 continue
             inner = within
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -128,6 +128,14 @@ def _stays(node: ast.AST) -> bool:
             return name in HARMLESS
         case ast.ClassDef(bases=bases):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in bases)
+    return False
+
+
+def _is_digits(node: ast.AST, child: ast.AST) -> bool:
+    """Whether a child says to how many digits numbers are rounded that are shown: others would do as well."""
+    match node:
+        case ast.Call(func=ast.Name(id="round"), args=[_, digits]):
+            return child is digits
     return False
 
 
