@@ -15,7 +15,7 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 SUMS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult
 }  # fmt: skip
-HARMLESS = {"init", "repr", "compare", "strict", "keepdim", "default", "frozen", "slots", "kw_only", "eq", "daemon"}
+HARMLESS = {"init", "repr", "compare", "strict", "keepdim", "default", "frozen", "slots", "kw_only", "eq"}
 """Keywords whose other value is no fault that anyone could see, or is one of types."""
 LARGEST = 2
 """Numbers up to it count or point to something; greater ones are settings, of which another would do as well."""
