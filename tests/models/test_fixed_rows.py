@@ -10,7 +10,7 @@ from few_tokens import trimmed
 from pretend_cuda.pairs import tiny_model
 from toys import FAMILIES, Replays, random_model
 
-from specctl.models.passes.cache import RowLayer
+from specctl.models.passes.buffer_layers import RowLayer
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
 from specctl.models.running.graph import GraphRunner

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import Cache, PreTrainedModel
 
-from specctl.models.passes.cache import RowCursor, RowLayer
+from specctl.models.passes.buffer_layers import RowCursor, RowLayer
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned
 from specctl.models.passes.synchronisation import sent
