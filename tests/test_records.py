@@ -27,9 +27,9 @@ def test_an_accepted_end_of_sequence_has_nothing_after_it() -> None:
     assert replace(round_of(2, 2), extra=None, extra_kind=None).emitted == (0, 1)
 
 
-def test_records_do_not_change() -> None:
+def test_summaries_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
-        round_of(1, 1).accepted = 0  # type: ignore[misc]
+        round_of(1, 1).summary.accepted = 0  # type: ignore[misc]
 
 
 def test_stop_reasons_are_the_words_people_read() -> None:

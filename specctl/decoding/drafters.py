@@ -11,6 +11,8 @@ from specctl.decoding.rows.reading import (
     Reader,
     own_accept_prob,
     packed_signals,
+    predictors_read,
+    signals_among,
     step_of,
     unpack,
 )
@@ -23,11 +25,13 @@ from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
+    Rule,
     Signal,
     StoppingPolicy,
     draft_phase,
     longest_draft,
     never_stops,
+    rests,
 )
 from specctl.records import DraftStep, Round, StopReason
 
@@ -54,6 +58,10 @@ class Drafter(Protocol):
             generator: for draws; drafters on other devices derive their own from it.
         """
 
+    def starts(self) -> bool:
+        """Whether a text that begins has to be prefilled, since its first round may have a draft."""
+        return True
+
     def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is.
 
@@ -65,31 +73,23 @@ class Drafter(Protocol):
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
 
-    def witness(self, start: int, states: States) -> None:
+    def witness(self, start: int, states: States) -> None:  # noqa: ARG002 - most read none
         """Take the verifier's states of places from ``start`` on, all of them of tokens that stay in the sequence."""
+        return
 
     def observe(self, round_: Round) -> None:
         """Adapt to the verified round, and roll the caches back to what was accepted."""
 
+    def rests(self) -> int:
+        """For how many rounds from now on it drafts nothing, and is told of them at once; states it is shown still."""
+        return 0
+
+    def rested(self, rounds: int) -> None:  # noqa: ARG002 - as above
+        """So many of these rounds went by."""
+        return
+
     def rollback(self, length: int) -> None:
         """Forget all but the first ``length`` tokens of the sequence."""
-
-
-def predictors_read(
-    predictor: AcceptancePredictor | DiscoPredictor | None, signals: Set[Signal]
-) -> tuple[AcceptancePredictor | None, DiscoPredictor | None]:
-    """A head as the one on hidden states or as the one on distributions, where its signal is read; else None.
-
-    Raises:
-        ValueError: a signal is read that the head does not compute.
-    """
-    disco = predictor if isinstance(predictor, DiscoPredictor) and "own_accept_prob" in signals else None
-    on_states = predictor if not isinstance(predictor, DiscoPredictor) and "accept_prob" in signals else None
-    if on_states is None and "accept_prob" in signals:
-        raise ValueError("accept_prob needs a head on hidden states")
-    if disco is None and "own_accept_prob" in signals:
-        raise ValueError("own_accept_prob needs a DISCO head")
-    return on_states, disco
 
 
 class ModelDrafter:
@@ -168,6 +168,12 @@ class ModelDrafter:
         ids = self.runner.draft_vocabulary
         self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops, ids)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
+        told = self._predictor is not None or tops  # more than what is read of a law
+        self._taken = None if told else signals_among(self._reader.fields, self._signals)
+
+    def starts(self) -> bool:
+        self.policy.reset()
+        return self.policy.draft_limit() > 0
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         if begins:
@@ -177,11 +183,12 @@ class ModelDrafter:
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
-        threshold, runner, ahead = self.policy.current_threshold, self.runner, self._steps
-        self._start = len(sequence)
+        threshold = self.policy.current_threshold
         self._drafts = self.policy.draft_limit() > 0
         if not self._drafts:
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
+        runner, ahead = self.runner, self._steps
+        self._start = len(sequence)
         self._pending, self._rows = sequence[runner.length :], []
         if runner.runs_ahead:
             most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
@@ -231,8 +238,8 @@ class ModelDrafter:
 
     def _step(self, index: int, reader: Reader, numbers: Sequence[float]) -> DraftStep:
         """A token as a record, from the reader's numbers on the host."""
-        if not self._signals:
-            return DraftStep(index, int(numbers[0]))
+        if self._taken is not None:
+            return DraftStep(index, int(numbers[0]), *self._taken((*numbers, None)))
         found = unpack(numbers, reader.fields)
         if self._predictor is not None and index == 1:
             found["accept_prob"] = 1.0
@@ -268,6 +275,12 @@ class ModelDrafter:
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
         self.keep(round_)
+
+    def rests(self) -> int:
+        return rests(self.policy)
+
+    def rested(self, rounds: int) -> None:
+        cast("Rule", self.policy).rested(rounds)
 
     def keep(self, round_: Round) -> None:
         """Roll the cache back to what was accepted, of which a part may be another's draft behind this one's."""

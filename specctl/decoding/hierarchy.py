@@ -3,15 +3,21 @@
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from specctl.decoding.drafters import Drafter, predictors_read
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, sibling
-from specctl.decoding.rows.reading import AcceptancePredictor, Reader, own_accept_prob, step_of, unpack
+from specctl.decoding.rows.reading import (
+    AcceptancePredictor,
+    Reader,
+    own_accept_prob,
+    predictors_read,
+    step_of,
+    unpack,
+)
 from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
-from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class PreVerifiedDrafter:
+class PreVerifiedDrafter(Drafter):
     """A draft model that runs inner rounds over a faster drafter until its own policy stops, then offers the block.
 
     Each inner round is speculative sampling with this model as the verifier. So the tokens it keeps and the one it
@@ -93,9 +99,6 @@ class PreVerifiedDrafter:
     @property
     def witnessed(self) -> int | None:
         return None  # the states that a faster draft head reads are this model's
-
-    def witness(self, start: int, states: States) -> None:
-        """It reads no states."""
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         if begins:

@@ -19,7 +19,7 @@ from specctl.policies.leaf_rule import LeafRule, Place
 from specctl.records import Round
 
 
-class LeafDrafter:
+class LeafDrafter(Drafter):
     """A drafter whose drafts get leaves: the likeliest other tokens of the law behind each drafted token.
 
     Args:
@@ -40,6 +40,9 @@ class LeafDrafter:
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self.inner.begin(sampling, eos, generator)
+
+    def starts(self) -> bool:
+        return self.inner.starts()
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
         self.inner.prefill(sequence, begins=begins)

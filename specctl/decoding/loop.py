@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence, Set
 
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.parallel import ParallelDrafter, ParallelRounds
-from specctl.decoding.round import prefill, verified_round
+from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
@@ -14,15 +14,17 @@ from specctl.records import Round
 def read_prompt(target: Runner, drafter: Drafter | None, prompt: Sequence[int]) -> None:
     """Let drafts cache all but the last token of the prompt before `decode`.
 
-    The target reads it in the pass that verifies the first draft, but for a draft head, which drafts from what the
-    target has read.
+    The target reads it in the pass that verifies the first draft, but for a draft head that drafts at once, from what
+    the target has read.
     """
     if drafter is None:
         return
     if drafter.witnessed is None:
         drafter.prefill(prompt)
-    else:
+    elif drafter.starts():
         prefill(target, drafter, prompt)
+    else:
+        target.rollback(drafter.witnessed)  # what it reads with the first tokens tells the states
 
 
 def decode(
@@ -61,24 +63,38 @@ def decode(
     if isinstance(drafter, ParallelDrafter):
         yield from ParallelRounds(target, drafter, prompt, end, sampling, eos, generator, unread, logprobs)
         return
-    index = 0
-    while len(sequence) < end:
-        # One position is left for the verifier's own token.
-        budget = end - len(sequence) - 1
-        round_ = verified_round(
-            target,
-            drafter,
-            sequence,
-            budget,
-            sampling,
-            eos,
-            generator,
-            index=index,
-            unread=unread,
-            logprobs=logprobs,
-        )
-        sequence += round_.emitted
-        index, unread = index + 1, 0
-        yield round_
-        if sequence[-1] in eos:
-            return
+    index = rest = rested = 0
+    nothing = NOTHING
+    try:
+        while len(sequence) < end:
+            # One position is left for the verifier's own token.
+            budget = end - len(sequence) - 1
+            resting = rested < rest
+            round_ = verified_round(
+                target,
+                drafter,
+                sequence,
+                budget,
+                sampling,
+                eos,
+                generator,
+                index=index,
+                unread=unread,
+                logprobs=logprobs,
+                draft=nothing if resting else None,
+            )
+            sequence += round_.emitted
+            index, unread = index + 1, 0
+            rested += resting
+            if rested == rest and drafter is not None and not round_.steps:
+                if rest:
+                    drafter.rested(rest)
+                rest, rested = drafter.rests(), 0
+                if rest:
+                    nothing = drafter.draft(sequence, 0)
+            yield round_
+            if sequence[-1] in eos:
+                return
+    finally:
+        if rested and drafter is not None:
+            drafter.rested(rested)

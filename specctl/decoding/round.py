@@ -69,6 +69,7 @@ def verified_round(
     chances: bool = True,
     unread: int = 0,
     logprobs: int | None = None,
+    draft: Draft | None = None,
 ) -> Round:
     """Draft a block after ``sequence``, verify it in one pass, and leave all caches at the accepted prefix.
 
@@ -86,9 +87,11 @@ def verified_round(
         chances: whether the round records `Round.chances`.
         unread: tokens of the prompt that the verifier reads with the draft, see `share_of_round`.
         logprobs: how many of the likeliest ids `Round.logprobs` has at each token; None where nobody asks for them.
+        draft: what it wrote, where that is known; of the round it is told nothing then.
     """
-    began = working_seconds()
-    draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
+    began, resting = working_seconds(), draft is not None
+    if draft is None:
+        draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
     drafted = working_seconds()
     if draft.parents is not None and draft.steps:
         found = _verified_tree(verifier, drafter, draft, sequence, sampling, eos, generator)
@@ -134,7 +137,8 @@ def verified_round(
     if drafter is not None:
         if (states := cut_states(found.forward.states, found.rows)) is not None:
             drafter.witness(found.start, states)
-        drafter.observe(round_)
+        if not resting:
+            drafter.observe(round_)
     return round_
 
 

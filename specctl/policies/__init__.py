@@ -16,6 +16,7 @@ from specctl.policies.base import (
     StoppingPolicy,
     never_stops,
     read,
+    rests,
 )
 from specctl.policies.drafting import TextRead, collect_phase, draft_phase, longest_draft
 from specctl.policies.known_policies import POLICIES
@@ -41,4 +42,5 @@ __all__ = [
     "nested",
     "never_stops",
     "read",
+    "rests",
 ]

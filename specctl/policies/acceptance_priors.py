@@ -48,5 +48,7 @@ def foreseen(step: DraftStep) -> float:
 
 def features(step: DraftStep) -> tuple[float, float]:
     """Log-odds of the top probability, and sqrt(entropy)."""
-    entropy = step.entropy
-    return log_odds(read(step.top_prob)), sqrt(entropy) if entropy is not None and entropy > 0 else 0.0 * read(entropy)
+    entropy, top = step.entropy, step.top_prob
+    if entropy is None or top is None:
+        entropy, top = read(entropy), read(top)
+    return log_odds(top), sqrt(entropy) if entropy > 0 else 0.0 * entropy

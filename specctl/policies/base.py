@@ -107,6 +107,13 @@ class Rule(ABC):
     def observe(self, round_: Round) -> None:  # noqa: B027 - most policies learn nothing
         pass
 
+    def rests(self) -> int:
+        """How many rounds from now on it need not be told of one by one, in which nothing is drafted."""
+        return 0
+
+    def rested(self, rounds: int) -> None:  # noqa: B027 - most policies never rest
+        """So many rounds went by as `rests` said."""
+
     def joint(self) -> "Joint | None":
         """What decides for all texts of a batch together; None for a policy that has a copy for each of them."""
         return None
@@ -115,6 +122,11 @@ class Rule(ABC):
 def never_stops(policy: StoppingPolicy) -> bool:
     """Whether a policy only limits the length of drafts: what it is told of a token changes nothing."""
     return isinstance(policy, Rule) and type(policy).should_stop is Rule.should_stop
+
+
+def rests(policy: StoppingPolicy) -> int:
+    """`Rule.rests`; 0 of other policies."""
+    return policy.rests() if isinstance(policy, Rule) else 0
 
 
 def read(signal: float | None) -> float:

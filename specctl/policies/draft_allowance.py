@@ -7,8 +7,9 @@ from specctl.policies.round_times import RoundTimes
 
 DOUBTED = 100
 """Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
-LULL = 8
-"""After so many rounds without a draft only each LULL-th is looked at, which costs next to nothing then."""
+LULL, LONGEST_LULL = 8, 64
+"""After more than LULL rounds without a draft only each LULL-th is looked at, and later one of a quarter of them,
+at most LONGEST_LULL: those between cost nothing."""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
 of the target alone stays known, and after a first draft that brings nothing; the weight of one draft in what they save.
@@ -26,27 +27,25 @@ class DraftAllowance:
         account: pays for drafts.
         probing: whether the next draft is not expected to pay.
         idle: rounds without a draft so far, since the last one.
+        asleep: how many rounds from now on need not be looked at if they go without a draft, too.
     """
 
     times: RoundTimes
     account: DraftAccount
     probing: bool = True
     idle: int = 0
+    asleep: int = 0
     _skipped: int = 0
     _resting: int = 0
     _unseen: int = 0
     _gain: float = 0.0
     _unbooked: tuple[float, float, float] | None = field(default=None)
 
-    @property
-    def dozes(self) -> bool:
-        """Whether a round without a draft need not be looked at, if none is wanted next."""
-        return self.idle > LULL and self.idle % LULL > 0
-
-    def doze(self) -> None:
-        """A round went by that was not looked at."""
-        self.idle += 1
-        self._skipped += 1
+    def doze(self, rounds: int = 1) -> None:
+        """Rounds went by that were not looked at."""
+        self.asleep -= rounds
+        self.idle += rounds
+        self._skipped += rounds
 
     def book(self, drafted: float, width: float, kept: float, unread: int) -> None:
         """Book what a round's draft saved.
@@ -90,8 +89,11 @@ class DraftAllowance:
         """
         times, account = self.times, self.account
         self.probing = not pays
-        if self._resting or not (pays or account.probes):
-            return 0
-        reading = 0.0 if account.proven and pays else times.catching_up(unread)
-        doubt = 0.5 ** (self.idle / DOUBTED)
-        return account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
+        longest = 0
+        if not self._resting and (pays or account.probes):
+            reading = 0.0 if account.proven and pays else times.catching_up(unread)
+            doubt = 0.5 ** (self.idle / DOUBTED)
+            longest = account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
+        lull = LULL if longest else min(LONGEST_LULL, max(LULL, self.idle // 4))
+        self.asleep = lull - 1 if self.idle > LULL else 0
+        return longest

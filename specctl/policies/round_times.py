@@ -46,6 +46,7 @@ class RoundTimes:
         cost_ratio: the time of a draft step divided by that of a pass, until the first times are known.
 
     Attributes:
+        spent: what `upto` has computed since the last round.
         price: tokens that are lost by the time of one more token of a draft, at the speed of the last rounds.
         entry: tokens that are lost by what a draft takes whatever its length.
         lost_entry, lost_step: the time of a draft of which no token is accepted, in passes of the target alone:
@@ -53,6 +54,7 @@ class RoundTimes:
     """
 
     cost_ratio: float
+    spent: list[float] = field(init=False, default_factory=list)
     price: float = field(init=False)
     entry: float = field(init=False)
     lost_entry: float = field(init=False)
@@ -80,7 +82,6 @@ class RoundTimes:
     _least: dict[int, float] = field(init=False, default_factory=dict)  # seconds of a pass, by its width
     _turn: int = field(init=False, default=0)
     _drafted_before: bool = field(init=False, default=True)
-    _spent: list[float] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._set_prices()
@@ -90,7 +91,7 @@ class RoundTimes:
 
         They are computed when they are first asked for after a round.
         """
-        spent = self._spent
+        spent = self.spent
         if (start := len(spent)) < count:
             count += AT_ONCE
             begin, price, speed = self._begin, self.price, self._speed
@@ -220,7 +221,7 @@ class RoundTimes:
         if self._longest < TRIED and step > self.cost_ratio * base:
             step = self.cost_ratio * base  # it may be the beginning that takes long
         self._step, self._speed = step, (self._emitted + self._prior * PRIOR_EMITTED) / seconds
-        self._spent.clear()
+        self.spent.clear()
         # A pass over a draft of one token may be longer than one of the target alone by more than wider drafts differ.
         wider = max(0.0, self._wider(1, alone) - slope)
         self.price, self.entry = (step + slope) * self._speed, (entry + wider) * self._speed

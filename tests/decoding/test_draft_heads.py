@@ -23,7 +23,7 @@ from toys import (
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.loop import decode
+from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.head_layers import LayerShape
@@ -89,6 +89,32 @@ def play(target: Runner, drafter: Drafter, prompt: Sequence[int], limit: int) ->
             tokens += round_.emitted
             rounds.append(round_)
     return tokens, rounds
+
+
+class Rests(Script):
+    """Never drafts, and need not be told of rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def rests(self) -> int:
+        return 5
+
+
+def test_a_head_that_is_not_wanted_at_first_is_shown_the_prompt_with_the_first_tokens() -> None:
+    target = EagerRunner(random_model("llama"), 64)
+    target.watch(LAYERS)
+    found = []
+    for early, policy in ((0, Script(0, 0, 3)), (3, Script(3, 0, 3)), (0, Rests())):
+        drafter = Noting(ModelDrafter(head_drafter().runner, policy))
+        for runner in (target, drafter):
+            runner.rollback(0)
+        with torch.inference_mode():
+            read_prompt(target, drafter, PROMPT)
+            assert target.length == (len(PROMPT) - 1 if early else 0)
+            found.append([token for one in decode(target, drafter, PROMPT, 20, Sampling()) for token in one.emitted])
+        assert len(drafter.shown[-1]) >= len(PROMPT) + 18
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("engine", TARGETS)

@@ -7,11 +7,14 @@ from toys import Script, TableRunner, related_table, table
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.policies import TextRead
+from specctl.policies.leaf_rule import leaf_rule
+from specctl.records import Round
 
 PROMPT = [1, 2, 3, 1, 2, 4]
 TARGET = table(3)
@@ -64,6 +67,38 @@ def test_what_a_draft_has_read_is_told_from_its_rounds(prefilled: bool) -> None:
     assert [read.round(*round_) for round_ in rounds] == [0, 0, 0, 2 if prefilled else 15, 0]
     assert read.missing(18) == 0
     assert read.missing(21) == 3
+
+
+class Resting(Script):
+    """Rests for some rounds, then looks at one, for ever."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(0)
+        self.length, self.told = rounds, list[int]()
+
+    def rests(self) -> int:
+        return self.length
+
+    def rested(self, rounds: int) -> None:
+        self.told.append(rounds)
+
+    def observe(self, round_: Round) -> None:
+        self.told.append(-round_.index)
+
+
+def test_a_policy_that_rests_is_told_of_rounds_together() -> None:
+    for drafter in (
+        ModelDrafter(TableRunner(TARGET), Resting(3)),
+        LookupDrafter(LookupRunner(5), Resting(3)),
+        LeafDrafter(ModelDrafter(TableRunner(TARGET), Resting(3)), leaf_rule(1)),
+    ):
+        rounds = [*decode(TableRunner(TARGET), drafter, PROMPT, 11, Sampling())]
+        alone = decode(TableRunner(TARGET), None, PROMPT, 11, Sampling())
+        assert [round_.emitted for round_ in rounds] == [round_.emitted for round_ in alone]
+        assert {(round_.stop, round_.threshold) for round_ in rounds} == {(rounds[0].stop, rounds[0].threshold)}
+        policy = drafter.inner.policy if isinstance(drafter, LeafDrafter) else drafter.policy
+        every = [0, *([-index for index in range(1, 11)] if isinstance(drafter, LeafDrafter) else [3, 3, 3, 1])]
+        assert policy.told == every
 
 
 class UntilReset(Script):

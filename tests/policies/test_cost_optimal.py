@@ -9,6 +9,7 @@ import pytest
 
 from specctl.policies.acceptance_priors import ACCEPTED, NEXT, features
 from specctl.policies.draft_account import MOST, SHARE
+from specctl.policies.draft_allowance import LULL
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
 from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
@@ -155,6 +156,30 @@ def test_where_no_token_pays_it_drafts_next_to_nothing_and_still_probes() -> Non
             rounds += 1
         policy.observe(played(0, count))
     assert 0 < drafted <= 1.2 * SHARE * rounds * 8
+
+
+def test_rounds_that_it_rests_in_may_be_told_together() -> None:
+    one, together = CostOptimal(), CostOptimal()
+    rested = []
+    for place in range(400):
+        round_ = replace(played(0, min(2, one.draft_limit())), index=place % 90, context=60 + place % 90)
+        if not place % 90:
+            one.reset()
+            together.rested(len(rested))
+            together.reset()
+            rested = []
+        one.observe(round_)
+        if rested or together.rests():
+            assert not round_.steps
+            rested.append(round_)
+            if len(rested) == together.rests():
+                together.rested(len(rested))
+                rested = []
+        else:
+            together.observe(round_)
+        if not rested:
+            assert one == together
+    assert one.rests() > LULL
 
 
 def test_it_drafts_again_once_that_pays() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from specctl.decoding.copying.chaining import Chaining, with_copy
-from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator
@@ -13,7 +13,7 @@ from specctl.models.passes.watching import States
 from specctl.records import Round
 
 
-class ChainedDrafter:
+class ChainedDrafter(Drafter):
     """In each round copies from the text, or lets a model draft and perhaps copies behind what it wrote.
 
     Where the lookup drafts the model is left alone, and reads what it missed when it next drafts. What it drafts is

@@ -1,18 +1,19 @@
 """Prompt lookup: draft tokens are copied from where the text's end occurred before (Saxena 2023)."""
 
 from collections.abc import Sequence, Set
+from typing import cast
 
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.watching import States
 from specctl.models.running.runner import Runner
-from specctl.policies import LOOKUP_SIGNALS, Signal, StoppingPolicy, draft_phase
+from specctl.policies import LOOKUP_SIGNALS, Rule, Signal, StoppingPolicy, draft_phase, rests
 from specctl.policies.match_rates import MatchRates
-from specctl.records import DraftStep, Round
+from specctl.records import DraftStep, Round, StopReason
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Copies what followed the latest occurrence of the text's end, until its stopping policy ends the block.
 
     The longest match counts (`SuffixIndex`). Where what followed it reaches the text's end, copying goes on with the
@@ -60,10 +61,10 @@ class LookupDrafter:
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
-        wanted = self.policy.draft_limit() > 0
-        if wanted:
-            self._index(sequence)
-        text, match = self._places.tokens, self._places.match if wanted else None
+        if not self.policy.draft_limit():
+            return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
+        self._index(sequence)
+        text, match = self._places.tokens, self._places.match
         self._matched = 0 if match is None else match.length
         copied: list[int] = []
 
@@ -78,15 +79,19 @@ class LookupDrafter:
         steps, stop = draft_phase(self.policy, budget, self._eos, copy, longest=0 if match is None else None)
         return Draft([step.token for step in steps], None, tuple(steps), stop, threshold)
 
-    def witness(self, start: int, states: States) -> None:
-        """It reads no states."""
-
     def observe(self, round_: Round) -> None:
-        verified = round_.accepted + (not round_.fully_accepted)
-        outcomes = round_.chances or [float(place < round_.accepted) for place in range(verified)]
-        for place, outcome in enumerate(outcomes):
-            self._rates.learn(self._matched + place, outcome)
+        if round_.steps:
+            verified = round_.accepted + (not round_.fully_accepted)
+            outcomes = round_.chances or [float(place < round_.accepted) for place in range(verified)]
+            for place, outcome in enumerate(outcomes):
+                self._rates.learn(self._matched + place, outcome)
         self.policy.observe(round_)
+
+    def rests(self) -> int:
+        return rests(self.policy)
+
+    def rested(self, rounds: int) -> None:
+        cast("Rule", self.policy).rested(rounds)
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)

@@ -8,7 +8,8 @@ from specctl.models.passes.forward import Numbers
 from specctl.records import DraftStep, Round, StopReason
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes these; frozen ones take four times as long to make, and a round makes several.
+@dataclass(slots=True)
 class Draft:
     """A block of K draft tokens with the distributions they were drawn from.
 

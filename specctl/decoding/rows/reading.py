@@ -1,16 +1,17 @@
 """What is read of a draft token: the token, and every signal that a stopping policy may ask for."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import joined_numbers
 from specctl.models.passes.token_reader import Foresee
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
+from specctl.policies import DISTRIBUTION_SIGNALS, SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep
 
 if TYPE_CHECKING:
@@ -41,6 +42,23 @@ class AcceptancePredictor(Protocol):
         """
 
 
+def predictors_read(
+    predictor: AcceptancePredictor | DiscoPredictor | None, signals: Set[Signal]
+) -> tuple[AcceptancePredictor | None, DiscoPredictor | None]:
+    """A head as the one on hidden states or as the one on distributions, where its signal is read; else None.
+
+    Raises:
+        ValueError: a signal is read that the head does not compute.
+    """
+    disco = predictor if isinstance(predictor, DiscoPredictor) and "own_accept_prob" in signals else None
+    on_states = predictor if not isinstance(predictor, DiscoPredictor) and "accept_prob" in signals else None
+    if on_states is None and "accept_prob" in signals:
+        raise ValueError("accept_prob needs a head on hidden states")
+    if disco is None and "own_accept_prob" in signals:
+        raise ValueError("own_accept_prob needs a DISCO head")
+    return on_states, disco
+
+
 def unpack(values: Sequence[float], fields: Sequence[str]) -> dict[str, float]:
     """The F numbers of one packed token by the names of their fields."""
     return dict(zip(fields, values, strict=True))
@@ -54,6 +72,14 @@ def packed_signals(packed: "Sequence[float] | torch.Tensor") -> "Sequence[float]
 def own_accept_prob(predictor: DiscoPredictor, numbers: Mapping[str, float], index: int) -> float:
     """A DISCO head's acceptance probability of the ``index``-th token of a round, from its numbers on the host."""
     return predictor.own_accept_prob([numbers[name] for name in TOP_FIELDS], numbers["entropy"], index)
+
+
+def signals_among(fields: Sequence[str], wanted: Set[Signal]) -> Callable[[Sequence[float | None]], tuple[Any, ...]]:
+    """Takes `SIGNALS` from a packed token with a None behind it, which stands for those that are not wanted.
+
+    By places that is done in a third of the time that names take.
+    """
+    return itemgetter(*(fields.index(name) if name in wanted else -1 for name in SIGNALS))
 
 
 def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> DraftStep:

@@ -130,6 +130,7 @@ class CostOptimal(Rule):
             return
         # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
         self._last_token, self._read, self._begins = None, TextRead(), True
+        self._allowance.asleep = 0  # a text's first round is looked at
         if self._limit:
             self._decide(0)
 
@@ -138,7 +139,10 @@ class CostOptimal(Rule):
 
     def should_stop(self, step: DraftStep) -> bool:
         self.look(step)
-        return not self._goes_on(step.index, self._survival * self._following, self._following)
+        drafted, gain, spent = step.index, self._survival * self._following, self._times.spent
+        if drafted + 1 < len(spent) and spent[drafted] + gain > spent[drafted + 1]:
+            return False  # the next token alone tells, as it mostly does
+        return not self._goes_on(drafted, gain, self._following)
 
     def look(self, step: DraftStep) -> None:
         """Estimate how likely the tokens so far are accepted, and the next one if they are."""
@@ -149,18 +153,16 @@ class CostOptimal(Rule):
             outlook = foreseen(step)
         else:
             # The same by the distribution at each position.
-            if index == 1:
-                before = 1.0
-            elif self.use_head:
-                # A step's accept_prob is about the token before it.
-                predicted_log_odds = log_odds(read(step.accept_prob))
-                before = self._survival_before * self._accepted_as_predicted.predict(
-                    *self._last_features, predicted_log_odds
-                )
-            else:
-                before = self._survival
-            self._survival_before = before
-            self._last_features = confidence, outlook = features(step)
+            confidence, outlook = features(step)
+            before = self._survival if index > 1 else 1.0
+            if self.use_head:
+                if index > 1:
+                    # A step's accept_prob is about the token before it.
+                    predicted_log_odds = log_odds(read(step.accept_prob))
+                    before = self._survival_before * self._accepted_as_predicted.predict(
+                        *self._last_features, predicted_log_odds
+                    )
+                self._survival_before, self._last_features = before, (confidence, outlook)
             survival = before * self._accepted.predict(confidence, outlook)
         self._survival = survival
         self._following = self._next.predict(outlook, self._rates.surplus(step.token))
@@ -192,7 +194,7 @@ class CostOptimal(Rule):
 
     def observe(self, round_: Round) -> None:
         allowance = self._allowance
-        if allowance.dozes and not (self._limit or self._begins or round_.steps):
+        if allowance.asleep and not round_.steps:
             allowance.doze()
             return
         first, self._begins = self._begins and not round_.index, False  # in a chain a copy may have come before it
@@ -209,6 +211,12 @@ class CostOptimal(Rule):
             self._times.pass_over(bool(round_.steps))
         allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
         self._decide(self._read.missing(round_.context + emitted))
+
+    def rests(self) -> int:
+        return 0 if self._limit else self._allowance.asleep
+
+    def rested(self, rounds: int) -> None:
+        self._allowance.doze(rounds)
 
     def wake(self) -> None:
         """A draft was made, the first one for long."""

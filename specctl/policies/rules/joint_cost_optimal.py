@@ -70,11 +70,7 @@ class JointCostOptimal:
         self._round, self._drafted = {*rows}, sum(row.drafted for row in rows)
         self._late = self._drafted > 0
         if ended:
-            if (
-                shared._allowance.dozes
-                and not shared._limit
-                and not any(each.begins or each.round.steps for each in ended)
-            ):
+            if shared._allowance.asleep and not any(each.begins or each.round.steps for each in ended):
                 shared._allowance.doze()
                 return set()
             self._learn(ended, late=late)
