@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
-    CacheLayerMixin,
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -15,7 +14,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from specctl.models.passes.tree_paths import gather_path
+from specctl.models.passes.tree_sight import gather_path
 
 SPARE = 256
 STEP = 512
@@ -126,75 +125,6 @@ class RecurrentWindowLayer(LinearAttentionAndSlidingWindowAttentionLayer):  # ty
     """A `WindowLayer` with a recurrent state."""
 
     update = WindowLayer.update
-
-
-class Cursor:
-    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers.
-
-    Attributes:
-        positions: ``(T,)`` int64, the slots of the pass's tokens.
-        span: how many slots its tokens may attend to; those ahead of a token are masked.
-    """
-
-    positions: torch.Tensor
-    span: int
-
-
-class FixedLayer(CacheLayerMixin):
-    """A full-attention layer that writes in place, where a cursor points: ``(1, heads, capacity, head_dim)``."""
-
-    is_compileable = True
-    is_sliding = False
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, cursor: Cursor, capacity: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._cursor, self._capacity = cursor, capacity
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
-        self.keys, self.values = (
-            states.new_zeros(1, states.shape[1], self._capacity, states.shape[3])
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *args: Any,  # noqa: ARG002 - the layer's signature
-        **kwargs: Any,  # noqa: ARG002
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write ``(1, heads, T, head_dim)`` states where the cursor points; returns the slots to attend to."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys.index_copy_(2, self._cursor.positions, key_states)
-        self.values.index_copy_(2, self._cursor.positions, value_states)
-        return self.keys[:, :, : self._cursor.span], self.values[:, :, : self._cursor.span]
-
-    def move(self, start: int, path: Sequence[int]) -> None:
-        """As `gather_path` does, with the buffers."""
-        gather_path((self.keys, self.values), start, path)
-
-    def grow(self, capacity: int, filled: int) -> None:
-        """Move the first ``filled`` tokens to larger buffers."""
-        self._capacity = capacity
-        if self.is_initialized:
-            old = self.keys, self.values
-            self.lazy_initialization(*old)
-            for new, had in zip((self.keys, self.values), old, strict=True):
-                new[:, :, :filled] = had[:, :, :filled]
-
-    def get_seq_length(self) -> int:
-        return 0  # the runner counts; positions and masks come from it
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
-        return self._cursor.span, 0
-
-    def get_max_length(self) -> int:
-        return self._capacity
 
 
 def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> DynamicCache:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import Cache, PreTrainedModel
 
+from specctl.models.passes.buffer_layers import RowCursor, RowLayer
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned
 from specctl.models.passes.synchronisation import sent
@@ -14,7 +15,6 @@ from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.graph import span_class
-from specctl.models.running.row_passes.row_cache import RowCursor, RowLayer
 from specctl.models.running.runner import RowRequest
 
 WIDE = 16
@@ -71,7 +71,7 @@ class FixedRows:
         self._cursor = RowCursor()
         layers = model.config.get_text_config(decoder=True).num_hidden_layers
         # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
-        self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
+        self._layers = [RowLayer(self._cursor, self._capacity + 1, rows + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
         self._watch, self._last = watch, last
         self._width = width
@@ -171,5 +171,5 @@ class FixedRows:
             return
         capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
         for layer in self._layers:
-            layer.grow(capacity + 1)
+            layer.grow(capacity + 1, self._capacity)
         self._capacity = capacity  # not before every layer has it
