@@ -217,10 +217,14 @@ class RoundRobin:
                     self._compare(prompt, repeat, length)
 
     def _warm(self, lane: _Lane, number: int) -> bool:
-        """Let a candidate run a prompt, in every row; whether it could."""
-        found = self._outcomes(lane, [number] * self._batch, 0, WARM_UP_TOKENS, lambda *_: None)
+        """Let a candidate run a prompt, and other rows those behind it; whether it could run one.
+
+        The same in all rows would teach a policy that they accept and reject together.
+        """
+        numbers = [(number + row) % len(self._prompts) for row in range(self._batch)]
         # All of them: rows that still write would go on in the next lane's passes.
-        return not [one for one in found if isinstance(one, Skipped)]
+        found = [*self._outcomes(lane, numbers, 0, WARM_UP_TOKENS, lambda *_: None)]
+        return not found or not all(isinstance(one, Skipped) for one in found)
 
     def _fail(self, lane: _Lane, error: PeerError) -> None:
         if lane.rows is not None:

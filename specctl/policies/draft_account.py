@@ -70,7 +70,7 @@ class DraftAccount:
         spare = RISK * self.balance - entry
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
 
-    def book(self, gain: float, *, probe: bool, rounds: int = 1) -> None:
+    def book(self, gain: float, *, probe: bool, rounds: float = 1) -> None:
         """A round is over, or several without a draft.
 
         Args:

@@ -12,7 +12,8 @@ LULL, LONGEST_LULL = 8, 64
 at most LONGEST_LULL: those between cost nothing."""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
-of the target alone stays known, and after a first draft that brings nothing; the weight of one draft in what they save.
+of the target alone stays known, and after a first draft that brings nothing, or of several texts; the weight of one
+draft in what they save.
 """
 UNLIKELY = 0.5
 """A first draft that is expected to bring fewer tokens brought nothing."""
@@ -28,6 +29,7 @@ class DraftAllowance:
         probing: whether the next draft is not expected to pay.
         idle: rounds without a draft so far, since the last one.
         asleep: how many rounds from now on need not be looked at if they go without a draft, too.
+        part: of the texts for which the account is kept, how many a round has.
     """
 
     times: RoundTimes
@@ -35,6 +37,7 @@ class DraftAllowance:
     probing: bool = True
     idle: int = 0
     asleep: int = 0
+    part: float = 1.0
     _skipped: int = 0
     _resting: int = 0
     _unseen: int = 0
@@ -59,22 +62,22 @@ class DraftAllowance:
         if not drafted:
             gain = 0.0
             if self._unbooked is not None and (self.times.knows_target or self._resting <= 1):
-                gain, self._unbooked = self._gained(*self._unbooked), None
+                gain, self._unbooked = self.part * self._gained(*self._unbooked), None
             self._resting, self._unseen = max(0, self._resting - 1), 0
-            self.account.book(gain, probe=False, rounds=1 + self._skipped)
+            self.account.book(gain, probe=False, rounds=self.part * (1 + self._skipped))
             self._skipped = 0
             return
         gain = self._gained(drafted, width, kept)
         self._gain += GAIN_RATE * (gain - self._gain)
         self._unseen += 1
-        if not self.times.knows_target and kept < UNLIKELY:
+        if not self.times.knows_target and (kept < UNLIKELY or self.times.widening):
             self._resting = RESTING
             self._unbooked = drafted, width, kept  # what it lost is known when the target's time is
             return
         if self._unseen >= UNSEEN and self._gain < SMALL:
             self._resting = RESTING
         reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
-        self.account.book(gain - reading, probe=self.probing)
+        self.account.book(self.part * (gain - reading), probe=self.probing, rounds=self.part)
 
     def _gained(self, drafted: float, width: float, kept: float) -> float:
         """Passes that a draft saved."""
@@ -92,7 +95,7 @@ class DraftAllowance:
         longest = 0
         if not self._resting and (pays or account.probes):
             reading = 0.0 if account.proven and pays else times.catching_up(unread)
-            doubt = 0.5 ** (self.idle / DOUBTED)
+            doubt = self.part * 0.5 ** (self.idle / DOUBTED)
             longest = account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
         lull = LULL if longest else min(LONGEST_LULL, max(LULL, self.idle // 4))
         self.asleep = lull - 1 if self.idle > LULL else 0

@@ -47,6 +47,8 @@ class RoundTimes:
 
     Attributes:
         spent: what `upto` has computed since the last round.
+        widening: what each token more of a pass may take at most, as a share of a pass, until passes of two widths were
+            timed; 0 where a pass reads one text, for it waits for weights, not for tokens.
         price: tokens that are lost by the time of one more token of a draft, at the speed of the last rounds.
         entry: tokens that are lost by what a draft takes whatever its length.
         lost_entry, lost_step: the time of a draft of which no token is accepted, in passes of the target alone:
@@ -55,6 +57,9 @@ class RoundTimes:
 
     cost_ratio: float
     spent: list[float] = field(init=False, default_factory=list)
+    widening: float = field(init=False, default=0.0)
+    _several: bool = field(init=False, default=False)
+    _risen: float = field(init=False, default=0.0)  # by how many seconds passes became longer since the target's alone
     price: float = field(init=False)
     entry: float = field(init=False)
     lost_entry: float = field(init=False)
@@ -126,7 +131,7 @@ class RoundTimes:
         """
         alone = self._one_pass
         if not self._draft.known:
-            return self._step * drafted / alone
+            return self._step * drafted / alone + self.widening * width
         seconds = self._draft.at(drafted)
         if self._timed < CONFIRMED:
             seconds = min(seconds, self._most_a_step * drafted)
@@ -137,8 +142,20 @@ class RoundTimes:
         """Seconds that a draft step is taken to last at most, while that may have been measured in a bad moment."""
         return PLAUSIBLE_STEP * self.cost_ratio * self._one_pass
 
+    def read_several(self) -> None:
+        """From now on a pass reads several texts, and may take as long as their tokens do.
+
+        Then attention to growing texts is a larger part of a pass, so that one of the target alone is taken to become
+        longer as those of the same width do.
+        """
+        if not self._several:
+            self._several, self.widening = True, MOST_WIDER
+            self._set_prices()
+
     def _wider(self, width: float, alone: float) -> float:
         """By how many seconds a pass over a draft is longer than one of the target alone."""
+        if self.widening:
+            return self.widening * width * alone
         surplus, nearest = self._verify.surplus.get, round(width)
         longer = self._verify.line.slope * width + surplus(nearest, 0.0) - surplus(0, 0.0)
         if self._alone.known:  # a line through few passes is flat
@@ -191,7 +208,10 @@ class RoundTimes:
         verify.learn(width, verifying)
         nearest = round(width)
         least = RISING * self._least.get(nearest, verifying)
-        self._least[nearest] = verifying if verifying < least else least
+        least = verifying if verifying < least else least
+        if self._several:
+            self._risen = self._risen + least - self._least.get(nearest, least) if drafted else 0.0
+        self._least[nearest] = least
         if behind:
             steps = draft.at(drafted) if draft.known else self.cost_ratio * verify.at(0) * drafted
             # Reading tokens at once takes a part of what as many draft steps take.
@@ -205,7 +225,10 @@ class RoundTimes:
             self._timed += 1
         elif not self._drafted_before:
             self._alone.learn(0, verifying)
-        self._one_pass = self._alone.base if self._alone.known else min(self._least.values())
+        if len(self._least) > 1:
+            self.widening = 0.0
+        alone = self._alone.base
+        self._one_pass = max(alone, alone + self._risen) if self._alone.known else min(self._least.values())
         self._drafted_before = drafted > 0
         self._emitted = SPEED_MEMORY * self._emitted + emitted
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
@@ -223,12 +246,13 @@ class RoundTimes:
         self._step, self._speed = step, (self._emitted + self._prior * PRIOR_EMITTED) / seconds
         self.spent.clear()
         # A pass over a draft of one token may be longer than one of the target alone by more than wider drafts differ.
-        wider = max(0.0, self._wider(1, alone) - slope)
+        most = max(slope, self.widening * alone)
+        wider = max(0.0, self._wider(1, alone) - most)
         self.price, self.entry = (step + slope) * self._speed, (entry + wider) * self._speed
         self._begin = base * self._speed
         if self._timed < CONFIRMED:
             entry, real = 0.0, min(real, self._most_a_step)
-        self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(slope, MOST_WIDER * alone)) / alone
+        self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(most, MOST_WIDER * alone)) / alone
 
 
 def width_of(round_: Round) -> int:

@@ -9,7 +9,7 @@ from specctl.observing.round_robin import RoundRobin
 
 def test_rows_of_a_lane_that_skips_a_prompt_end_before_the_next_lanes() -> None:
     lanes, ended = object.__new__(RoundRobin), list[int]()
-    lanes._batch = 3
+    lanes._batch, lanes._prompts = 3, [None]  # type: ignore[list-item]
 
     def outcomes(_: Any, numbers: list[int], *__: Any) -> Iterator[Any]:
         for row, _number in enumerate(numbers):

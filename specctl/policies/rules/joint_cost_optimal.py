@@ -1,14 +1,14 @@
 """`CostOptimal` for several texts whose drafts wait for each other: one learner, and one decision for all of them."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
 from specctl.policies.acceptance_priors import kept
 from specctl.policies.base import Signal
 from specctl.policies.drafting import TextRead
 from specctl.policies.online import RunningLine
-from specctl.policies.round_times import COST_MEMORY, FEW
+from specctl.policies.round_times import COST_MEMORY, FEW, RoundTimes
 from specctl.records import DraftStep, Round
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class JointCostOptimal:
 
     Acceptance is learned from all rows. What a round takes is learned as in `CostOptimal`, of all rows together: a
     step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
-    grows with n is learned from how times change with the number of rows that still draft.
+    grows with n is learned from how times change with the number of rows that still draft. Rounds of few rows and of
+    many, as at the end of a run, take different times: each class of numbers of rows, up to a power of 2, has its own.
 
     Args:
         policy: a new one; it holds what is learned.
@@ -46,6 +47,8 @@ class JointCostOptimal:
         self._late = False  # whether a draft of the round began after others
         self._begun = 0  # rounds in a row in which texts began
         self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
+        self._most = 1  # rows of a round so far
+        self._times = {0: policy._times}  # by class
 
     def row(self, ask: "Callable[[CostOptimalRow], int]") -> "CostOptimalRow":
         """As in `Joint`."""
@@ -73,7 +76,9 @@ class JointCostOptimal:
             if shared._allowance.asleep and not any(each.begins or each.round.steps for each in ended):
                 shared._allowance.doze()
                 return set()
+            self._play(len(ended))
             self._learn(ended, late=late)
+        self._play(len(rows))
         if len(rows) == 1:
             shared._last_token = rows[0].own._last_token
             shared._decide(rows[0].unread)
@@ -84,6 +89,21 @@ class JointCostOptimal:
         unread = sum(row.unread for row in rows) // len(rows)
         shared._limit = min(shared.max_draft, shared._allowance.longest(pays, unread))
         return chosen if pays else set(rows)
+
+    def _play(self, count: int) -> None:
+        """Decide by the times of rounds of so many rows, and learn these.
+
+        What a class takes is taken to be what the nearest one does, until its own rounds were timed.
+        """
+        shared, class_, known = self.shared, (count - 1).bit_length(), self._times
+        self._most = max(self._most, count)
+        if class_ not in known:
+            several = [each for each in known if each]
+            near = min(several, key=lambda each: abs(each - class_), default=None)
+            known[class_] = RoundTimes(shared.cost_ratio) if near is None else deepcopy(known[near])
+            known[class_].read_several()
+        shared._times = shared._allowance.times = known[class_]
+        shared._allowance.part = count / self._most
 
     def _worth(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
         """The rows with which drafting goes on."""
@@ -196,7 +216,7 @@ class CostOptimalRow:
 
     @property
     def current_threshold(self) -> float | None:
-        return self.own.current_threshold
+        return self.joint.shared.current_threshold
 
     def forget(self) -> None:
         """As in `JointRow`."""
