@@ -30,7 +30,7 @@ from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.profile.schema import ModelTable
 from specctl.prompts.suites import load_suite
 

@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.token_reader import Foresee
-from specctl.models.passes.tree_paths import path_to
+from specctl.models.passes.tree_sight import path_to
 from specctl.models.passes.watching import cut_states
 from specctl.models.predictors.disco_predictor import FEATURES, DiscoPredictor
 from specctl.models.predictors.state_predictor import StatePredictor

@@ -32,7 +32,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.observing.timing import fill
+from specctl.observing.pass_times import fill
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable, Profile
 

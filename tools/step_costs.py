@@ -25,7 +25,7 @@ from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Runner
-from specctl.observing.timing import fill
+from specctl.observing.pass_times import fill
 from specctl.printable import gib
 from tools.synthetic.shapes import SHAPES, Shape
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from specctl.analysis.readings import RISING
-from specctl.analysis.signal_quality import ROUNDING, Analysis, Bound, Theory
+from specctl.analysis.signal_quality import ROUNDING, Analysis, Bound, Means, Theory
 from specctl.policies import SIGNAL_NAMES
-from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, number, show_interval
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, number, show_interval
 from specctl.statistics.association import Bin
 
 
@@ -94,42 +94,28 @@ def _by_entropy(analysis: Analysis, sampled: bool) -> Table:
 
 
 def _means(theory: Theory, greedy: bool) -> Table:
-    rows = tuple(
-        (
-            means.category,
-            str(means.prompts),
-            str(means.tokens),
-            f"{means.entropy:.3f}",
-            f"{means.cross_entropy:.3f}",
-            "infinite" if means.divergence is None else f"{means.divergence:.3f}",
-            f"{means.acceptance:.3f}",
-            f"{means.agreement:.1%}",
-        )
-        for means in theory.means
-    )
-    columns = (
-        "category",
-        "prompts",
-        "tokens",
-        "H_q",
-        "H_{q,p}",
-        "KL(q||p)",
-        "acceptance probability",
-        "argmax agreement",
-    )
-    return Table("Draft against target (means, nats)", columns, rows, note=distributions(greedy))
+    columns: Columns[Means] = {
+        "category": lambda one: one.category,
+        "prompts": lambda one: str(one.prompts),
+        "tokens": lambda one: str(one.tokens),
+        "H_q": lambda one: f"{one.entropy:.3f}",
+        "H_{q,p}": lambda one: f"{one.cross_entropy:.3f}",
+        "KL(q||p)": lambda one: "infinite" if one.divergence is None else f"{one.divergence:.3f}",
+        "acceptance probability": lambda one: f"{one.acceptance:.3f}",
+        "argmax agreement": lambda one: f"{one.agreement:.1%}",
+    }
+    return Table.of("Draft against target (means, nats)", columns, theory.means, note=distributions(greedy))
 
 
 def _bounds(theory: Theory) -> Table:
-    rows = tuple(_bound(bound) for bound in theory.bounds)
-    columns = (
-        "bound or estimate",
-        "mean",
-        f"mean gap{DOWN}",
-        f"mean |gap|{DOWN}",
-        f"vacuous{DOWN}",
-        f"above the truth{DOWN}",
-    )
+    columns: Columns[Bound] = {
+        "bound or estimate": lambda one: one.name,
+        "mean": lambda one: f"{one.mean:.3f}",
+        f"mean gap{DOWN}": lambda one: f"{one.gap:.3f}",
+        f"mean |gap|{DOWN}": lambda one: f"{one.absolute_gap:.3f}",
+        f"vacuous{DOWN}": lambda one: f"{one.vacuous:.1%}",
+        f"above the truth{DOWN}": lambda one: f"{one.violated:.1%}",
+    }
     broken = any(bound.violated for bound in theory.bounds if not bound.name.startswith("estimate"))
     notes = []
     if theory.infinite_divergence:
@@ -139,18 +125,8 @@ def _bounds(theory: Theory) -> Table:
         )
     if broken:
         notes.append(f"A BOUND WAS BROKEN by more than {ROUNDING:g}: these are not the distributions they claim to be.")
-    return Table(
-        "Bounds on the acceptance probability",
-        columns,
-        rows,
-        note=" ".join(notes),
-        alarm=broken,
-    )
-
-
-def _bound(bound: Bound) -> tuple[str, ...]:
-    numbers = (f"{value:.3f}" for value in (bound.mean, bound.gap, bound.absolute_gap))
-    return (bound.name, *numbers, f"{bound.vacuous:.1%}", f"{bound.violated:.1%}")
+    title = "Bounds on the acceptance probability"
+    return Table.of(title, columns, theory.bounds, note=" ".join(notes), alarm=broken)
 
 
 def _ratio(theory: Theory) -> Table:

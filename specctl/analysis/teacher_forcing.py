@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specctl.analysis.readings import Reading, Readings, run_lengths
+from specctl.analysis.readings import Judged, Reading, Readings, run_lengths
+from specctl.analysis.verdicts import verdicts
 from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
 from specctl.decoding.draft_tokens import draft_token_generator, draw_along, predict_acceptance
@@ -22,6 +23,9 @@ from specctl.observing.prompt_answers import answer_each
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
+from specctl.replay.bound import LONGEST
+from specctl.replay.recording.collecting import trace_answers
+from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Floats
 
 
@@ -35,7 +39,7 @@ def read_prompts(
     """Answer every prompt with the target and read each answer with both models.
 
     Args:
-        pair: with a draft model; of a draft head see `specctl.analysis.head_rounds`.
+        pair: with a draft model; of a draft head see `specctl.analysis.teacher_forcing`.
         prompts: to answer.
         settings: the sampling table in force.
         prompt_format: how prompts become ids.
@@ -162,3 +166,32 @@ def _divergence(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     far = target_probs - draft_probs - draft_probs * gap
     terms = torch.where(draft == -torch.inf, target_probs, torch.where(gap.abs() < 1, near, far))
     return terms.sum(-1).clamp(min=0)
+
+
+def read_rounds(
+    pair: Pair,
+    prompts: Sequence[SuitePrompt],
+    settings: SamplingTable,
+    prompt_format: PromptFormat,
+    advance: Advance = ignored,
+) -> tuple[Judged | None, dict[str, str]]:
+    """Answer every prompt with the target, and draft at most `LONGEST` tokens from every place of each answer.
+
+    Args:
+        pair: with a draft head.
+        prompts: to answer.
+        settings: the sampling table in force.
+        prompt_format: how prompts become ids.
+        advance: called after each prompt.
+
+    Returns:
+        The tokens that verification judges, None where there are none; and by id why a prompt could not be answered.
+    """
+    traces: list[Trace] = []
+    failures: dict[str, str] = {}
+    for found in answer_each(Answerer(Session(pair, None), prompt_format, settings), prompts, advance=advance):
+        if isinstance(found, Skipped):
+            failures[found.prompt] = found.reason
+        else:
+            traces += trace_answers(pair, found, LONGEST)
+    return verdicts(traces), failures

@@ -16,7 +16,6 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.trace_files import read_traces as read_trace_set
 from specctl.replay.traces import Trace
 from specctl.round_trace import RoundLine, TracedRound
-from specctl.statistics.intervals import Floats
 
 HINT = "--from takes files that generate --trace or calibrate --trace wrote"
 
@@ -110,7 +109,7 @@ def _judged(found: _Verdicts) -> Judged:
         raise UsageError("no drafted token has all the signals that others have", "analyse the traces one by one")
     return Judged(
         np.array(found.prompt)[whole],
-        {name: _cleaned(name, values[whole]) for name, values in known.items()},
+        {name: np.clip(values[whole], 0, None if name == "entropy" else 1) for name, values in known.items()},
         np.array(found.accepted)[whole],
         np.array(found.run)[whole],
         np.array(found.discarded),
@@ -135,8 +134,3 @@ def _read(path: Path, found: _Verdicts) -> None:
             found.add_round(round_.id, round_)
     else:
         raise UsageError(f"{path} holds {content}, not a trace", HINT)
-
-
-def _cleaned(name: str, values: Floats) -> Floats:
-    """The values without what rounding in float32 adds beyond the possible range."""
-    return np.clip(values, 0, None if name == "entropy" else 1)

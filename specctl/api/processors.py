@@ -5,25 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import (
-    ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+import transformers
 
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
@@ -31,27 +13,27 @@ from specctl.models.running.rules.token_rules import TokenRules
 from specctl.profile.schema import Verification
 
 FILTERS: dict[type, str] = {
-    TemperatureLogitsWarper: "temperature",
-    TopKLogitsWarper: "top_k",
-    TopPLogitsWarper: "top_p",
-    MinPLogitsWarper: "min_p",
+    transformers.TemperatureLogitsWarper: "temperature",
+    transformers.TopKLogitsWarper: "top_k",
+    transformers.TopPLogitsWarper: "top_p",
+    transformers.MinPLogitsWarper: "min_p",
 }
 """The processors that `Sampling` is, in its order, each with its setting there."""
 RULES = frozenset(
     {
-        ExponentialDecayLengthPenalty,
-        ForcedBOSTokenLogitsProcessor,
-        ForcedEOSTokenLogitsProcessor,
-        InfNanRemoveLogitsProcessor,
-        LogitNormalization,
-        MinLengthLogitsProcessor,
-        MinNewTokensLengthLogitsProcessor,
-        NoBadWordsLogitsProcessor,
-        NoRepeatNGramLogitsProcessor,
-        RepetitionPenaltyLogitsProcessor,
-        SequenceBiasLogitsProcessor,
-        SuppressTokensAtBeginLogitsProcessor,
-        SuppressTokensLogitsProcessor,
+        transformers.ExponentialDecayLengthPenalty,
+        transformers.ForcedBOSTokenLogitsProcessor,
+        transformers.ForcedEOSTokenLogitsProcessor,
+        transformers.InfNanRemoveLogitsProcessor,
+        transformers.LogitNormalization,
+        transformers.MinLengthLogitsProcessor,
+        transformers.MinNewTokensLengthLogitsProcessor,
+        transformers.NoBadWordsLogitsProcessor,
+        transformers.NoRepeatNGramLogitsProcessor,
+        transformers.RepetitionPenaltyLogitsProcessor,
+        transformers.SequenceBiasLogitsProcessor,
+        transformers.SuppressTokensAtBeginLogitsProcessor,
+        transformers.SuppressTokensLogitsProcessor,
     }
 )
 """The processors that are functions of the text before a token and its scores, so that a verification in one pass can
@@ -106,16 +88,18 @@ def _without_idle_normalization(processors: list[Any]) -> list[Any]:
     It moves all scores of a row alike, which no filter and no draw sees; a rule that depends on a score's sign or size,
     such as a repetition penalty, does.
     """
-    rules = (place for place, one in enumerate(processors) if type(one) in RULES - {LogitNormalization})
+    rules = (place for place, one in enumerate(processors) if type(one) in RULES - {transformers.LogitNormalization})
     last = max(rules, default=-1)
-    return [one for place, one in enumerate(processors) if place < last or type(one) is not LogitNormalization]
+    return [
+        one for place, one in enumerate(processors) if place < last or type(one) is not transformers.LogitNormalization
+    ]
 
 
 def _require_plain(processor: Any) -> None:
     """Raise UsageError for a filter that keeps tokens which it would drop, or does not drop them wholly."""
     settings: Mapping[str, Any] = vars(processor)
     # `TopKLogitsWarper` has put it into top_k.
-    least = 1 if isinstance(processor, TopKLogitsWarper) else settings.get("min_tokens_to_keep", 1)
+    least = 1 if isinstance(processor, transformers.TopKLogitsWarper) else settings.get("min_tokens_to_keep", 1)
     if least != 1 or settings.get("filter_value", -float("inf")) != -float("inf"):
         raise UsageError(
             f"{type(processor).__name__} has min_tokens_to_keep or a filter_value of its own",

@@ -7,7 +7,6 @@ import numpy as np
 
 from specctl.benchmark.summaries import Summary
 from specctl.observing.candidate import Candidate
-from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
@@ -238,7 +237,7 @@ def _fitted_engine(results: RunSet, candidate: Candidate) -> bool:
     if candidate.way is not None or candidate.engine is not None:
         return False
     own = results.header.engines.get("target")
-    return candidate.peer is None or own is None or engine_of(results.header, candidate.label) == own
+    return candidate.peer is None or own is None or results.header.engine_of(candidate.label) == own
 
 
 def _latency(model: CostModel | None, summary: Summary) -> float | None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from specctl.benchmark.digest import Digest
-from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import BASELINE
 from specctl.observing.speedup import speedup
 from specctl.peers.names import ASSISTED
@@ -16,7 +15,7 @@ RARELY = 0.2
 
 def verdict(digest: Digest) -> str:
     """Who was fastest as far as the runs tell, on which engine, and whether all gave the baseline's tokens."""
-    parts = _same_engine(digest), _resting(digest), _identity(digest), _unfinished(digest)
+    parts = _same_engine(digest), _resting(digest), _identity(digest), (digest.unfinished or "")
     said = (f"verdict: {_fastest(digest)}", *parts)
     return "; ".join(filter(None, said))
 
@@ -51,7 +50,7 @@ def _fastest(digest: Digest) -> str:
     engines = {
         one.name: engine
         for one in placed
-        if (engine := engine_of(digest.results.header, one.name)) is not None and engine not in one.name
+        if (engine := digest.results.header.engine_of(one.name)) is not None and engine not in one.name
     }
     leading = {engines.get(one.name) for one in level(placed)}
     if len(leading) == 1:
@@ -93,7 +92,3 @@ def _identity(digest: Digest) -> str:
     if digest.differing:
         return f"GREEDY OUTPUT DIFFERS in {len(digest.differing)} of {digest.compared} runs"
     return f"all {digest.compared} runs gave the tokens of {BASELINE}"
-
-
-def _unfinished(digest: Digest) -> str:
-    return digest.unfinished or ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, require_unused
+from specctl.commands.grouped_command import But, grouped, option, require_unused
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
@@ -15,7 +15,6 @@ from specctl.commands.tasks.command_files import open_report, spare_profile
 from specctl.commands.tasks.pair_loading import load
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
-from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.analysis.readings import Judged, Readings
@@ -29,10 +28,7 @@ def analyze(
     ctx: typer.Context,
     models: PairOptions,
     run: Annotated[RunOptions, But(("check",))],
-    from_: Annotated[
-        list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs."),
-    ] = None,
+    from_: list[Path] | None = option("Analyse traces of generate or calibrate; no model runs.", "--from FILE"),
     prompts: PromptOptions,
     sampling: Annotated[FewSamplingOptions, But(("verification",))],
     chat: TemplateOption = None,
@@ -97,9 +93,8 @@ def _read(
 
     pair.require_law("analyze")
 
-    from specctl.analysis.head_rounds import read_rounds
     from specctl.analysis.readings import judge
-    from specctl.analysis.teacher_forcing import read_prompts
+    from specctl.analysis.teacher_forcing import read_prompts, read_rounds
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.observing.run_facts import gather
 
@@ -124,33 +119,20 @@ def _show(
     sources: dict[str, Any],
     show: ShowOptions,
 ) -> None:
-    from rich.console import Console
 
     from specctl.analysis.analysis_tables import analysis_tables, distributions
     from specctl.analysis.signal_quality import analyse
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
     from specctl.reporting.plain import plain
 
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)
-    if show.json_:
-        about = {} if greedy is None or readings is None else {"distributions": distributions(greedy)}
-        source = "traces" if greedy is None else "models"
-        write_line(sys.stdout, {"provenance": sources, "source": source, **about, **plain(analysis)})
-    else:
-        print_tables(Console(), shown)
+    about = {} if greedy is None or readings is None else {"distributions": distributions(greedy)}
+    source = "traces" if greedy is None else "models"
+    show.outcome({"provenance": sources, "source": source, **about, **plain(analysis)}, shown)
     if show.report is not None:
         from specctl.analysis.analysis_figures import draw_analysis
         from specctl.reporting.document import write_document
 
-        for path in write_document(
-            "Draft signals and acceptance",
-            shown,
-            draw_analysis(analysis, judged, readings),
-            sources,
-            show.report,
-            command="analyze",
-        ):
-            if not show.quiet:
-                tell(f"wrote {path}")
+        drawn = draw_analysis(analysis, judged, readings)
+        title = "Draft signals and acceptance"
+        show.written(write_document(title, shown, drawn, sources, show.report, command="analyze"))

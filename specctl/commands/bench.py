@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, require_unused
+from specctl.commands.grouped_command import But, grouped, option, require_unused
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, complete_profile
 from specctl.commands.prompt_options import PromptOptions
@@ -34,133 +34,76 @@ OF_A_SERVER = (
 def bench(
     *,
     ctx: typer.Context,
-    profile: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="NAME",
-            autocompletion=complete_profile,
-            help="Name or path of a profile; repeatable. All must have the same target; each adds its drafts and "
-            "policies.",
-        ),
-    ] = None,
+    profile: list[str] | None = option(
+        "Name or path of a profile; repeatable. All must have the same target; each adds its drafts and policies.",
+        "--profile -p NAME",
+        autocompletion=complete_profile,
+    ),
     models: Annotated[PairOptions, But(("profile",))],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME:KEY=VALUE,...",
-            help="A stopping policy to measure; repeatable. In a hierarchy it applies to the target's own draft. "
-            "The baseline none always runs.",
-        ),
-    ] = None,
-    papers: Annotated[
-        bool,
-        typer.Option(
-            "--papers",
-            help="Also measure the policies of the papers with their papers' settings, and transformers' assisted "
-            "generation, as far as the pair can run them.",
-        ),
-    ] = False,
-    leaves: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N|confidence|cost",
-            help="Also measure every policy with these leaves beside its drafts; repeatable.",
-        ),
-    ] = None,
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N", help="Also measure every policy with dynamic trees of N tokens; repeatable."),
-    ] = None,
+    policy: list[str] | None = option(
+        "A stopping policy to measure; repeatable. In a hierarchy it applies to the target's own draft. The baseline "
+        "none always runs.",
+        "NAME:KEY=VALUE,...",
+    ),
+    papers: bool = option(
+        "Also measure the policies of the papers with their papers' settings, and transformers' assisted generation, "
+        "as far as the pair can run them.",
+        "--papers",
+        default=False,
+    ),
+    leaves: list[str] | None = option(
+        "Also measure every policy with these leaves beside its drafts; repeatable.", "N|confidence|cost"
+    ),
+    tree: list[str] | None = option("Also measure every policy with dynamic trees of N tokens; repeatable.", "N"),
     run: RunOptions,
     replicas: FewReplicaOptions,
     prompts: PromptOptions,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="How many times to run every prompt.")] = 1,
+    repeats: int = option("How many times to run every prompt.", "N", default=1, min=1),
     sampling: FewSamplingOptions,
     chat: TemplateOption = None,
-    lengths: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
-    ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PEER[:WAY[:VALUE]]",
-            help="Also measure another implementation; repeatable. hf-constant, hf-heuristic, hf-confidence are "
-            "transformers' assisted generation on the same models. openvino, onnxruntime-genai and llama.cpp run in "
-            "processes of their own; WAY is none, constant:5 (the default), and confidence:0.4 or, with "
-            "onnxruntime-genai, adaptive:2.",
-        ),
-    ] = None,
-    counterpart: Annotated[
-        bool,
-        typer.Option(
-            "--counterpart/--no-counterpart",
-            help="With transformers' peers, where our passes run on a faster engine than theirs: measure the first "
-            "policy eagerly too, as they run. Default: yes.",
-        ),
-    ] = True,
-    peer_models: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PEER=FOLDER",
-            help="The pair's models in the peer's own format; python -m specctl.peers.convert writes them; repeatable.",
-        ),
-    ] = None,
-    peer_program: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PEER=FILE",
-            help="The Python that has the peer's package, or llama.cpp's llama-server; repeatable. Default: this "
-            "Python, or what is on the PATH.",
-        ),
-    ] = None,
-    oracle: Annotated[
-        bool,
-        typer.Option(
-            "--oracle",
-            help="Compare each policy with the best possible one, and with the best that reads only the draft's "
-            "entropy and top probability. Greedy decoding only.",
-        ),
-    ] = False,
-    sync_ms: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="MS",
-            help="With --oracle: how long two devices take in each step to synchronise, where drafting in parallel is "
-            "simulated.",
-        ),
-    ] = 0.0,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Write each run here as soon as it ends.",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the runs in the output file; run only what is missing.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
-    ] = None,
-    spec_bench_out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write answer files in Spec-Bench's own format here.")
-    ] = None,
-    from_: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE", help="Show the results of an earlier --output; no model runs."),
-    ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            "--compare", metavar="A B", help="Compare two results files of --output; no model runs. Takes only --json."
-        ),
-    ] = None,
+    lengths: str | None = option("Token limits; every prompt runs once with each.", "N,N,..."),
+    peer: list[str] | None = option(
+        "Also measure another implementation; repeatable. hf-constant, hf-heuristic, hf-confidence are transformers' "
+        "assisted generation on the same models. openvino, onnxruntime-genai and llama.cpp run in processes of their "
+        "own; WAY is none, constant:5 (the default), and confidence:0.4 or, with onnxruntime-genai, adaptive:2.",
+        "PEER[:WAY[:VALUE]]",
+    ),
+    counterpart: bool = option(
+        "With transformers' peers, where our passes run on a faster engine than theirs: measure the first policy "
+        "eagerly too, as they run. Default: yes.",
+        "--counterpart/--no-counterpart",
+        default=True,
+    ),
+    peer_models: list[str] | None = option(
+        "The pair's models in the peer's own format; python -m specctl.peers.convert writes them; repeatable.",
+        "PEER=FOLDER",
+    ),
+    peer_program: list[str] | None = option(
+        "The Python that has the peer's package, or llama.cpp's llama-server; repeatable. Default: this Python, or "
+        "what is on the PATH.",
+        "PEER=FILE",
+    ),
+    oracle: bool = option(
+        "Compare each policy with the best possible one, and with the best that reads only the draft's entropy and top "
+        "probability. Greedy decoding only.",
+        "--oracle",
+        default=False,
+    ),
+    sync_ms: float = option(
+        "With --oracle: how long two devices take in each step to synchronise, where drafting in parallel is "
+        "simulated.",
+        "MS",
+        default=0.0,
+        min=0,
+    ),
+    output: Path | None = option("Write each run here as soon as it ends.", "-o --output FILE"),
+    resume: bool = option("Keep the runs in the output file; run only what is missing.", "--resume", default=False),
+    report: Path | None = option("Write report.md, report.html and figures here.", "DIR"),
+    spec_bench_out: Path | None = option("Write answer files in Spec-Bench's own format here.", "DIR"),
+    from_: Path | None = option("Show the results of an earlier --output; no model runs.", "--from FILE"),
+    compare: tuple[Path, Path] | None = option(
+        "Compare two results files of --output; no model runs. Takes only --json.", "A B"
+    ),
     server: LoadOptions,
     show: Annotated[ShowOptions, But(("report",))],
 ) -> None:

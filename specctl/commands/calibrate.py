@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, option
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
@@ -31,97 +31,60 @@ if TYPE_CHECKING:
 def calibrate(
     *,
     models: PairOptions,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME|all",
-            help="Policy to calibrate. Default: the profile's. In a hierarchy it applies to every draft, "
-            "or name one for each draft with commas, the target's own draft first.",
-        ),
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--against",
-            metavar="PROFILE",
-            help="Calibrate the drafts of this profile too, on the same target and prompts, and say which to use; "
-            "repeatable.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...",
-            help="How many tokens the draft can write: calibrate with each of these numbers, or all, and say which to "
-            "use.",
-        ),
-    ] = None,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--head",
-            metavar="PATH",
-            help="A trained head to try besides the profile's own, or the folder of train-head --sweep; repeatable. "
-            "Without --policy, specdec++ is calibrated.",
-        ),
-    ] = None,
+    policy: str | None = option(
+        "Policy to calibrate. Default: the profile's. In a hierarchy it applies to every draft, or name one for each "
+        "draft with commas, the target's own draft first.",
+        "NAME|all",
+    ),
+    against: list[str] | None = option(
+        "Calibrate the drafts of this profile too, on the same target and prompts, and say which to use; repeatable.",
+        "PROFILE",
+    ),
+    tokens: str | None = option(
+        "How many tokens the draft can write: calibrate with each of these numbers, or all, and say which to use.",
+        "N,N,...",
+    ),
+    head: list[str] | None = option(
+        "A trained head to try besides the profile's own, or the folder of train-head --sweep; repeatable. Without "
+        "--policy, specdec++ is calibrated.",
+        "PATH",
+    ),
     run: Annotated[RunOptions, But(("check",))],
     replicas: BareReplicaOptions,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...|auto",
-            help="Texts that a pair writes at once: choose a setting for each of these numbers too, and answer the "
-            "prompts so many at once; auto: answer as many at once as is fastest, and choose for one text.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
+    batch: str | None = option(
+        "Texts that a pair writes at once: choose a setting for each of these numbers too, and answer the prompts so "
+        "many at once; auto: answer as many at once as is fastest, and choose for one text.",
+        "N,N,...|auto",
+        panel=PANEL,
+    ),
     prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))],
-    samples: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Prompts that choose the setting; the same number is held out to report on."
-        ),
-    ] = 8,
-    grid: Annotated[
-        Literal["paper", "dense"],
-        typer.Option(help="Values to try: those of the papers, or fine steps over every setting."),
-    ] = "dense",
+    samples: int = option(
+        "Prompts that choose the setting; the same number is held out to report on.", "N", default=8, min=1
+    ),
+    grid: Literal["paper", "dense"] = option(
+        "Values to try: those of the papers, or fine steps over every setting.", default="dense"
+    ),
     sampling: FewSamplingOptions,
     chat: TemplateOption = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a trace of the run here; an interrupted run continues from it, unless --force."
-        ),
-    ] = None,
-    from_: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Search in an earlier trace instead of recording one.")
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Run the chosen setting live and compare with the prediction.")
-    ] = True,
-    export: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
-            "transformers, vllm, vllm-plugin, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
-            "onnxruntime-genai; repeatable.",
-        ),
-    ] = None,
-    costs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[N:]DRAFT,TARGET[,TOKEN]",
-            help="For --export: milliseconds in the engine of a draft step, of a target pass over one token, and of "
-            "each further token in it; N: the same with N texts at once, repeatable. Default: those of specctl here.",
-        ),
-    ] = None,
+    output: Path | None = option("Write the calibrated profile here.", "-o --output FILE"),
+    trace: Path | None = option(
+        "Write a trace of the run here; an interrupted run continues from it, unless --force.", "FILE"
+    ),
+    from_: Path | None = option("Search in an earlier trace instead of recording one.", "--from FILE"),
+    verify: bool = option(
+        "Run the chosen setting live and compare with the prediction.", "--verify/--no-verify", default=True
+    ),
+    export: list[str] | None = option(
+        "Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
+        "transformers, vllm, vllm-plugin, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
+        "onnxruntime-genai; repeatable.",
+        "ENGINE",
+    ),
+    costs: list[str] | None = option(
+        "For --export: milliseconds in the engine of a draft step, of a target pass over one token, and of each "
+        "further token in it; N: the same with N texts at once, repeatable. Default: those of specctl here.",
+        "[N:]DRAFT,TARGET[,TOKEN]",
+    ),
     show: ShowOptions,
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.

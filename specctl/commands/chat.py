@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, require_unused
+from specctl.commands.grouped_command import But, grouped, option, require_unused
 from specctl.commands.option_groups import LIMIT, FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag
 from specctl.commands.tasks.command_files import spare_profile
@@ -28,13 +28,12 @@ def chat(
     run: Annotated[RunOptions, But(("check", "force"))],
     sampling: Annotated[FewSamplingOptions, But(help={"max_new_tokens": LIMIT.format("of each answer")})],
     chat_: TemplateOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live", help="Show a panel with figures while an answer is written, and the answer behind it as a whole."
-        ),
-    ] = False,
+    system: str | None = option("System message.", "TEXT"),
+    live: bool = option(
+        "Show a panel with figures while an answer is written, and the answer behind it as a whole.",
+        "--live",
+        default=False,
+    ),
     server: ServerOptions,
     show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, option
 from specctl.commands.option_groups import PairOptions, RunOptions
 from specctl.commands.options import JsonOption
 from specctl.commands.tasks.device_report import Section, sections
@@ -39,34 +39,24 @@ def doctor(
     *,
     models: PairOptions,
     options: Annotated[RunOptions, But(("check", "force", "foreign_head"))],
-    run: Annotated[
-        bool,
-        typer.Option(
-            "--run",
-            help="Load the models too: check that the target forgets rejected tokens, generate a few with and without "
-            "drafts.",
-        ),
-    ] = False,
-    devices: Annotated[
-        bool,
-        typer.Option(
-            "--devices",
-            help="Tell more, still without loading weights: the cards, what weights and caches take, which engine will "
-            "run, how long passes take at least, and from which acceptance rate on drafts can pay.",
-        ),
-    ] = False,
-    find_draft: Annotated[
-        bool,
-        typer.Option(
-            "--find-draft",
-            help="List what could draft for the target, from the hub's cache, the target's own files and the folders "
-            "of --in, and ask the hub: with what a step costs and what to run next. Reads no weights.",
-        ),
-    ] = False,
-    folders: Annotated[
-        list[Path] | None,
-        typer.Option("--in", metavar="DIR", help="With --find-draft: a folder of models to look into; repeatable."),
-    ] = None,
+    run: bool = option(
+        "Load the models too: check that the target forgets rejected tokens, generate a few with and without drafts.",
+        "--run",
+        default=False,
+    ),
+    devices: bool = option(
+        "Tell more, still without loading weights: the cards, what weights and caches take, which engine will run, how "
+        "long passes take at least, and from which acceptance rate on drafts can pay.",
+        "--devices",
+        default=False,
+    ),
+    find_draft: bool = option(
+        "List what could draft for the target, from the hub's cache, the target's own files and the folders of --in, "
+        "and ask the hub: with what a step costs and what to run next. Reads no weights.",
+        "--find-draft",
+        default=False,
+    ),
+    folders: list[Path] | None = option("With --find-draft: a folder of models to look into; repeatable.", "--in DIR"),
     json_: JsonOption = False,
 ) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.

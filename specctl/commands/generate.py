@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specctl.commands.generate_options import RecordOptions, ResultOptions
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, option
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
 from specctl.commands.tasks.command_files import spare_profile
@@ -22,6 +22,7 @@ from specctl.jsonl import Record, result_line
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
+    from specctl.observing.record_stream import RecordStream
     from specctl.replicas.replica import Replicas
 
 GENERATE_HELP = {
@@ -46,12 +47,9 @@ def generate(
     policy: PolicyOption = None,
     run: RunOptions,
     sampling: Annotated[SamplingOptions, But(help=GENERATE_HELP)],
-    file: Annotated[
-        str | None,
-        typer.Option("-f", "--file", metavar="FILE|-", help="Read the PROMPT from this file; - is standard input."),
-    ] = None,
+    file: str | None = option("Read the PROMPT from this file; - is standard input.", "-f --file FILE|-"),
     chat: TemplateOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
+    system: str | None = option("System prompt of every chat.", "TEXT"),
     records: RecordOptions,
     results: ResultOptions,
     replicas: ReplicaOptions,
@@ -174,7 +172,7 @@ def generate(
         view = partial(generation_view.view_of, resolved, console)
         if several is not None and source is not None:
             several.begin()
-            answers: generation_view.AnswersRecords
+            answers: RecordStream | ReplicatedRecords
             taken: Iterable[Any] = several.records(source)
             if answering is not None:
                 turns = several.turns if replication is None else None
@@ -188,18 +186,19 @@ def generate(
                 if total is None:
                     taken = arriving(several.records(streams.apart(source)))
             else:
-                from specctl.observing.record_stream import RecordStream, trace_alone
+                from specctl.observing import record_stream
 
-                alone = generation_view.live_watch(answerer, view) if results.live else trace_alone
-                answers = RecordStream(
+                alone = generation_view.live_watch(answerer, view) if results.live else record_stream.trace_alone
+                answers = record_stream.RecordStream(
                     answerer, sink, traced, several.finished, results.rounds, results.token_ids, alone, several.turns
                 )
             # Results and panels on the same terminal show the progress themselves.
             silent = results.live or (records.output == "-" and sys.stdout.isatty())
             bar = TerminalProgress(console, False) if silent else shown_progress
             kept = None if show.quiet or records.output == "-" else records.output
-            with resumable(console, kept), several.summing_up(answers.tally):
-                complete = generation_view.answer_records(answers, taken, total, bar)
+            counting = bar.counting("records", total)
+            with resumable(console, kept), several.summing_up(answers.tally), counting as advance:
+                complete = answers.run(taken, advance)
             if not complete:
                 raise typer.Exit(1)
             return

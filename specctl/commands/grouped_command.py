@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_args
@@ -25,11 +25,27 @@ class But:
     help: Mapping[str, str] = field(default_factory=dict)
 
 
+def option(text: str, spelling: str = "", *, default: Any = None, panel: str | None = None, **more: Any) -> Any:
+    """An option, as the default of a command's parameter or of a group's field, whose annotation is its type.
+
+    Args:
+        text: its help.
+        spelling: its flags, if its name is not the only one, and what stands for its value: ``-t --temperature T``.
+        default: its value where it is not given; ... for an option that has to be.
+        panel: its heading in the help; by default the group's ``panel``, if it has one. Empty for none.
+        more: of `typer.Option`.
+    """
+    words = spelling.split()
+    flags = [word for word in words if word.startswith("-")]
+    more = {"metavar": " ".join(words[len(flags) :]) or None, **more}
+    return field(default=default, metadata={"option": typer.Option(*flags, help=text, rich_help_panel=panel, **more)})
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """A command as Typer takes it: the parameters that are groups of options are replaced by their options.
 
-    A group is a dataclass whose fields are annotated as Typer's parameters are; the command takes keywords only. Its
-    annotations and theirs are objects, no strings.
+    A group is a dataclass whose fields are options, as its parameters are: an `option` each, or annotated as Typer's
+    are. The command takes keywords only. Its annotations and theirs are objects, no strings.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
     flat: list[Parameter] = []
@@ -40,6 +56,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             options = _options(kind, [extra for extra in extras if isinstance(extra, But)])
             groups[name] = kind, [option.name for option in options]
             flat += options
+        elif isinstance(parameter.default, Field):
+            flat.append(_parameter(name, hint, parameter.default))
         else:
             flat.append(parameter)
 
@@ -59,15 +77,21 @@ def _options(group: type, differences: list[But]) -> list[Parameter]:
     for one in fields(group):
         if any(one.name in but.without for but in differences):
             continue
-        kind, option = get_args(one.type)
-        for but in differences:
-            if one.name in but.help:
-                option = copy(option)
-                option.help = but.help[one.name]
-        found.append(
-            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[kind, option])
-        )
+        told = next((but.help[one.name] for but in differences if one.name in but.help), None)
+        found.append(_parameter(one.name, one.type, one, told, getattr(group, "panel", None)))
     return found
+
+
+def _parameter(name: str, hint: Any, given: Any, told: str | None = None, panel: str | None = None) -> Parameter:
+    """An option as Typer takes it; ``told`` is another help, ``panel`` that of its group."""
+    kind, own = (hint, given.metadata["option"]) if given.metadata else get_args(hint)
+    own = copy(own)
+    own.help, own.rich_help_panel = (
+        told or own.help,
+        (panel if own.rich_help_panel is None else own.rich_help_panel) or None,
+    )
+    default = Parameter.empty if given.default is ... else given.default
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, own])
 
 
 def require_unused(

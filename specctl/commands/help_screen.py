@@ -67,7 +67,7 @@ def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         if (record := param.get_help_record(ctx)) is not None:
             default = "Arguments" if param.param_type_name == "argument" else "Options"
             title = getattr(param, "rich_help_panel", None) or default
-            found.setdefault(title, []).append((_spelled(record[0]), _without_ranges(record[1])))
+            found.setdefault(title, []).append((record[0].removesuffix(" <str>"), _without_ranges(record[1])))
     if isinstance(command, TyperGroup):
         for name in command.list_commands(ctx):
             inner = command.get_command(ctx, name)
@@ -75,11 +75,6 @@ def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
                 found["Commands"].append((name, " ".join((inner.help or "").split("\n\n")[0].split())))
     last = found.pop(RUNNING, [])
     return {title: rows for title, rows in {**found, RUNNING: last}.items() if rows}
-
-
-def _spelled(names: str) -> str:
-    """The names of an option without the type of a plain value, which its help tells."""
-    return names.removesuffix(" <str>")
 
 
 def _without_ranges(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from specctl.commands.grouped_command import grouped, option
 from specctl.commands.options import ForceOption, TemplateOption, complete_policy
 from specctl.errors import ModelError, SpecctlError, UsageError
 from specctl.outputs import Outputs
@@ -24,25 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DraftsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
-    ),
-]
 
-DraftsPolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="NAME:KEY=VALUE,...",
-        autocompletion=complete_policy,
-        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
-    ),
-]
-
-
+@grouped
 def new(
+    *,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -51,15 +37,17 @@ def new(
             help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
         ),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "--model", metavar="MODEL", help="A folder or hub id.")
-    ] = None,
-    drafts: DraftsOption = None,
-    policy: DraftsPolicyOption = None,
+    target: str | None = option("A folder or hub id.", "--target --model MODEL"),
+    drafts: list[str] | None = option(
+        "A folder or hub id. A second one names a model that drafts for the first.", "--draft MODEL"
+    ),
+    policy: str | None = option(
+        "Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
+        "NAME:KEY=VALUE,...",
+        autocompletion=complete_policy,
+    ),
     chat: TemplateOption = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write this file instead of one for NAME.")
-    ] = None,
+    output: Path | None = option("Write this file instead of one for NAME.", "-o --output FILE"),
     force: ForceOption = False,
 ) -> None:
     """Write a profile, after checking that its models have one tokenizer and fit this machine.

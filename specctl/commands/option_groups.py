@@ -1,14 +1,13 @@
 """The options that several commands offer, in groups: what a command gets is an object with their values."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import typer
-
-from specctl.commands.grouped_command import But
+from specctl.commands.grouped_command import But, option
 from specctl.commands.options import (
     RUNNING,
     SAMPLING,
@@ -22,9 +21,11 @@ from specctl.commands.options import (
 )
 from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
+    from specctl.reporting.table import Table
     from specctl.terminal.work_progress import TerminalProgress
 
 LIMIT = "Maximum number of tokens {}. Default: the profile's; 256 unless it says."
@@ -34,36 +35,22 @@ LIMIT = "Maximum number of tokens {}. Default: the profile's; 256 unless it says
 class PairOptions:
     """Which models."""
 
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="NAME",
-            autocompletion=complete_profile,
-            help="Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target "
-            "and --draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
-        ),
-    ] = None
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "--model",
-            metavar="MODEL",
-            help="Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair "
-            "is --target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            metavar="MODEL",
-            help="Draft model, a folder or hub id; prompt:lookup copies from the text, prompt:lookup+MODEL does both "
-            "in turn. With --profile it replaces the profile's draft.",
-        ),
-    ] = None
+    profile: str | None = option(
+        "Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
+        "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
+        "--profile -p NAME",
+        autocompletion=complete_profile,
+    )
+    target: str | None = option(
+        "Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
+        "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
+        "--target --model MODEL",
+    )
+    draft: str | None = option(
+        "Draft model, a folder or hub id; prompt:lookup copies from the text, prompt:lookup+MODEL does both in turn. "
+        "With --profile it replaces the profile's draft.",
+        "MODEL",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,51 +58,36 @@ class RunOptions:
     """What of the profile is replaced, and how it runs."""
 
     set_: SetOption = None
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine",
-            metavar="|".join(get_args(Engine)),
-            help="How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            min=1,
-            metavar="N",
-            help="How many threads passes on the CPU run with. Default: what is faster on this machine as it is now.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = None
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="After the first rejected token, compare the target with a fresh read of the text; stop if they "
-            "differ.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = False
+    engine: str | None = option(
+        "How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
+        panel=RUNNING,
+        metavar="|".join(get_args(Engine)),
+    )
+    threads: int | None = option(
+        "How many threads passes on the CPU run with. Default: what is faster on this machine as it is now.",
+        "N",
+        panel=RUNNING,
+        min=1,
+    )
+    check: bool = option(
+        "After the first rejected token, compare the target with a fresh read of the text; stop if they differ.",
+        "--check",
+        default=False,
+        panel=RUNNING,
+    )
     force: ForceOption = False
-    foreign_head: Annotated[
-        bool,
-        typer.Option(
-            "--foreign-head",
-            help="Use the draft's head even if it was trained on another draft, with a warning.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = False
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Let a profile found in ./profiles run code that comes with its models.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = False
+    foreign_head: bool = option(
+        "Use the draft's head even if it was trained on another draft, with a warning.",
+        "--foreign-head",
+        default=False,
+        panel=RUNNING,
+    )
+    trust_remote_code: bool = option(
+        "Let a profile found in ./profiles run code that comes with its models.",
+        "--trust-remote-code",
+        default=False,
+        panel=RUNNING,
+    )
 
     def resolve(self, models: PairOptions, flags: Mapping[str, Any] = MappingProxyType({})) -> "ResolvedProfile":
         """The profile of these models as these options and ``flags`` change it, by dotted key.
@@ -141,90 +113,34 @@ class RunOptions:
 class SamplingOptions:
     """How texts are sampled."""
 
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            "--max-tokens",
-            min=1,
-            metavar="N",
-            help=LIMIT.format("to generate for each prompt"),
-        ),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0, the default, is greedy decoding."
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=SAMPLING),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            metavar="P",
-            help="Keep the likeliest tokens of this total probability; 1 keeps all.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            metavar="P",
-            help="Keep tokens of at least this share of the top probability; 0 keeps all.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None
-    verification: Annotated[
-        Literal["token", "block"] | None,
-        typer.Option(
-            help="When sampling, verify draft tokens one by one or as a block, which keeps more of them; the text has "
-            "the target's distribution with both.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Seed of all random draws. Default: 0.", rich_help_panel=SAMPLING),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="End the text before this string appears. Repeatable.", rich_help_panel=SAMPLING
-        ),
-    ] = None
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Only JSON that fits the schema in this file may be written; a record may have its own `schema`.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None
-    regex: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX", help="Only a text that matches as a whole may be written.", rich_help_panel=SAMPLING
-        ),
-    ] = None
-    grammar: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Only what follows the Lark grammar in this file.", rich_help_panel=SAMPLING),
-    ] = None
+    panel = SAMPLING
+    max_new_tokens: int | None = option(
+        LIMIT.format("to generate for each prompt"), "--max-new-tokens -n --max-tokens N", panel="", min=1
+    )
+    temperature: float | None = option(
+        "Sampling temperature; 0, the default, is greedy decoding.", "-t --temperature T", panel="", min=0
+    )
+    top_k: int | None = option("Keep the k likeliest tokens; 0 keeps all.", "K", min=0)
+    top_p: float | None = option("Keep the likeliest tokens of this total probability; 1 keeps all.", "P")
+    min_p: float | None = option("Keep tokens of at least this share of the top probability; 0 keeps all.", "P")
+    verification: Literal["token", "block"] | None = option(
+        "When sampling, verify draft tokens one by one or as a block, which keeps more of them; the text has the "
+        "target's distribution with both."
+    )
+    seed: int | None = option("Seed of all random draws. Default: 0.", "N", min=0)
+    stop: list[str] | None = option("End the text before this string appears. Repeatable.", "TEXT")
+    json_schema: Path | None = option(
+        "Only JSON that fits the schema in this file may be written; a record may have its own `schema`.", "FILE"
+    )
+    regex: str | None = option("Only a text that matches as a whole may be written.", "REGEX")
+    grammar: Path | None = option("Only what follows the Lark grammar in this file.", "FILE")
 
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=MOST_LOGPROBS,
-            metavar="N",
-            help="Add to JSON results the target's log-probability of each token, and the N likeliest ids with theirs.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None
+    logprobs: int | None = option(
+        "Add to JSON results the target's log-probability of each token, and the N likeliest ids with theirs.",
+        "N",
+        min=0,
+        max=MOST_LOGPROBS,
+    )
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -252,23 +168,35 @@ LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification",
 class ShowOptions:
     """What is shown of the outcome."""
 
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
-    ] = None
+    report: Path | None = option("Write report.md, report.html and figures here.", "DIR")
     json_: JsonOption = False
-    progress: Annotated[
-        bool | None,
-        typer.Option(
-            "--progress/--no-progress",
-            help="Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default "
-            "once 10 seconds have passed.",
-            show_default=False,
-            rich_help_panel=RUNNING,
-        ),
-    ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on standard error.")] = (
-        False
+    progress: bool | None = option(
+        "Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default once 10 "
+        "seconds have passed.",
+        "--progress/--no-progress",
+        panel=RUNNING,
+        show_default=False,
     )
+    quiet: bool = option("Print only warnings and errors on standard error.", "--quiet -q", default=False)
+
+    def outcome(self, document: Any, tables: "Iterable[Table]", *texts: str) -> None:
+        """Print a JSON document or, as was asked for, tables and lines of text behind them."""
+        from rich.console import Console
+
+        from specctl.files import write_line
+        from specctl.reporting.console import print_tables
+
+        if self.json_:
+            write_line(sys.stdout, document)
+            return
+        print_tables(Console(), tables)
+        for text in texts:
+            write_out(text)
+
+    def written(self, paths: "Iterable[Path]") -> None:
+        """Say which files were written, unless nothing is to be said."""
+        for path in () if self.quiet else paths:
+            tell(f"wrote {path}")
 
     def bars(self) -> "TerminalProgress":
         """Progress on standard error."""

@@ -3,10 +3,9 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from specctl.commands.grouped_command import option
 from specctl.commands.options import PROMPTS
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
@@ -19,47 +18,15 @@ if TYPE_CHECKING:
 class PromptOptions:
     """Which prompts."""
 
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            metavar="NAME",
-            help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.",
-            rich_help_panel=PROMPTS,
-        ),
-    ] = None
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="FILE", help="A local copy of the suite, in its original format.", rich_help_panel=PROMPTS
-        ),
-    ] = None
-    input_: Annotated[
-        str | None,
-        typer.Option(
-            "--input", "-i", metavar="FILE|-", help="Records to run instead of a suite.", rich_help_panel=PROMPTS
-        ),
-    ] = None
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.", rich_help_panel=PROMPTS),
-    ] = None
-    category: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--category", metavar="NAME", help="Use only prompts of this category; repeatable.", rich_help_panel=PROMPTS
-        ),
-    ] = None
-    samples_per_category: Annotated[
-        int | None,
-        typer.Option(
-            "--samples-per-category",
-            min=1,
-            metavar="N",
-            help="Use a seeded random sample of N prompts of each category.",
-            rich_help_panel=PROMPTS,
-        ),
-    ] = None
+    panel = PROMPTS
+    suite: str | None = option(
+        "Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.", "NAME"
+    )
+    data: Path | None = option("A local copy of the suite, in its original format.", "FILE")
+    input_: str | None = option("Records to run instead of a suite.", "--input -i FILE|-")
+    limit: int | None = option("Use only the first N prompts.", "N", min=1)
+    category: list[str] | None = option("Use only prompts of this category; repeatable.", "NAME")
+    samples_per_category: int | None = option("Use a seeded random sample of N prompts of each category.", "N", min=1)
 
     def read_by(self, outputs: Outputs) -> None:
         """Keep the files that they name from being an output."""

@@ -4,11 +4,11 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, option
 from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption
 from specctl.commands.prompt_options import PromptOptions
@@ -32,68 +32,37 @@ else:
     Kind = StrEnum("Kind", [(kind, kind) for kind, row in FORMATS.items() if row.trained])
 
 
-class Optimizer(StrEnum):
-    """What changes the weights."""
-
-    ADAMW = "adamw"
-    MUON = "muon"
-
-
 @grouped
 def train_draft(
     *,
     ctx: typer.Context,
-    kind: Annotated[Kind, typer.Option("--kind", help="What to train.")],
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
-    ],
+    kind: Kind = option("What to train.", default=...),
+    output: Path = option("Folder for the head and for the state to resume from.", "-o --output DIR", default=...),
     models: PairOptions,
     run: Annotated[RunOptions, But(("check", "foreign_head"))],
     replicas: FewReplicaOptions,
     prompts: PromptOptions,
     limit: LimitOptions,
-    temperature: Annotated[
-        float,
-        typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of every second answer."),
-    ] = 1.0,
-    answers_only: Annotated[bool, typer.Option("--answers-only", help="Collect answers and stop.")] = False,
-    answers: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Answers of an earlier run, such as of another kind's.")
-    ] = None,
-    depth: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Decoder layers of the head. Default: 1; 5 for dflash and dspark."),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Tokens drafted from each place in training. Default: 7; 3 for mtp, 5 for glide, 15 for dflash.",
-        ),
-    ] = None,
-    draft_vocabulary: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Most frequent tokens that an eagle3 head can draft. Default: 32000, or all."
-        ),
-    ] = None,
-    anchors: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Blocks of an answer in an epoch, for dflash and dspark. Default: 512."),
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the answers.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Answers per step.")] = 8,
-    lr: Annotated[
-        float, typer.Option(metavar="X", help="Highest learning rate; it rises at first and falls to 0 along a cosine.")
-    ] = 1e-4,
-    optimizer: Annotated[
-        Optimizer, typer.Option(help="adamw as published, or muon for the matrices of the head's layers.")
-    ] = Optimizer.ADAMW,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of answers, weights and order.")] = 0,
+    temperature: float = option("Temperature of every second answer.", "-t --temperature T", default=1.0, min=0),
+    answers_only: bool = option("Collect answers and stop.", "--answers-only", default=False),
+    answers: Path | None = option("Answers of an earlier run, such as of another kind's.", "DIR"),
+    depth: int | None = option("Decoder layers of the head. Default: 1; 5 for dflash and dspark.", "N", min=1),
+    steps: int | None = option(
+        "Tokens drafted from each place in training. Default: 7; 3 for mtp, 5 for glide, 15 for dflash.", "N", min=1
+    ),
+    draft_vocabulary: int | None = option(
+        "Most frequent tokens that an eagle3 head can draft. Default: 32000, or all.", "N", min=1
+    ),
+    anchors: int | None = option("Blocks of an answer in an epoch, for dflash and dspark. Default: 512.", "N", min=1),
+    epochs: int = option("Passes over the answers.", "N", default=3, min=1),
+    batch_size: int = option("Answers per step.", "N", default=8, min=1),
+    lr: float = option("Highest learning rate; it rises at first and falls to 0 along a cosine.", "X", default=1e-4),
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw as published, or muon for the matrices of the head's layers.", default="adamw"
+    ),
+    seed: int = option("Seed of answers, weights and order.", "N", default=0, min=0),
     chat: TemplateOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    resume: bool = option("Continue an interrupted run.", "--resume", default=False),
     show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Train a draft head: a small network that drafts from the target's hidden states.
@@ -126,7 +95,7 @@ def train_draft(
         from specctl.training.epochs import Schedule
 
         schedule = Schedule(epochs, batch_size, lr, seed)
-        return subject.make(output, source, replace(recipe(), optimizer=optimizer.value), schedule, progress)
+        return subject.make(output, source, replace(recipe(), optimizer=optimizer), schedule, progress)
 
     flags.train(found, "draft", begin, finish)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, grouped, option
 from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption
 from specctl.commands.prompt_options import PromptOptions
@@ -26,75 +26,40 @@ if TYPE_CHECKING:
 def train_head(
     *,
     ctx: typer.Context,
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
-    ],
-    kind: Annotated[
-        Literal["specdec++", "disco"],
-        typer.Option(help="What the head reads: the draft's hidden states, or its likeliest tokens' probabilities."),
-    ] = "specdec++",
+    output: Path = option("Folder for the head and for the state to resume from.", "-o --output DIR", default=...),
+    kind: Literal["specdec++", "disco"] = option(
+        "What the head reads: the draft's hidden states, or its likeliest tokens' probabilities.", default="specdec++"
+    ),
     models: PairOptions,
     run: Annotated[RunOptions, But(("check", "foreign_head"))],
     replicas: FewReplicaOptions,
     prompts: PromptOptions,
     limit: LimitOptions,
-    temperature: Annotated[
-        float, typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of answers and draft tokens.")
-    ] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(min=0, metavar="K", help="Top-k of answers and draft tokens; 0 keeps all.")
-    ] = 50,
-    examples_only: Annotated[bool, typer.Option("--examples-only", help="Collect training examples and stop.")] = False,
-    examples: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Examples of an earlier run; the target is not loaded.")
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Residual blocks; 0 is a linear head. Default: 3.")
-    ] = None,
-    reject_weight: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Weight of a rejection in the loss; an acceptance weighs 1. Default: 6, of disco 1."
-        ),
-    ] = None,
-    mix: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.99,
-            metavar="X",
-            help="Share of the target's tokens in the text that a draft model reads. Default: 0.15.",
-        ),
-    ] = None,
-    signals: Annotated[
-        bool,
-        typer.Option(
-            "--signals",
-            help="Let the head read the draft's entropy and probabilities too, unlike in the paper.",
-        ),
-    ] = False,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Passes over the data, each with a new mix. Default: 3, of disco 20."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Answers per step.")] = 32,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Adam's initial learning rate; it falls to 0 along a cosine. Default: 5e-05, of disco 0.01.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of answers, draft tokens, mixing and the head.")
-    ] = 0,
+    temperature: float = option("Temperature of answers and draft tokens.", "-t --temperature T", default=1.0, min=0),
+    top_k: int = option("Top-k of answers and draft tokens; 0 keeps all.", "K", default=50, min=0),
+    examples_only: bool = option("Collect training examples and stop.", "--examples-only", default=False),
+    examples: Path | None = option("Examples of an earlier run; the target is not loaded.", "DIR"),
+    depth: int | None = option("Residual blocks; 0 is a linear head. Default: 3.", "N", min=0),
+    reject_weight: float | None = option(
+        "Weight of a rejection in the loss; an acceptance weighs 1. Default: 6, of disco 1.", "X"
+    ),
+    mix: float | None = option(
+        "Share of the target's tokens in the text that a draft model reads. Default: 0.15.", "X", min=0, max=0.99
+    ),
+    signals: bool = option(
+        "Let the head read the draft's entropy and probabilities too, unlike in the paper.", "--signals", default=False
+    ),
+    epochs: int | None = option("Passes over the data, each with a new mix. Default: 3, of disco 20.", "N", min=1),
+    batch_size: int = option("Answers per step.", "N", default=32, min=1),
+    lr: float | None = option(
+        "Adam's initial learning rate; it falls to 0 along a cosine. Default: 5e-05, of disco 0.01.", "X"
+    ),
+    seed: int = option("Seed of answers, draft tokens, mixing and the head.", "N", default=0, min=0),
     chat: TemplateOption = None,
-    sweep: Annotated[
-        bool,
-        typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    sweep: bool = option(
+        "Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder.", "--sweep", default=False
+    ),
+    resume: bool = option("Continue an interrupted run.", "--resume", default=False),
     show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Train a head on the draft that predicts acceptance, for the policy specdec++ or disco.

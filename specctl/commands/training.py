@@ -1,6 +1,5 @@
 """What the commands that train have in common: where their material comes from, what they write, and their course."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -128,15 +127,4 @@ class TrainingFlags:
             if self.only:
                 return
             report = finish(subject, source, progress)
-        self._show(report)
-
-    def _show(self, report: "Report") -> None:
-        from rich.console import Console
-
-        from specctl.files import write_line
-        from specctl.reporting.console import print_tables
-
-        if self.show.json_:
-            write_line(sys.stdout, report.document)
-        else:
-            print_tables(Console(), list(report.tables))
+        self.show.outcome(report.document, report.tables)

@@ -185,7 +185,7 @@ def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> di
 
 def _examine_tokens(key: str, table: DraftTable, tokenizer: "PreTrainedTokenizerBase", report: Diagnosis) -> None:
     """Add to a draft's facts which tokens it can write."""
-    from specctl.doctor.draft_tokens_diagnosis import examine_draft_tokens
+    from specctl.doctor.draft_head_diagnosis import examine_draft_tokens
 
     target, draft = report.models[0], next(facts for facts in report.models if facts.key == key)
     rows = max(tokenizer.get_vocab().values()) + 1

@@ -1,12 +1,14 @@
 """What a draft head is, whether it belongs to its verifier and what it needs, found without loading the verifier."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specctl.doctor.model_facts import ModelFacts
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
+from specctl.models.loading.fewer_tokens import counts_for, draft_vocabulary, trained_on_few
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.profile_models import require_head_settings
 from specctl.models.placing.memory import DeviceMemory, load_config
@@ -14,6 +16,9 @@ from specctl.models.placing.placement import dtype_on, kind_of_device, place
 from specctl.models.placing.requirements import weighed
 from specctl.profile.model_names import short_name
 from specctl.profile.schema import DraftTable, Engine, ModelTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def examine_draft_head(
@@ -69,3 +74,29 @@ def examine_draft_head(
     facts.weights_by_dtype = {name: need.weight_bytes(name) for name in ITEM_BYTES if name != "float64"}
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
     return advice
+
+
+def examine_draft_tokens(
+    table: DraftTable, facts: ModelFacts, tokenizer: "PreTrainedTokenizerBase", whole: int, eos: Sequence[int]
+) -> None:
+    """Add to a draft's facts how many tokens it writes, and which share of those counted they are.
+
+    Args:
+        table: the draft's, with ``tokens``.
+        facts: of the draft.
+        tokenizer: the target's.
+        whole: V, the vocabulary that both share.
+        eos: ids that end a text.
+
+    Raises:
+        ModelError: as of `draft_vocabulary`, or it is a draft head that was trained to write few.
+    """
+    if facts.draft_head is not None and facts.draft_tokens != facts.vocabulary:
+        if table.tokens == "auto":
+            return
+        raise trained_on_few(table.model, facts.draft_tokens or 0)
+    ids = draft_vocabulary(table, tokenizer, whole, eos, facts.vocabulary, facts.output_share)
+    facts.draft_tokens = whole if ids is None else len(ids)
+    counts = counts_for(table, tokenizer, whole)
+    some = range(whole) if ids is None else ids.ids.tolist()
+    facts.covered, facts.covers = counts.covered(some), counts.expected(some, whole)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from specctl.peers.names import ASSISTED
 from specctl.policies import NONE, Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.model_names import distinct_name
@@ -68,6 +69,24 @@ class Candidate:
         if self.drafts == (0,):
             return family
         return f"{family} on drafts {', '.join(map(str, self.drafts))}"
+
+    def ran_on(self, engines: Mapping[str, str]) -> str | None:
+        """On which engine its passes ran, of those of the models; None where they do not tell.
+
+        Where its models ran on several, each is named with its model: ``target graph, draft eager``.
+        """
+        if self.peer is not None:
+            # transformers calls the models as they are, whatever engine the profile's own passes have.
+            return "eager" if self.peer in ASSISTED else self.peer
+        if self.engine is not None:
+            return self.engine
+        used = () if self.setting == NONE else self.drafts
+        keys = ["target", *("draft" + ".draft" * draft for draft in used)]
+        # Behind the name may stand, in parentheses, why it is no other.
+        ran = {key: engines[key].partition(" (")[0] for key in keys if key in engines}
+        if len(set(ran.values())) > 1:
+            return ", ".join(f"{key} {engine}" for key, engine in ran.items())
+        return next(iter(ran.values()), None)
 
     @property
     def eagerly(self) -> "Candidate":

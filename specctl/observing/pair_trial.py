@@ -18,7 +18,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import timed
 from specctl.models.sharding.leader import is_sharded
-from specctl.observing.timing import fill
+from specctl.observing.pass_times import fill
 from specctl.profile.schema import Profile
 
 PROMPT = "Once upon a time, there was a"

@@ -1,5 +1,6 @@
 """Times of bare forward passes on this machine, without the loop around them."""
 
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
@@ -11,7 +12,6 @@ from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.results import PassTimes
-from specctl.observing.timing import fill
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
 
@@ -82,3 +82,23 @@ class PassMeter:
 
 def _medians(times: dict[int, list[float]]) -> dict[int, float]:
     return {width: median(values) for width, values in times.items()}
+
+
+def fill(runner: Runner, tokens: Sequence[int]) -> None:
+    """Make the cache hold these tokens and nothing else; a draft head reads them with states of zeros."""
+    runner.rollback(0)
+    _show_zeros(runner, 0, len(tokens))
+    if tokens:
+        runner.extend(list(tokens), keep=0)
+
+
+def forget(runner: Runner, length: int, last: int) -> None:
+    """Take back the ``last`` of ``length`` cached tokens; a draft head keeps states of zeros for them."""
+    runner.rollback(length - last)
+    _show_zeros(runner, length - last, last)
+
+
+def _show_zeros(runner: Runner, start: int, count: int) -> None:
+    if runner.reads_states and count:
+        states = torch.zeros(count, runner.state_size, device=runner.device)
+        runner.witness(start, dict.fromkeys(runner.layers, states))

@@ -175,6 +175,10 @@ class Header(Facts):
     def candidate(self, label: str) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.label == label)
 
+    def engine_of(self, label: str) -> str | None:
+        """`Candidate.ran_on` of one."""
+        return self.candidate(label).ran_on(self.engines)
+
 
 @dataclass(slots=True)
 class RunSet:

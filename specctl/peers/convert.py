@@ -21,7 +21,7 @@ from pathlib import Path
 
 from specctl.errors import SpecctlError, UsageError
 from specctl.peers.converted import Converted, write_manifest
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.profile.model_names import short_name
 
 EMBEDDED = "embedded:"

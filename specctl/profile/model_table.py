@@ -7,8 +7,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from specctl.errors import UsageError
 from specctl.plugins import DRAFTER
 from specctl.profile.base_tables import Table
-from specctl.profile.embedded import model_path
-from specctl.profile.known_names import EMBEDDED, known_device, known_model
+from specctl.profile.known_names import EMBEDDED, known_device, known_model, model_path
 
 IN_TARGET = "target:mtp"
 """The model name of a draft head that is in the files of the model above it."""

@@ -1,8 +1,7 @@
 """What happened while text was generated."""
 
 from specctl.records.completions import Completion, CompletionSummary, FinishReason
-from specctl.records.logprobs import TokenLogprobs
-from specctl.records.rounds import DraftStep, ExtraToken, Round, RoundSummary, StopReason
+from specctl.records.rounds import DraftStep, ExtraToken, Round, RoundSummary, StopReason, TokenLogprobs
 
 __all__ = [
     "Completion",

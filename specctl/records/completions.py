@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from specctl.records.logprobs import TokenLogprobs
-from specctl.records.rounds import Round, RoundSummary
+from specctl.records.rounds import Round, RoundSummary, TokenLogprobs
 
 SHOWN = 200
 """Characters of a text that a completion shows of itself."""

@@ -1,9 +1,10 @@
 """A table ready to be shown, as plain text or as Markdown."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Any, TypeVar
 
 from tabulate import tabulate
 
@@ -11,6 +12,9 @@ from specctl.printable import one_line
 from specctl.statistics.intervals import Interval
 
 UNKNOWN = "-"
+Item = TypeVar("Item")
+Columns = dict[str, Callable[[Item], str]]
+"""Headings, each with what makes the cell of an item."""
 UP, DOWN = " ↑", " ↓"
 """Mark the heading of a column in which higher, or lower, is better."""
 DEFINITIONS = "Columns: docs/words.md."
@@ -44,6 +48,11 @@ class Table:
     labels: int = 1
     note: str = ""
     alarm: bool = False
+
+    @classmethod
+    def of(cls, title: str, columns: Columns[Item], items: Iterable[Item], **more: Any) -> "Table":
+        """A row for each item; ``more`` are further attributes."""
+        return cls(title, tuple(columns), tuple(tuple(cell(one) for cell in columns.values()) for one in items), **more)
 
     @property
     def grid(self) -> list[list[str]]:

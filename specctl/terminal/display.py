@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event, RLock, Thread
-from types import TracebackType
 from typing import Self, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
@@ -44,9 +43,7 @@ class Display(RenderHook):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -93,16 +90,19 @@ class Display(RenderHook):
             self._console.print(Control())
 
     def hide(self) -> None:
+        """Erase it and leave the terminal as a shell wants it; as `show` and `resized`, from another thread."""
         with self._lock:
             self._stopped = True
             self._vanish()
 
     def show(self) -> None:
+        """Draw it again at the cursor; what was drawn before may be anywhere."""
         with self._lock:
             self._stopped = self._visible = False
             self.refresh()
 
     def resized(self) -> None:
+        """The terminal's size may have changed."""
         self.refresh()
 
     def appear(self) -> None:

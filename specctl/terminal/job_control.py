@@ -5,24 +5,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread, current_thread, main_thread
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Drawn(Protocol):
-    """Something that is drawn on a terminal; its methods are called from a thread of their own."""
-
-    def hide(self) -> None:
-        """Erase it and leave the terminal as a shell wants it."""
-
-    def show(self) -> None:
-        """Draw it again at the cursor; what was drawn before may be anywhere."""
-
-    def resized(self) -> None:
-        """The terminal's size may have changed."""
+if TYPE_CHECKING:
+    from specctl.terminal.display import Display
 
 
 @contextmanager
-def obeyed(drawn: Drawn) -> Iterator[None]:
+def obeyed(drawn: "Display") -> Iterator[None]:
     """Hide what is drawn before Ctrl-Z stops the process, show it when the process goes on in the foreground.
 
     Python calls signal handlers in the main thread only, between two steps of Python code; during a long forward pass
@@ -62,7 +52,7 @@ def in_foreground(terminal: int) -> bool:
         return True
 
 
-def _obey(reading: int, drawn: Drawn) -> None:
+def _obey(reading: int, drawn: "Display") -> None:
     while numbers := os.read(reading, 64):
         for number in numbers:
             if number == signal.SIGTSTP and _stoppable():

@@ -1,7 +1,6 @@
 """The live view of a generation on a terminal."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -51,9 +50,7 @@ class LiveView:
         self._display.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._display.stop()
 
     def on_round(self, round_: Round, pieces: Sequence[Piece]) -> None:

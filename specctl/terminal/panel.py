@@ -56,7 +56,7 @@ class GenerationPanel:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self._take_in(console)
-        width, height = options.max_width, max(1, _panel_height(console.height) - self.below)
+        width, height = options.max_width, max(1, max(1, console.height - 1) - self.below)
         if width < _SMALLEST_FRAMED[0] or height < _SMALLEST_FRAMED[1]:
             yield _block(self._tail.lines(console, max(2, width), height))
         else:
@@ -108,8 +108,3 @@ def _legend(metrics: Metrics) -> Text:
         for origin in Origin
         if origin is not Origin.COPIED or metrics.copied
     )
-
-
-def _panel_height(console_height: int) -> int:
-    """Most rows of the panel: one less than the screen, so that it never scrolls."""
-    return max(1, console_height - 1)

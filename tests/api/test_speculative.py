@@ -27,7 +27,7 @@ from specctl import hub_folder, speculative
 from specctl.decoding.loop import decode
 from specctl.errors import ProfileError, SpecctlError, UsageError
 from specctl.policies import Setting
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 
 PROMPT = torch.tensor([[1, 5, 9]])
 LONG = torch.tensor([[*range(1, 20)]])

@@ -8,7 +8,7 @@ from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, 
 from hostile import HOSTILE, commands
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
-from specctl.benchmark.figures.palette import looks
+from specctl.benchmark.figures.candidate_panels import looks
 from specctl.errors import OutputError, UsageError
 from specctl.observing.results import Difference, PassTimes, Run, RunSet
 from specctl.statistics.pareto import pareto

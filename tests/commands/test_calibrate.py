@@ -17,7 +17,7 @@ from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
-from specctl.profile.embedded import predictor_path
+from specctl.profile.known_names import predictor_path
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 

@@ -18,7 +18,7 @@ from checkpoints import save_model
 from transformers import MptConfig
 
 from specctl import __main__ as entry
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.resuming.finished import Finished
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
@@ -587,7 +587,7 @@ def test_a_sampled_text_depends_on_its_draft(specctl):
 
 @pytest.mark.usefixtures("left")
 def test_a_model_whose_files_have_changed_is_another(specctl, tmp_path):
-    from specctl.profile.embedded import model_path
+    from specctl.profile.known_names import model_path
 
     shutil.copytree(model_path("target"), tmp_path / "copy")
     same = ["-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--raw", "--resume", "--set", f"target.model={tmp_path}/copy"]

@@ -16,7 +16,7 @@ from tokenizers import normalizers
 
 from specctl import __main__ as entry
 from specctl.profile import resolve
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 
 
 class Ran(NamedTuple):

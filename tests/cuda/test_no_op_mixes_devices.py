@@ -31,8 +31,7 @@ from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.training.drafts.lessons import Teacher
 from specctl.training.predictors.draft_states import ModelStates
 from specctl.training.predictors.examples import Example
-from specctl.training.predictors.last_states import last_hidden_states
-from specctl.training.predictors.mixing import acceptance, signals
+from specctl.training.predictors.mixing import acceptance, last_hidden_states, signals
 from specctl.training.predictors.predictor_learner import weighted_loss
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)

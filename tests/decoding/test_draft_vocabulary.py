@@ -25,9 +25,9 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, trims, vocabulary_of
+from specctl.models.running.around import NarrowRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Forward, Runner

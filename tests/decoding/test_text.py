@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from specctl.decoding.text import TextStream, find_stop, special_ids
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 
 TINY = tiny_tokenizer(merges=[("t", "h"), ("Ã", "©"), ("ð", "Ł")], added=["<tool>"])
 EMBEDDED = AutoTokenizer.from_pretrained(model_path("target"))

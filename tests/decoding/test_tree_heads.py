@@ -17,7 +17,7 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.passes.compilation import Compiler, missing_compiler
-from specctl.models.passes.tree_paths import path_to
+from specctl.models.passes.tree_sight import path_to
 from specctl.models.running.eager import EagerRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize

@@ -26,7 +26,7 @@ from specctl import __main__ as entry
 from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.replay.recording import metering
 
 ROOT = Path(__file__).parents[2]
@@ -351,16 +351,21 @@ def shown_columns() -> set[str]:
             for alias in node.names
         }:
             continue
+        for part in (
+            one for one in ast.walk(tree) if isinstance(one, ast.AnnAssign) and isinstance(one.value, ast.Dict)
+        ):
+            if ast.unparse(part.annotation).startswith("Columns["):
+                found |= {text for key in part.value.keys if key is not None for text in _headings(key, part)}
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             for call in ast.walk(function):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Table":
+                if isinstance(call, ast.Call) and ast.unparse(call.func) in ("Table", "Table.of"):
                     given = [one.value for one in call.keywords if one.arg == "columns"] or call.args[1:2]
                     for columns in given:
                         found |= _headings(columns, function)
     return {column for column in found if column.strip("WILD ")}
 
 
-def _headings(node: ast.expr, function: ast.FunctionDef, seen: frozenset[str] = frozenset()) -> set[str]:
+def _headings(node: ast.expr, function: ast.AST, seen: frozenset[str] = frozenset()) -> set[str]:
     """Texts in an expression, and in the values that the function assigns or appends to its names."""
     if isinstance(node, ast.Constant):
         return {_plain(node.value)} if isinstance(node.value, str) else set()

@@ -96,11 +96,11 @@ def test_where_memory_runs_out_between_two_layers_the_next_pass_makes_room_in_th
     grown: list[RowLayer] = []
     grow = RowLayer.grow
 
-    def full(layer: RowLayer, capacity: int) -> None:
+    def full(layer: RowLayer, capacity: int, filled: int) -> None:
         if grown:
             raise MemoryError
         grown.append(layer)
-        grow(layer, capacity)
+        grow(layer, capacity, filled)
 
     with monkeypatch.context() as patched:
         patched.setattr(RowLayer, "grow", full)

@@ -398,7 +398,7 @@ def test_one_interrupt_leaves_a_pass_that_waits_for_a_follower_to_it():
 
 
 def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkeypatch):
-    from specctl.models.sharding.meeting_folder import MeetingFolder
+    from specctl.models.sharding.followers import MeetingFolder
     from specctl.outputs.locks import ABANDONED
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -424,7 +424,7 @@ def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkey
 
 
 def test_folders_of_other_users_are_left_alone(tmp_path, monkeypatch):
-    from specctl.models.sharding.meeting_folder import MeetingFolder
+    from specctl.models.sharding.followers import MeetingFolder
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     theirs = tmp_path / "specctl-shards-theirs"

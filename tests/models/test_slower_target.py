@@ -5,7 +5,7 @@ from slower_target import write_slower_target
 from transformers import AutoModelForCausalLM
 
 from specctl.models.running.eager import EagerRunner
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 
 
 def test_idle_layers_cost_time_and_change_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.errors import ModelError
 from specctl.models.passes.compilation import Compiler, missing_compiler
-from specctl.models.passes.tree_paths import path_to
-from specctl.models.passes.tree_sight import WIDEST, TreeSight
+from specctl.models.passes.tree_sight import WIDEST, TreeSight, path_to
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner

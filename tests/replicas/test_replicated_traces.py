@@ -69,7 +69,7 @@ def untimed(traces):
 def test_traces_and_their_order_are_the_same_and_costs_are_measured_here(profile, suite, tmp_path):
     pair = load_pair(profile, measured=False)
     job = Job(
-        "specctl.commands.tasks.trace_replica:replica",
+        "specctl.commands.tasks.calibration_run:replica",
         {"profile": profile, "heads": [], "depth": 4, "foreign_head": False},
     )
     expected = collect_traces(pair, profile, suite, 4)

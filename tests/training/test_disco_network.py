@@ -23,9 +23,8 @@ from specctl.training.material import Split
 from specctl.training.predictors import example_rounds as module
 from specctl.training.predictors.disco_network import DiscoNetwork, features_of, new_network
 from specctl.training.predictors.draft_states import Stored
-from specctl.training.predictors.example_rounds import read_rounds
+from specctl.training.predictors.example_rounds import read_model_rounds, read_rounds
 from specctl.training.predictors.examples import Example
-from specctl.training.predictors.model_rounds import read_model_rounds
 from specctl.training.predictors.predictor_evaluation import evaluate
 from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe, Trained
 

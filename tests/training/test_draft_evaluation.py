@@ -8,8 +8,7 @@ import torch
 from toys import seeded
 
 from specctl.decoding.sampling import Sampling
-from specctl.training.drafts.draft_evaluation import Acceptance, acceptance_in_rounds
-from specctl.training.drafts.drafted_rounds import Drafted
+from specctl.training.drafts.draft_evaluation import Acceptance, Drafted, acceptance_in_rounds
 from specctl.training.drafts.lessons import Lesson
 from specctl.training.drafts.target_answers import Answer
 

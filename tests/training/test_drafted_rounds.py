@@ -12,7 +12,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.courses import COURSES
-from specctl.training.drafts.drafted_rounds import head_drafts, model_drafts
+from specctl.training.drafts.draft_evaluation import head_drafts, model_drafts
 from specctl.training.drafts.lessons import Lesson, Teacher
 
 DEPTH = 4

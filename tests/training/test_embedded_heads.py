@@ -13,7 +13,7 @@ import specctl.prompts
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.head_files.formats import FORMATS
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model
 from specctl.training.drafts.lessons import Lesson, Teacher

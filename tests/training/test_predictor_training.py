@@ -9,8 +9,7 @@ from toys import FAMILIES, random_model, seeded
 from specctl.models.running.eager import EagerRunner
 from specctl.training.epochs import Schedule, Training
 from specctl.training.predictors.draft_states import ModelStates
-from specctl.training.predictors.last_states import last_hidden_states
-from specctl.training.predictors.mixing import acceptance, mix, signals, states
+from specctl.training.predictors.mixing import acceptance, last_hidden_states, mix, signals, states
 from specctl.training.predictors.predictor_learner import (
     PredictorLearner,
     PredictorRecipe,
@@ -50,7 +49,7 @@ def test_labels_and_signals_are_those_of_the_drafted_tokens() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_the_drafter_will_see(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.training.predictors.last_states.TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr("specctl.training.predictors.mixing.TOKENS_AT_ONCE", 40)
     model = random_model(family)
     sequences = [torch.randint(64, (size,), generator=seeded(size)) for size in (19, 7, 3, 20)]
     with torch.no_grad():

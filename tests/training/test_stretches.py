@@ -15,10 +15,10 @@ from specctl.models.head_files.draft_head import draft_head
 from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.schema import ModelTable
+from specctl.training.drafts.chains import stretched
 from specctl.training.drafts.courses import new_head
 from specctl.training.drafts.lessons import Lesson, Teacher
 from specctl.training.drafts.losses import text_loss
-from specctl.training.drafts.stretches import stretched
 
 SIZE = 4
 

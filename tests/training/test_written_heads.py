@@ -10,7 +10,7 @@ from toys import random_model
 from specctl.models.head_files.formats import FORMATS, recognise
 from specctl.models.head_files.network_files import Verifier, described
 from specctl.training.drafts.courses import COURSES
-from specctl.training.drafts.drafted_rounds import head_drafts
+from specctl.training.drafts.draft_evaluation import head_drafts
 from specctl.training.drafts.lessons import Teacher
 
 

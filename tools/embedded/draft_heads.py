@@ -25,7 +25,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.network_files import Verifier, write_head
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.reporting.table import as_markdown
 from specctl.training.drafts.courses import new_head
 from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model

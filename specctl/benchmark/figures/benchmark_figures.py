@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from specctl.benchmark.digest import Digest
+from specctl.benchmark.figures.candidate_panels import Look, looks
 from specctl.benchmark.figures.draft_figures import accepted_histogram, draft_length_over_rounds, lengths_by_category
 from specctl.benchmark.figures.hierarchy_figures import speed_by_window, where_it_pays
-from specctl.benchmark.figures.palette import Look, looks
 from specctl.benchmark.figures.speed_figures import speedup_by_category, speedup_by_length, wall_time
 from specctl.benchmark.figures.tradeoff_figure import verification_against_discard
 from specctl.reporting.style import MissingDataError, Picture, style

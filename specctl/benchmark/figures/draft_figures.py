@@ -3,8 +3,8 @@
 import numpy as np
 
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.figures.palette import Look
-from specctl.benchmark.tables.candidate_panels import (
+from specctl.benchmark.figures.candidate_panels import (
+    Look,
     candidate_panel,
     drafting_rounds,
     note_after,

@@ -8,7 +8,7 @@ import numpy as np
 
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.figures.palette import Look
+from specctl.benchmark.figures.candidate_panels import Look
 from specctl.benchmark.hierarchy_levels import CandidateLevels
 from specctl.observing.candidate import Candidate
 from specctl.profile.model_names import short_name

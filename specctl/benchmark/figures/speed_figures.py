@@ -1,9 +1,9 @@
 """Figures of how fast each candidate was and where its time went. Matplotlib is imported when a figure is drawn."""
 
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.figures.palette import Look
-from specctl.benchmark.tables.candidate_panels import (
+from specctl.benchmark.figures.candidate_panels import (
     ROW,
+    Look,
     candidate_panel,
     note_after,
     note_right,

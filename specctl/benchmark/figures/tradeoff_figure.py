@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.figures.palette import Look
+from specctl.benchmark.figures.candidate_panels import Look
 from specctl.observing.candidate import Candidate
 from specctl.reporting.style import FAINT, INK, MissingDataError, Picture, label_points, page, panels
 from specctl.statistics.pareto import pareto

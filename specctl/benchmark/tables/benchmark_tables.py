@@ -4,15 +4,24 @@ from dataclasses import asdict
 from typing import Any
 
 from specctl.benchmark.digest import Digest
+from specctl.benchmark.papers import sources
+from specctl.benchmark.runnable_papers import left_out_lines
+from specctl.benchmark.summaries import Summary
 from specctl.benchmark.tables.cost_tables import cost_table, level_table, parallel_table, pass_table
-from specctl.benchmark.tables.paper_table import paper_table
-from specctl.benchmark.tables.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
+from specctl.benchmark.tables.speed_tables import (
+    count_differing,
+    drafting_table,
+    latency_table,
+    part_table,
+    share_table,
+    speed_table,
+)
 from specctl.benchmark.verdict import verdict
 from specctl.files import SCHEMA_VERSION
-from specctl.observing.candidate_engines import engine_of
-from specctl.observing.results import OF_HIERARCHIES, as_record
+from specctl.observing.candidate import Candidate
+from specctl.observing.results import OF_HIERARCHIES, Difference, Run, as_record
 from specctl.reporting.plain import plain
-from specctl.reporting.table import UNKNOWN, Table
+from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
 
 SHOWN_DIFFERENCES = 20
 
@@ -43,7 +52,7 @@ def as_json(digest: Digest) -> dict[str, Any]:
     document: dict[str, Any] = {
         "provenance": {**as_record(digest.results.header), "schema_version": SCHEMA_VERSION},
         "verdict": verdict(digest),
-        "engines": {one.label: engine_of(digest.results.header, one.label) for one in digest.results.header.candidates},
+        "engines": {one.label: digest.results.header.engine_of(one.label) for one in digest.results.header.candidates},
         "runs": digest.finished,
         "expected_runs": digest.expected_runs,
         "overall": digest.overall,
@@ -97,28 +106,25 @@ def _differences(digest: Digest) -> Table:
         return Table(title, (), (), note="Not compared: no prompt was finished both by none and by another candidate.")
     if not digest.differing:
         return Table(title, (), (), note=f"All {digest.compared} runs gave exactly the tokens of none.")
-    columns = ("candidate", "prompt", "repeat", "length", "turn", "position", "none's token", "its token", "logit gap")
-    rows = tuple(
-        (
-            run.candidate,
-            run.prompt,
-            str(run.repeat),
-            str(run.length),
-            str(found.turn),
-            str(found.position),
-            "end" if found.expected is None else str(found.expected),
-            "end" if found.found is None else str(found.found),
-            UNKNOWN if found.gap is None else f"{found.gap:.2e}",
-        )
-        for run, found in digest.differing[:SHOWN_DIFFERENCES]
-    )
-    hidden = len(digest.differing) - len(rows)
+    columns: Columns[tuple[Run, Difference]] = {
+        "candidate": lambda one: one[0].candidate,
+        "prompt": lambda one: one[0].prompt,
+        "repeat": lambda one: str(one[0].repeat),
+        "length": lambda one: str(one[0].length),
+        "turn": lambda one: str(one[1].turn),
+        "position": lambda one: str(one[1].position),
+        "none's token": lambda one: "end" if one[1].expected is None else str(one[1].expected),
+        "its token": lambda one: "end" if one[1].found is None else str(one[1].found),
+        "logit gap": lambda one: UNKNOWN if one[1].gap is None else f"{one[1].gap:.2e}",
+    }
+    shown = digest.differing[:SHOWN_DIFFERENCES]
+    hidden = len(digest.differing) - len(shown)
     note = (
         f"GREEDY OUTPUT DIFFERS in {len(digest.differing)} of {digest.compared} runs. The first difference of each run"
         + (f"; {hidden} more runs are in the JSON." if hidden else ".")
         + " A logit gap near 0 is a tie between the target's two best tokens."
     )
-    return Table("GREEDY OUTPUT DIFFERS", columns, rows, labels=2, note=note, alarm=True)
+    return Table.of("GREEDY OUTPUT DIFFERS", columns, shown, labels=2, note=note, alarm=True)
 
 
 def _skipped(digest: Digest) -> Table:
@@ -136,19 +142,35 @@ def _failed(digest: Digest) -> Table:
 def _peers(digest: Digest) -> Table:
     """What is not alike where other engines were measured, one row for each."""
     header = digest.results.header
-    rows = tuple(
-        (
-            one.label,
-            str(header.versions.get(one.name, UNKNOWN)),
-            str(header.devices.get(one.name, UNKNOWN)),
-            str(one.values.get("weights", UNKNOWN)),
-            str(one.values.get("cache", UNKNOWN)),
-        )
-        for one in header.candidates
-        if one.way is not None
-    )
+    columns: Columns[Candidate] = {
+        "candidate": lambda one: one.label,
+        "version": lambda one: str(header.versions.get(one.name, UNKNOWN)),
+        "device": lambda one: str(header.devices.get(one.name, UNKNOWN)),
+        "weights": lambda one: str(one.values.get("weights", UNKNOWN)),
+        "cache": lambda one: str(one.values.get("cache", UNKNOWN)),
+    }
     note = (
         "Each ran in a process of its own, stopped while others ran, on prompts given as ids. Its times are its own "
         "clock's, from the prompt's ids to the last token."
     )
-    return Table("Peers", ("candidate", "version", "device", "weights", "cache"), rows, labels=5, note=note)
+    return Table.of("Peers", columns, (one for one in header.candidates if one.way is not None), labels=5, note=note)
+
+
+def paper_table(digest: Digest) -> Table:
+    """What the papers report of each policy, with the paper that its settings are from; others come after `none`."""
+    header = digest.results.header
+    known = sources(header.candidates)
+    order = [*(one.label for one in header.candidates if one.label not in known), *known]
+    columns: Columns[Summary] = {
+        "candidate": lambda one: one.candidate,
+        "settings of": lambda one: known.get(one.candidate, ""),
+        f"speedup (totals){UP}": lambda one: show_interval(one.speedup and one.speedup.of_totals),
+        f"mean acceptance length{UP}": lambda one: number(one.mean_acceptance_length, 2),
+        f"acceptance rate{UP}": lambda one: percent(one.acceptance_rate),
+        f"draft rate{DOWN}": lambda one: number(one.draft_rate, 3),
+        f"verification rate{DOWN}": lambda one: number(one.verification_rate, 3),
+        f"differ{DOWN}": lambda one: count_differing(digest, one.candidate),
+    }
+    shown = sorted(digest.overall, key=lambda one: order.index(one.candidate))
+    note = " ".join(f"{line[0].upper()}{line[1:]}." for line in left_out_lines(header.papers or {}))
+    return Table.of("The papers' policies", columns, shown, labels=2, note=note)

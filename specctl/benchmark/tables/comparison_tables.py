@@ -5,7 +5,7 @@ from typing import Any
 
 from specctl.benchmark.comparison import Compared, Comparison
 from specctl.reporting.plain import plain
-from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, show_interval
+from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Columns, Table, show_interval
 
 SHOWN_PROMPTS = 20
 NOISE = (
@@ -48,39 +48,24 @@ def _unlike(comparison: Comparison) -> Table:
 
 
 def _speeds(comparison: Comparison) -> Table:
-    columns = (
-        "candidate",
-        "prompts",
-        f"A tokens/s{UP}",
-        f"B tokens/s{UP}",
-        f"B/A{UP}",
-        f"against none{UP}",
-        f"TTFT B/A{DOWN}",
-        f"TPOT B/A{DOWN}",
-        f"texts differ{DOWN}",
-    )
-    rows = tuple(map(_row, comparison.candidates))
+    columns: Columns[Compared] = {
+        "candidate": lambda one: one.name,
+        "prompts": lambda one: str(one.ratio.prompts),
+        f"A tokens/s{UP}": lambda one: f"{one.tokens_per_second.a:.1f}",
+        f"B tokens/s{UP}": lambda one: f"{one.tokens_per_second.b:.1f}",
+        f"B/A{UP}": lambda one: show_interval(one.ratio.of_totals),
+        f"against none{UP}": lambda one: show_interval(one.against_none),
+        f"TTFT B/A{DOWN}": lambda one: show_interval(one.ttft),
+        f"TPOT B/A{DOWN}": lambda one: show_interval(one.tpot),
+        f"texts differ{DOWN}": lambda one: f"{one.texts.differing} of {one.texts.compared}",
+    }
     none = comparison.none_differs
     drift = (
         f'none itself is {none.value:.2f}x as fast in B, so what policies changed is in "against none". '
         if none
         else ""
     )
-    return Table("B over A", columns, rows, note=f"{drift}{NOISE} {DEFINITIONS}")
-
-
-def _row(compared: Compared) -> tuple[str, ...]:
-    return (
-        compared.name,
-        str(compared.ratio.prompts),
-        f"{compared.tokens_per_second.a:.1f}",
-        f"{compared.tokens_per_second.b:.1f}",
-        show_interval(compared.ratio.of_totals),
-        show_interval(compared.against_none),
-        show_interval(compared.ttft),
-        show_interval(compared.tpot),
-        f"{compared.texts.differing} of {compared.texts.compared}",
-    )
+    return Table.of("B over A", columns, comparison.candidates, note=f"{drift}{NOISE} {DEFINITIONS}")
 
 
 def _candidates_left_out(comparison: Comparison) -> Table:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
+from specctl.benchmark.cost_model import CandidateCost
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.hierarchy_levels import CandidateLevels
 from specctl.profile.model_names import short_name
-from specctl.reporting.table import DOWN, UNKNOWN, UP, Table, number, percent
+from specctl.replay.parallel_replay import Simulated
+from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent
 
 
 def level_table(digest: Digest) -> Table:
@@ -31,30 +33,17 @@ def level_table(digest: Digest) -> Table:
 
 def cost_table(digest: Digest) -> Table:
     """Measured speed, predicted speed and the bounds, one row per candidate."""
-    columns = (
-        "candidate",
-        f"measured tokens/s{UP}",
-        f"predicted tokens/s{UP}",
-        f"ms/token (eq. 5.1){DOWN}",
-        f"loop overhead{DOWN}",
-        f"fewest passes / passes{UP}",
-        f"oracle time / time{UP}",
-        f"signal bound / time{UP}",
-    )
-    rows = tuple(
-        (
-            cost.candidate,
-            f"{cost.measured:.1f}",
-            number(cost.predicted, 1),
-            number(cost.latency_ms, 3),
-            number(cost.overhead, 3),
-            percent(cost.passes_share),
-            percent(cost.time_share),
-            percent(cost.signal_share),
-        )
-        for cost in digest.costs
-    )
-    return Table("Cost model", columns, rows, note=" ".join(_cost_notes(digest)))
+    columns: Columns[CandidateCost] = {
+        "candidate": lambda one: one.candidate,
+        f"measured tokens/s{UP}": lambda one: f"{one.measured:.1f}",
+        f"predicted tokens/s{UP}": lambda one: number(one.predicted, 1),
+        f"ms/token (eq. 5.1){DOWN}": lambda one: number(one.latency_ms, 3),
+        f"loop overhead{DOWN}": lambda one: number(one.overhead, 3),
+        f"fewest passes / passes{UP}": lambda one: percent(one.passes_share),
+        f"oracle time / time{UP}": lambda one: percent(one.time_share),
+        f"signal bound / time{UP}": lambda one: percent(one.signal_share),
+    }
+    return Table.of("Cost model", columns, digest.costs, note=" ".join(_cost_notes(digest)))
 
 
 def pass_table(digest: Digest) -> list[Table]:
@@ -74,33 +63,23 @@ def pass_table(digest: Digest) -> list[Table]:
 def parallel_table(digest: Digest) -> Table:
     """What a second device would bring, simulated from the stretches of the baseline's texts."""
     alone = digest.simulated_baseline_ms
-    columns = (
-        "simulated",
-        "block",
-        "steps",
-        f"tokens/step{UP}",
-        f"ms/step{DOWN}",
-        f"simulated tokens/s{UP}",
-        f"simulated speedup{UP}",
-    )
-    rows = tuple(
-        (
-            "in parallel, t_target / t_draft" if one.ratio else "in parallel" if one.parallel else "in turns",
-            str(one.block),
-            str(one.steps),
-            number(one.tokens / one.steps, 2),
-            number(one.milliseconds / one.steps, 3),
-            number(one.tokens_per_second, 1),
-            number(alone / one.milliseconds, 2),
-        )
-        for one in digest.simulated
-    )
+    columns: Columns[Simulated] = {
+        "simulated": lambda one: (
+            "in parallel, t_target / t_draft" if one.ratio else "in parallel" if one.parallel else "in turns"
+        ),
+        "block": lambda one: str(one.block),
+        "steps": lambda one: str(one.steps),
+        f"tokens/step{UP}": lambda one: number(one.tokens / one.steps, 2),
+        f"ms/step{DOWN}": lambda one: number(one.milliseconds / one.steps, 3),
+        f"simulated tokens/s{UP}": lambda one: number(one.tokens_per_second, 1),
+        f"simulated speedup{UP}": lambda one: number(alone / one.milliseconds, 2),
+    }
     note = (
         "Simulated for two devices that do not slow each other down, from the draft's token at every place of none's "
         f"texts and the bare forward times above; a step in parallel takes {digest.sync_ms:g} ms more to synchronise "
         "(--sync-ms). The time of prompts is left out."
     )
-    return Table("In parallel (simulated: two devices)", columns, rows, note=note)
+    return Table.of("In parallel (simulated: two devices)", columns, digest.simulated, note=note)
 
 
 def _cost_notes(digest: Digest) -> Iterator[str]:

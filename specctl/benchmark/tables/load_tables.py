@@ -6,23 +6,19 @@ from typing import Any
 
 from specctl.benchmark.asked import Level, LoadHeader
 from specctl.benchmark.tables.speed_tables import latencies
-from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, number, percent
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, number, percent
 
 
 def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> list[Table]:
     """Speed and latency by concurrency; ``missing`` requests were left out by an interrupt."""
-    rows = tuple(
-        (
-            str(level.concurrency),
-            str(len(level.answered)),
-            str(len(level.asked) - len(level.answered)),
-            number(level.requests_per_second, 2),
-            number(level.tokens_per_second, 1),
-            percent(level.acceptance_rate),
-        )
-        for level in levels
-    )
-    columns = ("concurrency", "requests", f"failed{DOWN}", f"requests/s{UP}", f"tokens/s{UP}", f"acceptance rate{UP}")
+    columns: Columns[Level] = {
+        "concurrency": lambda one: str(one.concurrency),
+        "requests": lambda one: str(len(one.answered)),
+        f"failed{DOWN}": lambda one: str(len(one.asked) - len(one.answered)),
+        f"requests/s{UP}": lambda one: number(one.requests_per_second, 2),
+        f"tokens/s{UP}": lambda one: number(one.tokens_per_second, 1),
+        f"acceptance rate{UP}": lambda one: percent(one.acceptance_rate),
+    }
     note = f"{header.model} at {header.url}. {DEFINITIONS}"
     if any(level.counted for level in levels):
         note += " The server does not count tokens: pieces of its streams were counted."
@@ -34,7 +30,7 @@ def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> li
         for kind, count in level.failures.items()
     ]
     found = [
-        Table("Speed", columns, rows, note=note),
+        Table.of("Speed", columns, levels, note=note),
         latencies("concurrency", {str(level.concurrency): level.latency for level in levels}),
     ]
     if failures:

@@ -1,59 +1,53 @@
 """Tables of how fast each candidate was, what its drafts achieved, and where its time went."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.latency import Latency
 from specctl.benchmark.peer_thresholds import threshold_note
 from specctl.benchmark.summaries import Spread, Summary
-from specctl.observing.candidate_engines import engine_of
 from specctl.records import StopReason
 from specctl.reporting.placing import listed
-from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent, show_interval
+from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
+
+RATES: Columns[Summary] = {
+    f"acceptance rate{UP}": lambda one: percent(one.acceptance_rate),
+    f"mean acceptance length{UP}": lambda one: number(one.mean_acceptance_length, 2),
+    f"verification rate{DOWN}": lambda one: number(one.verification_rate, 3),
+    f"discard rate{DOWN}": lambda one: number(one.discard_rate, 3),
+}
+"""What drafts achieved, by heading."""
 
 
 def speed_table(digest: Digest) -> Table:
     """Speed, speedup and greedy identity, one row per candidate."""
-    rows = tuple(
-        (
-            summary.candidate,
-            engine_of(digest.results.header, summary.candidate) or UNKNOWN,
-            str(summary.prompts),
-            str(summary.runs),
-            f"{summary.tokens_per_second:.1f}",
-            show_interval(summary.speedup and summary.speedup.of_totals),
-            show_interval(summary.speedup and summary.speedup.of_prompts),
-            number(summary.latency.ttft_ms and summary.latency.ttft_ms.mean, 1),
-            count_differing(digest, summary.candidate),
-        )
-        for summary in digest.overall
-    )
-    columns = (
-        "candidate",
-        "engine",
-        "prompts",
-        "runs",
-        f"tokens/s{UP}",
-        f"speedup (totals){UP}",
-        f"speedup (mean of prompts){UP}",
-        f"first token ms{DOWN}",
-        f"differ{DOWN}",
-    )
+    columns: Columns[Summary] = {
+        "candidate": lambda one: one.candidate,
+        "engine": lambda one: digest.results.header.engine_of(one.candidate) or UNKNOWN,
+        "prompts": lambda one: str(one.prompts),
+        "runs": lambda one: str(one.runs),
+        f"tokens/s{UP}": lambda one: f"{one.tokens_per_second:.1f}",
+        f"speedup (totals){UP}": lambda one: show_interval(one.speedup and one.speedup.of_totals),
+        f"speedup (mean of prompts){UP}": lambda one: show_interval(one.speedup and one.speedup.of_prompts),
+        f"first token ms{DOWN}": lambda one: number(one.latency.ttft_ms and one.latency.ttft_ms.mean, 1),
+        f"differ{DOWN}": lambda one: count_differing(digest, one.candidate),
+    }
     note = DEFINITIONS
     if digest.results.header.synthetic:
         note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
     if digest.unfinished is not None:
         note += f" {digest.unfinished[0].upper()}{digest.unfinished[1:]}."
     more = f"{_machine(digest)}{_counterparts(digest)}{threshold_note(digest.results)}"
-    return Table("Speed", columns, rows, note=f"{note}{more}")
+    return Table.of("Speed", columns, digest.overall, note=f"{note}{more}")
 
 
 def _counterparts(digest: Digest) -> str:
     """How to read candidates that run eagerly beside others; empty where there are none, or nothing else."""
     header = digest.results.header
-    eager = [one.candidate for one in digest.overall if engine_of(header, one.candidate) == "eager"]
-    faster = {engine_of(header, one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
+    eager = [one.candidate for one in digest.overall if header.engine_of(one.candidate) == "eager"]
+    faster = {header.engine_of(one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
     peers = [one.label for one in header.candidates if one.label in eager and one.peer is not None]
     if not peers or not faster:
         return ""
@@ -97,29 +91,16 @@ def latencies(key: str, found: Mapping[str, Latency]) -> Table:
 def drafting_table(digest: Digest) -> Table:
     """Acceptance and draft lengths, one row per candidate; where leaves were verified, how many and how they fared."""
     leaves = any(summary.nodes for summary in digest.overall)
-    columns = (
-        "candidate",
-        f"acceptance rate{UP}",
-        f"mean acceptance length{UP}",
-        f"verification rate{DOWN}",
-        f"discard rate{DOWN}",
-        f"redundancy{DOWN}",
-        "draft length",
-        "accepted length",
-        *(("nodes", "leaf accepted") if leaves else ()),
-    )
-    rows = tuple(
-        (
-            summary.candidate,
-            *_rates(summary),
-            number(summary.redundancy, 3),
-            _spread(summary.draft_length),
-            _spread(summary.accepted_length),
-            *((_spread(summary.nodes), percent(summary.leaf_rate)) if leaves else ()),
-        )
-        for summary in digest.overall
-    )
-    return Table("Drafting", columns, rows)
+    columns: Columns[Summary] = {
+        "candidate": lambda one: one.candidate,
+        **RATES,
+        f"redundancy{DOWN}": lambda one: number(one.redundancy, 3),
+        "draft length": lambda one: _spread(one.draft_length),
+        "accepted length": lambda one: _spread(one.accepted_length),
+    }
+    if leaves:
+        columns |= {"nodes": lambda one: _spread(one.nodes), "leaf accepted": lambda one: percent(one.leaf_rate)}
+    return Table.of("Drafting", columns, digest.overall)
 
 
 def share_table(digest: Digest) -> Table:
@@ -147,39 +128,20 @@ def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> 
         key: heading of the column that names the part.
         parts: summaries by part.
     """
-    rows = tuple(
-        (
-            str(name),
-            summary.candidate,
-            str(summary.prompts),
-            f"{summary.tokens_per_second:.1f}",
-            show_interval(summary.speedup and summary.speedup.of_totals),
-            *_rates(summary),
-        )
-        for name, summaries in parts.items()
-        for summary in summaries
-    )
-    columns = (
-        key,
-        "candidate",
-        "prompts",
-        f"tokens/s{UP}",
-        f"speedup (totals){UP}",
-        f"acceptance rate{UP}",
-        f"mean acceptance length{UP}",
-        f"verification rate{DOWN}",
-        f"discard rate{DOWN}",
-    )
-    return Table(title, columns, rows, labels=2)
+    columns: Columns[tuple[Any, Summary]] = {
+        key: lambda one: str(one[0]),
+        "candidate": lambda one: one[1].candidate,
+        "prompts": lambda one: str(one[1].prompts),
+        f"tokens/s{UP}": lambda one: f"{one[1].tokens_per_second:.1f}",
+        f"speedup (totals){UP}": lambda one: show_interval(one[1].speedup and one[1].speedup.of_totals),
+        **{heading: partial(_of_part, cell) for heading, cell in RATES.items()},
+    }
+    each = ((name, summary) for name, summaries in parts.items() for summary in summaries)
+    return Table.of(title, columns, each, labels=2)
 
 
-def _rates(summary: Summary) -> tuple[str, ...]:
-    return (
-        percent(summary.acceptance_rate),
-        number(summary.mean_acceptance_length, 2),
-        number(summary.verification_rate, 3),
-        number(summary.discard_rate, 3),
-    )
+def _of_part(cell: Callable[[Summary], str], one: tuple[Any, Summary]) -> str:
+    return cell(one[1])
 
 
 def count_differing(digest: Digest, candidate: str) -> str:

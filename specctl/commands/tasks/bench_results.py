@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specctl.commands.option_groups import ShowOptions
-from specctl.terminal.output import tell, write_out
+from specctl.terminal.output import write_out
 
 if TYPE_CHECKING:
     from specctl.observing.results import RunSet
@@ -34,20 +34,12 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
 
 def show_results(results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float) -> None:
     """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for."""
-    from rich.console import Console
-
     from specctl.benchmark.digest import digest
     from specctl.benchmark.tables import benchmark_tables as tables
     from specctl.benchmark.verdict import verdict
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
 
     whole = digest(results, sync_ms)
-    if show.json_:
-        write_line(sys.stdout, tables.as_json(whole))
-    else:
-        print_tables(Console(), tables.tables(whole))
-        write_out(verdict(whole))
+    show.outcome(tables.as_json(whole), tables.tables(whole), verdict(whole))
     written: list[Path] = []
     if show.report is not None:
         from specctl.benchmark.benchmark_report import write_report
@@ -57,5 +49,4 @@ def show_results(results: "RunSet", show: ShowOptions, answers: Path | None, syn
         from specctl.benchmark.spec_bench import write_answers
 
         written += write_answers(results, answers)
-    for path in written if not show.quiet else []:
-        tell(f"wrote {path}")
+    show.written(written)

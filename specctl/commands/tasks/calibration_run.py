@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.commands.option_groups import ShowOptions
 from specctl.commands.options import warn
+from specctl.commands.tasks.pair_loading import load
 from specctl.commands.tasks.replication import Replication
-from specctl.commands.tasks.trace_replica import REPLICA
 from specctl.outputs import OutputFile
-from specctl.terminal.output import tell, write_out
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.trace_files import TraceSet
+    from specctl.replicas.job import Answer
     from specctl.terminal.work_progress import TerminalProgress
 
 COUNTS = ".counts.json"
@@ -141,12 +142,9 @@ def show_calibration(
         counted: as of `write_calibrated`.
     """
     import tomli_w
-    from rich.console import Console
 
     from specctl.calibration.calibrated import draft_table
     from specctl.calibration.calibration_tables import as_document, calibration_tables, verdict
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
 
     facts, found = command_facts(decision.traces), decision.found
     shown = calibration_tables(decision)
@@ -159,16 +157,11 @@ def show_calibration(
         shown += export_tables(exports)
         document["exports"] = export_document(exports)
         found.warnings.extend(export_warnings(exports))
-    if show.json_:
-        write_line(sys.stdout, document)
-    else:
-        print_tables(Console(), shown)
-        write_out(verdict(found))
-        if output is None:
-            drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            write_out("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
-        for text in exported:
-            write_out(f"\n{text}")
+    texts = [verdict(found)]
+    if output is None:
+        drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
+        texts.append("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
+    show.outcome(document, shown, *texts, *(f"\n{text}" for text in exported))
     for warning in found.warnings:
         warn(warning)
     if output is not None:
@@ -186,5 +179,28 @@ def show_calibration(
             command="calibrate",
             verdict=verdict(found),
         )
-        for path in paths if not show.quiet else []:
-            tell(f"wrote {path}")
+        show.written(paths)
+
+
+REPLICA = "specctl.commands.tasks.calibration_run:replica"
+"""What makes such a replica, as `specctl.replicas.job.Job` names it."""
+
+
+def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":
+    """A replica for `specctl.replay.recording.collecting.collect_traces`.
+
+    Args:
+        number: from 0; no replica says what the command has said already.
+        profile, heads, depth: as in `collect_traces`.
+        foreign_head: as in `load`.
+    """
+    del number
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=True)
+    named = [list(heads)] if heads else None
+    pair = load(profile, console, heads=named, foreign_head=foreign_head, quiet=True)
+
+    from specctl.replay.recording.collecting import replica_of
+
+    return replica_of(pair, profile, depth)

@@ -17,8 +17,7 @@ from specctl.printable import printable
 from specctl.processes.interrupts import interruptible
 from specctl.profile.known_names import EMBEDDED
 from specctl.records import FinishReason
-from specctl.terminal.echo import unechoed
-from specctl.terminal.line_input import LineInput, joined
+from specctl.terminal.line_input import LineInput, joined, unechoed
 from specctl.terminal.output import tell, write_text
 
 LEAVES = ("exit", "quit", "bye")

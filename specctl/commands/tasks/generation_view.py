@@ -1,20 +1,18 @@
 """Shows the progress of `generate`: text as rounds end, a live panel, or a progress bar over records."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from specctl.jsonl import Record
-from specctl.observing.progress import Advance, Tally
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.batch_view import BatchView, ShownText
 from specctl.terminal.live import LiveView, Origin, Piece
 from specctl.terminal.output import write_text
-from specctl.terminal.work_progress import TerminalProgress
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
@@ -22,30 +20,6 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
 
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
-
-
-class AnswersRecords(Protocol):
-    """A `RecordStream`, of models in this process or of replicas."""
-
-    @property
-    def tally(self) -> Tally: ...
-
-    def run(self, records: Iterable[Record], advance: Advance, /) -> bool: ...
-
-
-def answer_records(
-    stream: AnswersRecords, records: Iterable[Record], total: int | None, progress: TerminalProgress
-) -> bool:
-    """Answer all records and show the progress; return whether all could be answered.
-
-    Args:
-        stream: answers them.
-        records: in order.
-        total: number of records; None if unknown.
-        progress: shows the records that are done.
-    """
-    with progress.counting("records", total) as advance:
-        return stream.run(records, advance)
 
 
 def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch":

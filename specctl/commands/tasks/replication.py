@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from specctl.commands.grouped_command import But
+from specctl.commands.grouped_command import But, option
 from specctl.commands.options import warn
 from specctl.errors import UsageError
 from specctl.terminal.output import tell
@@ -29,46 +27,27 @@ PLACES = 16
 class ReplicaOptions:
     """Replicas of the pair."""
 
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            "--workers",
-            metavar="N|auto",
-            help="Replicas of the pair, each with GPUs or cores of its own; auto: one for the GPUs that a pair needs, "
-            "else one for each core.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="auto|ray://HOST:PORT|HOST:PORT",
-            help="Place the replicas on a Ray cluster; auto: the one that runs here, else one of this machine.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    keep_warm: Annotated[
-        str | None,
-        typer.Option(
-            "--keep-warm",
-            metavar="DURATION",
-            help="Leave the replicas in the cluster, such as for 30m, so that the next command with this profile need "
-            "not load them.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
+    panel = PANEL
+    workers: str | None = option(
+        "Replicas of the pair, each with GPUs or cores of its own; auto: one for the GPUs that a pair needs, else one "
+        "for each core.",
+        "N|auto",
+    )
+    cluster: str | None = option(
+        "Place the replicas on a Ray cluster; auto: the one that runs here, else one of this machine.",
+        "auto|ray://HOST:PORT|HOST:PORT",
+    )
+    keep_warm: str | None = option(
+        "Leave the replicas in the cluster, such as for 30m, so that the next command with this profile need not load "
+        "them.",
+        "DURATION",
+    )
 
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            "--batch",
-            metavar="N|auto",
-            help="Texts that a pair writes at once: what they ask of a model is read in one pass; auto: as many as "
-            "memory and the times of passes allow.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
+    batch: str | None = option(
+        "Texts that a pair writes at once: what they ask of a model is read in one pass; auto: as many as memory and "
+        "the times of passes allow.",
+        "N|auto",
+    )
 
     @property
     def rows(self) -> "Batch | None":

@@ -1,10 +1,9 @@
 """The flags about a server that others run, and `specctl bench --url`. No torch here."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from specctl.commands.grouped_command import option
 from specctl.commands.option_groups import ShowOptions
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import OutputFile
@@ -21,51 +20,30 @@ PANEL = "A server"
 class ServerOptions:
     """A server to ask in place of models of one's own."""
 
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url",
-            metavar="URL",
-            help="A running server for OpenAI's clients (specctl serve, vLLM, llama.cpp), asked in place of models "
-            "loaded here; --model chooses among its models.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SPECCTL_API_KEY",
-            metavar="KEY",
-            help="The server's key. In the environment other users of the machine do not see it.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None
+    panel = PANEL
+    url: str | None = option(
+        "A running server for OpenAI's clients (specctl serve, vLLM, llama.cpp), asked in place of models loaded here; "
+        "--model chooses among its models.",
+        "URL",
+    )
+    api_key: str | None = option(
+        "The server's key. In the environment other users of the machine do not see it.",
+        "KEY",
+        envvar="SPECCTL_API_KEY",
+        show_default=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions(ServerOptions):
     """How much it is asked."""
 
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            metavar="N[,N...]",
-            help="With --url: requests at once; all prompts are asked with each. Default: 1.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    warm_up: Annotated[
-        int | None,
-        typer.Option(
-            "--warm-up",
-            min=0,
-            metavar="N",
-            help="With --url: requests before each concurrency that are not counted. Default: 1.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
+    concurrency: str | None = option(
+        "With --url: requests at once; all prompts are asked with each. Default: 1.", "N[,N...]"
+    )
+    warm_up: int | None = option(
+        "With --url: requests before each concurrency that are not counted. Default: 1.", "N", min=0
+    )
 
     @property
     def levels(self) -> list[int]:
@@ -114,8 +92,7 @@ def run_load(
     from datetime import UTC, datetime
 
     from specctl.benchmark.asked import LOAD, Asked, LoadHeader
-    from specctl.benchmark.dialogues import dialogues
-    from specctl.benchmark.server_load import ServerLoad
+    from specctl.benchmark.server_load import ServerLoad, dialogues
     from specctl.remote.server import connected
 
     assert options.url is not None
@@ -153,16 +130,8 @@ def run_load(
 
 
 def _show(header: "LoadHeader", load: "ServerLoad", missing: int, show: ShowOptions) -> None:
-    import sys
-
-    from rich.console import Console
 
     from specctl.benchmark.tables.load_tables import load_json, load_tables
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
 
     levels = [level for level in load.levels if level.asked]
-    if show.json_:
-        write_line(sys.stdout, load_json(header, levels, missing))
-    elif levels:
-        print_tables(Console(), load_tables(header, levels, missing))
+    show.outcome(load_json(header, levels, missing), load_tables(header, levels, missing) if levels else ())

@@ -13,7 +13,7 @@ from specctl.commands.tasks.pair_loading import load
 from specctl.commands.tasks.replication import Replication
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile
-from specctl.terminal.output import tell, write_out
+from specctl.terminal.output import write_out
 
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
@@ -186,5 +186,4 @@ def _show(
         paths = write_document(
             "Calibration", together, {}, facts, show.report, command="calibrate", verdict=verdict_of(standings)
         )
-        for path in paths if not show.quiet else []:
-            tell(f"wrote {path}")
+        show.written(paths)

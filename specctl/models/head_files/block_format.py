@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_config import BlockConfig
-from specctl.models.draft_heads.block_sight import BlockSight
+from specctl.models.draft_heads.block_config import BlockConfig, BlockSight
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.head_files.head_config import (
     BOOKKEEPING,

@@ -24,8 +24,8 @@ from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, require_kind
 from specctl.models.predictors.trained_predictors import TrainedPredictor
+from specctl.models.running.around import NarrowRunner
 from specctl.models.running.engines import EngineSettings, checked, fixed_width
-from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rounding import require_one_function
 from specctl.models.running.rules.ruled import RuledRunner

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory, Integers, Memory
-from specctl.models.passes.tree_paths import gather_path
-from specctl.models.passes.tree_sight import Seen
+from specctl.models.passes.tree_sight import Seen, gather_path
 from specctl.models.passes.watching import LAST
 
 if TYPE_CHECKING:

@@ -60,41 +60,32 @@ def build_onnx_head(
         ModelError: what exports networks for onnxruntime is not installed.
     """
     try:
-        return _built(head, vocabulary, name, settings, reference, threads)
+        weight = next(head.parameters())
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise Unable(
+                f"onnxruntime runs draft heads in float32 on a CPU, and it is in {dtype} on {weight.device.type}"
+            )
+        threads = 1 if weight_bytes(head) <= SMALL else threads
+        key, began = key_of_head(head, head.borrowed), perf_counter()
+        wanted = settings.engine == "onnx" or settings.expected_tokens >= LONG_RUN
+        if not wanted and Store(cache_folder()).find(key) is None:
+            return None
+        made = False
+
+        def write(path: Path) -> None:
+            nonlocal made
+            made = True
+            settings.progress(f"preparing {name} for onnxruntime, once")
+            _write(head, path.parent)
+            _require_equal(head, path.parent, reference(), vocabulary)
+
+        path = graph_path(key, name, settings, write)
+        graphs = HeadGraphs(path.parent, threads, perf_counter() - began if made else None)
+        return _opened(head, graphs, vocabulary)
     except Unable as why:
         settings.notice(f"{name} runs on torch: {why}")
         return None
-
-
-def _built(
-    head: ChainHead | BlockHead,
-    vocabulary: int,
-    name: str,
-    settings: EngineSettings,
-    reference: "Callable[[], Runner]",
-    threads: int,
-) -> OnnxDraftHead | None:
-    weight = next(head.parameters())
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        dtype = str(weight.dtype).removeprefix("torch.")
-        raise Unable(f"onnxruntime runs draft heads in float32 on a CPU, and it is in {dtype} on {weight.device.type}")
-    threads = 1 if weight_bytes(head) <= SMALL else threads
-    key, began = key_of_head(head, head.borrowed), perf_counter()
-    wanted = settings.engine == "onnx" or settings.expected_tokens >= LONG_RUN
-    if not wanted and Store(cache_folder()).find(key) is None:
-        return None
-    made = False
-
-    def write(path: Path) -> None:
-        nonlocal made
-        made = True
-        settings.progress(f"preparing {name} for onnxruntime, once")
-        _write(head, path.parent)
-        _require_equal(head, path.parent, reference(), vocabulary)
-
-    path = graph_path(key, name, settings, write)
-    graphs = HeadGraphs(path.parent, threads, perf_counter() - began if made else None)
-    return _opened(head, graphs, vocabulary)
 
 
 def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) -> OnnxDraftHead:

@@ -15,7 +15,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from specctl.models.passes.tree_paths import gather_path
+from specctl.models.passes.tree_sight import gather_path
 
 SPARE = 256
 STEP = 512
@@ -140,25 +140,56 @@ class Cursor:
     span: int
 
 
-class FixedLayer(CacheLayerMixin):
-    """A full-attention layer that writes in place, where a cursor points: ``(1, heads, capacity, head_dim)``."""
+class BufferLayer(CacheLayerMixin):
+    """A full-attention layer over buffers ``(rows, heads, capacity, head_dim)``, written where a cursor points.
+
+    Args:
+        cursor: tells where.
+        capacity: tokens of a row.
+        rows: one for each sequence.
+    """
 
     is_compileable = True
     is_sliding = False
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, cursor: Cursor, capacity: int) -> None:
+    def __init__(self, cursor: Any, capacity: int, rows: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._cursor, self._capacity = cursor, capacity
+        self._cursor, self._capacity, self._rows = cursor, capacity, rows
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
-        self.keys, self.values = (
-            states.new_zeros(1, states.shape[1], self._capacity, states.shape[3])
-            for states in (key_states, value_states)
-        )
+        self.keys, self.values = self._buffer(key_states, self._capacity), self._buffer(value_states, self._capacity)
         self.is_initialized = True
+
+    def _buffer(self, states: torch.Tensor, capacity: int) -> torch.Tensor:
+        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
+        return states.new_zeros(self._rows, states.shape[1], capacity, states.shape[3])
+
+    def grow(self, capacity: int, filled: int) -> None:
+        """Move the first ``filled`` tokens of each row to other buffers, or none."""
+        if capacity == self._capacity:
+            return
+        if self.is_initialized:
+            old = self.keys, self.values
+            grown = self._buffer(self.keys, capacity), self._buffer(self.values, capacity)
+            for new, had in zip(grown, old, strict=True):
+                new[:, :, :filled] = had[:, :, :filled]
+            self.keys, self.values = grown
+        self._capacity = capacity
+
+    def get_seq_length(self) -> int:
+        return 0  # who makes the passes counts; positions and masks come from it
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
+        return self._cursor.span, 0
+
+    def get_max_length(self) -> int:
+        return self._capacity
+
+
+class FixedLayer(BufferLayer):  # type: ignore[no-untyped-call]
+    """The layer of one sequence, with a `Cursor`."""
 
     def update(
         self,
@@ -177,24 +208,6 @@ class FixedLayer(CacheLayerMixin):
     def move(self, start: int, path: Sequence[int]) -> None:
         """As `gather_path` does, with the buffers."""
         gather_path((self.keys, self.values), start, path)
-
-    def grow(self, capacity: int, filled: int) -> None:
-        """Move the first ``filled`` tokens to larger buffers."""
-        self._capacity = capacity
-        if self.is_initialized:
-            old = self.keys, self.values
-            self.lazy_initialization(*old)
-            for new, had in zip((self.keys, self.values), old, strict=True):
-                new[:, :, :filled] = had[:, :, :filled]
-
-    def get_seq_length(self) -> int:
-        return 0  # the runner counts; positions and masks come from it
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
-        return self._cursor.span, 0
-
-    def get_max_length(self) -> int:
-        return self._capacity
 
 
 def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> DynamicCache:

@@ -11,7 +11,6 @@ from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
 from specctl.models.placing.placement import ROOM_FOR_WORK, Placement, dtype_on
-from specctl.models.placing.split_families import SPLIT, STAGED
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable
 
@@ -209,3 +208,23 @@ def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]
 
 def _refused(role: str, why: str, instead: str) -> ModelError:
     return ModelError(f"[{role}] cannot be in shards: it {why}.", f"Set {instead} in [{role}].")
+
+
+SPLIT = frozenset(
+    """
+    afmoe apertus arcee aria_text axk1 axk2 beam cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 deepseek_v32
+    diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text
+    gemma4_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt_neox gpt_oss granite granite_swa granitemoe
+    granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder
+    jais2 kolibri1 laguna llama llama4_text longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text
+    ministral ministral3 mistral mixtral nanochat nemotron olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_moe qwen3
+    qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu
+    """.split()  # noqa: SIM905 - a line for each would be 90 lines
+)
+"""Each process has a part of every layer. Not hrm_text, whose logits differ, nor doge, which fails."""
+
+STAGED = frozenset(
+    "cohere deepseek_v3 gemma glm4 granite llama olmo2 qwen2 qwen3 qwen3_moe seed_oss smollm3".split()  # noqa: SIM905
+)
+"""Each process has some of the layers. transformers cuts a model at the names that Llama's modules have: GPT-NeoX's
+stages would each apply the last norm."""

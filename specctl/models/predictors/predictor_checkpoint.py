@@ -13,7 +13,7 @@ from specctl.models.files.loading_failures import explained
 from specctl.models.files.stored_weights import weights_hash
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
-from specctl.profile.embedded import predictor_path
+from specctl.profile.known_names import predictor_path
 from specctl.profile.schema import PolicyTable
 
 if TYPE_CHECKING:

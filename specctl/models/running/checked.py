@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
-from specctl.models.passes.tree_paths import grown_tree
+from specctl.models.passes.tree_sight import grown_tree
 from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner
 

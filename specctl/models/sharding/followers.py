@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from specctl.errors import ModelError
-from specctl.models.sharding.meeting_folder import MeetingFolder
+from specctl.outputs.locks import locked, remove_abandoned
 from specctl.processes.arrivals import Arrivals
 from specctl.processes.children import child_command
 
@@ -195,3 +196,30 @@ def _tail(path: Path) -> Sequence[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
     except OSError:
         return []
+
+
+PREFIX = "specctl-shards-"
+_LOCK = "lock"
+
+
+class MeetingFolder:
+    """A folder of this user's among the temporary files; locked, so that others see that its process lives.
+
+    Those of leaders that were killed are removed.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self) -> None:
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            remove_abandoned(left, left / _LOCK)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+        self.path = Path(self._folder.name)
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        locked(self._lock)
+
+    def remove(self) -> None:
+        """Remove it with what is in it."""
+        os.close(self._lock)
+        self._folder.cleanup()

@@ -17,7 +17,7 @@ from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of, state_predictors
 from specctl.models.running.pair import Pair
-from specctl.observing.timing import fill, forget
+from specctl.observing.pass_times import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal
 from specctl.policies.rules.constant import Constant
 from specctl.records import DraftStep

@@ -24,12 +24,11 @@ from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 from specctl.models.head_files.block_format import spread_layers
 from specctl.training.drafts.blocks import Blocks, drafted_blocks
-from specctl.training.drafts.chains import drafted_steps
+from specctl.training.drafts.chains import drafted_steps, stretched
 from specctl.training.drafts.lessons import Lesson
 from specctl.training.drafts.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, mtp_loss, text_loss
 from specctl.training.drafts.networks import Given, drawn
 from specctl.training.drafts.recipes import Recipe
-from specctl.training.drafts.stretches import stretched
 
 NOISE = 0.2
 """Width of EAGLE-1's uniform noise on states, for a text of 512 tokens."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from specctl.decoding.along import read_along
 from specctl.decoding.draft_tokens import DraftTokens
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
@@ -168,19 +169,75 @@ class _Drawing:
             return
         positions = [one.position for one in rounds]
         written = torch.tensor([self.answer[position] for position in positions], device=logits.device)
-        if self.sampling.greedy:
-            tokens = logits.argmax(-1)
-            verdicts = tokens == written
-            acceptance = verdicts.float()
-        else:
-            above = self.verifier.probs(positions)  # (B, V)
-            generator = sibling(self.generator, above.device)
-            probs = self.sampling.probs(logits).to(above.device)
-            tokens, verdicts, acceptance = draw_draft_tokens(written.to(above.device), probs, above, generator)
-            tokens = tokens.to(logits.device)
+        above = None if self.sampling.greedy else self.verifier.probs(positions)  # (B, V)
+        tokens, verdicts, acceptance = _judged(written, logits, above, self.sampling, self.generator)
+        tokens = tokens.to(logits.device)
         columns = token_columns(Forward(logits), tokens, tops=self.laws)
         rows = torch.column_stack([acceptance.to(logits.device), columns]).tolist()
         for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), rows, strict=True):
             one.tokens.append(token)
             one.rows.append(row)
             one.accepted += fine
+
+
+def _judged(
+    written: torch.Tensor,
+    logits: torch.Tensor,
+    above: torch.Tensor | None,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`draw_draft_tokens` of draft logits ``(B, V)``, or, without the verifier's laws, of their likeliest tokens."""
+    if above is None:
+        tokens = logits.argmax(-1)
+        return tokens, tokens == written, (tokens == written).float()
+    probs = sampling.probs(logits).to(above.device)
+    return draw_draft_tokens(written.to(above.device), probs, above, sibling(generator, above.device))
+
+
+def read_model_rounds(
+    target: Runner,
+    draft: Runner,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> RoundTokens:
+    """The rounds of `example_rounds.read_rounds` with laws, of a draft model, in one pass of each model.
+
+    What a draft model drafts at a position is the same whichever round it is in, so that the verdicts along the answer
+    tell where the rounds begin.
+
+    Args:
+        target: the verifier; both caches are read anew.
+        draft: the draft model.
+        prompt: at least one id.
+        answer: T ids, at least one.
+        sampling: as the answer was generated.
+        generator: on the target's device; draws draft tokens and verdicts when sampling.
+    """
+    parts: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for part, (by_target, by_draft) in read_along([target, draft], prompt, answer):
+            logits = by_draft.logits.to(by_target.logits.device)  # (C, V)
+            written = torch.tensor(answer[part], device=logits.device)
+            above = None if sampling.greedy else sampling.probs(by_target.logits)
+            tokens, verdicts, acceptance = _judged(written, logits, above, sampling, generator)
+            columns = [tokens, verdicts, acceptance, token_columns(Forward(logits), tokens, tops=True)]
+            # float64 holds ids and probabilities alike
+            parts.append(torch.column_stack([column.double() for column in columns]).cpu())
+    whole = torch.cat(parts)  # (T, 16)
+    places: list[int] = []
+    indices: list[int] = []
+    index = 1
+    for position, accepted in enumerate(whole[:, 1].bool().tolist()):
+        if index > LONGEST:  # behind a draft accepted as a whole the target writes a token of its own
+            index = 1
+            continue
+        places.append(position)
+        indices.append(index)
+        index = index + 1 if accepted else 1
+    kept = whole[places]
+    numbers = kept[:, 2:].float()
+    drawn = DraftTokens(kept[:, 0].long(), numbers[:, 0], numbers[:, 1:SIGNALS_END])
+    return RoundTokens(drawn, None, numbers[:, SIGNALS_END:], torch.tensor(indices, dtype=torch.int32))

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, TOP_PROBS
-from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, inert, number
+from specctl.reporting.document import render, write_files
+from specctl.reporting.style import Picture, page, panels, style
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, inert, number
 from specctl.training.epochs import Schedule
 from specctl.training.model_card import Made, card
 from specctl.training.predictors.predictor_evaluation import Evaluation, Score
@@ -65,18 +69,7 @@ def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
             note=f"{DEFINITIONS} {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that were not "
             f"used in training. KL of single signals: {signals}.",
         ),
-        Table(
-            "Every head compared with the best single signal",
-            (
-                "head",
-                f"weighted loss{DOWN}",
-                "best signal's loss",
-                "best signal",
-                f"calibration error{DOWN}",
-                f"AUROC{UP}",
-            ),
-            tuple(_sweep_row(evaluation) for evaluation in evaluations),
-        ),
+        Table.of("Every head compared with the best single signal", _COMPARED, evaluations),
     ]
 
 
@@ -151,7 +144,53 @@ def _cells(found: Score) -> tuple[str, ...]:
     return f"{found.kl:.4f}", f"{found.loss:.4f}", f"{found.ece:.3f}", number(found.auroc, 3)
 
 
-def _sweep_row(evaluation: Evaluation) -> tuple[str, ...]:
-    best = min(evaluation.signals, key=lambda name: evaluation.signals[name].loss)
-    _, loss, ece, area = _cells(evaluation.predictor)
-    return evaluation.recipe.name, loss, f"{evaluation.signals[best].loss:.4f}", SIGNAL_NAMES[best], ece, area
+def _best(evaluation: Evaluation) -> str:
+    return min(evaluation.signals, key=lambda name: evaluation.signals[name].loss)
+
+
+_COMPARED: Columns[Evaluation] = {
+    "head": lambda one: one.recipe.name,
+    f"weighted loss{DOWN}": lambda one: f"{one.predictor.loss:.4f}",
+    "best signal's loss": lambda one: f"{one.signals[_best(one)].loss:.4f}",
+    "best signal": lambda one: SIGNAL_NAMES[_best(one)],
+    f"calibration error{DOWN}": lambda one: f"{one.predictor.ece:.3f}",
+    f"AUROC{UP}": lambda one: number(one.predictor.auroc, 3),
+}
+
+
+def write_reliability(evaluation: Evaluation, folder: Path) -> list[Path]:
+    """Write reliability.png and .svg and return their paths; without matplotlib, write nothing."""
+    if find_spec("matplotlib") is None:
+        return []
+    drawn = render(draw_reliability(evaluation))
+    return write_files({f"{drawn.name}.png": drawn.png, f"{drawn.name}.svg": drawn.svg}, folder)
+
+
+def draw_reliability(evaluation: Evaluation) -> Picture:
+    """Draw predicted against true acceptance."""
+    weight = evaluation.recipe.reject_weight
+    design = (
+        ""
+        if weight == 1
+        else f" The rejection weight in training is {weight:g}, so points lie above the diagonal by design."
+    )
+    with style():
+        picture = page(
+            "reliability",
+            "Predicted and true acceptance",
+            "What to see: on the diagonal, predictions are right on average. A line spans the middle half of a bin's "
+            f"tokens, the area of a point shows their number. {evaluation.tokens} tokens of "
+            f"{evaluation.prompts} prompts.{design}",
+            3.6,
+        )
+        (axes,) = panels(picture, 1, 1, "predicted acceptance", "acceptance probability")
+        axes.plot([0, 1], [0, 1], "--", color="#777777", linewidth=1)
+        bins = evaluation.reliability
+        across = [each.middle for each in bins]
+        lower, upper = [each.lower for each in bins], [each.upper for each in bins]
+        axes.vlines(across, lower, upper, color="#0072B2", linewidth=1.5)
+        sizes = [20 + 400 * each.count / evaluation.tokens for each in bins]
+        axes.scatter(across, [each.value for each in bins], s=sizes, color="#0072B2", zorder=3)
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
+        axes.grid()
+    return picture

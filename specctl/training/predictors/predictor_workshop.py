@@ -35,9 +35,8 @@ from specctl.training.material import Material
 from specctl.training.model_card import Made, Report
 from specctl.training.predictors.disco_network import DiscoNetwork, features_of
 from specctl.training.predictors.draft_states import MIX, DraftStates, ModelStates, Stored, stored_states
-from specctl.training.predictors.example_rounds import RoundTokens, read_rounds
+from specctl.training.predictors.example_rounds import RoundTokens, read_model_rounds, read_rounds
 from specctl.training.predictors.examples import Example, ExampleFolder
-from specctl.training.predictors.model_rounds import read_model_rounds
 from specctl.training.predictors.predictor_evaluation import SEQUENCES_AT_ONCE, evaluate
 from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe
 from specctl.training.predictors.predictor_report import (
@@ -45,8 +44,8 @@ from specctl.training.predictors.predictor_report import (
     predictor_config,
     predictor_tables,
     sweep_tables,
+    write_reliability,
 )
-from specctl.training.predictors.reliability_figure import write_reliability
 from specctl.training.subject import STATE, Source, Subject
 
 SWEEP = "sweep.json"

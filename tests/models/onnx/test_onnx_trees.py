@@ -16,8 +16,7 @@ from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.tree_paths import path_to
-from specctl.models.passes.tree_sight import WIDEST
+from specctl.models.passes.tree_sight import WIDEST, path_to
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
 from specctl.policies.leaf_rule import ConfidenceLeaves

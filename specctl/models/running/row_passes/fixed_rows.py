@@ -71,7 +71,7 @@ class FixedRows:
         self._cursor = RowCursor()
         layers = model.config.get_text_config(decoder=True).num_hidden_layers
         # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
-        self._layers = [RowLayer(self._cursor, rows + 1, self._capacity + 1) for _ in range(layers)]
+        self._layers = [RowLayer(self._cursor, self._capacity + 1, rows + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
         self._watch, self._last = watch, last
         self._width = width
@@ -171,5 +171,5 @@ class FixedRows:
             return
         capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
         for layer in self._layers:
-            layer.grow(capacity + 1)
+            layer.grow(capacity + 1, self._capacity)
         self._capacity = capacity  # not before every layer has it

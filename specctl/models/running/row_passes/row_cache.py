@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from transformers.cache_utils import CacheLayerMixin
+
+from specctl.models.passes.cache import BufferLayer
 
 
 class RowCursor:
@@ -20,25 +21,8 @@ class RowCursor:
     span: int
 
 
-class RowLayer(CacheLayerMixin):
-    """A full-attention layer that writes in place, where a cursor points: ``(rows, heads, capacity, head_dim)``."""
-
-    is_compileable = True
-    is_sliding = False
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, cursor: RowCursor, rows: int, capacity: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._cursor, self._rows, self._capacity = cursor, rows, capacity
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = self._buffer(key_states, self._capacity), self._buffer(value_states, self._capacity)
-        self.is_initialized = True
-
-    def _buffer(self, states: torch.Tensor, capacity: int) -> torch.Tensor:
-        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
-        return states.new_zeros(self._rows, states.shape[1], capacity, states.shape[3])
+class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
+    """The layer of several sequences, with a `RowCursor`; the last slot of a row is where padding goes."""
 
     def update(
         self,
@@ -60,24 +44,3 @@ class RowLayer(CacheLayerMixin):
         """Give a row the slots of another one from ``start`` to ``stop``."""
         for buffer in (self.keys, self.values):
             buffer[row, :, start:stop] = buffer[source, :, start:stop]
-
-    def grow(self, capacity: int) -> None:
-        """Move all rows to larger buffers, or none; the last slot of a row is where padding goes, and stays behind."""
-        if capacity <= self._capacity:
-            return
-        if self.is_initialized:
-            old = self.keys, self.values
-            grown = self._buffer(self.keys, capacity), self._buffer(self.values, capacity)
-            for new, had in zip(grown, old, strict=True):
-                new[:, :, : self._capacity - 1] = had[:, :, :-1]
-            self.keys, self.values = grown
-        self._capacity = capacity
-
-    def get_seq_length(self) -> int:
-        return 0  # who makes the passes counts; positions and masks come from it
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
-        return self._cursor.span, 0
-
-    def get_max_length(self) -> int:
-        return self._capacity

@@ -1,13 +1,13 @@
 """A runner whose logits follow token rules."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from specctl.errors import RecordError
 from specctl.models.passes.forward import Numbers, joined_numbers
-from specctl.models.passes.tree_paths import grown_tree, path_to
+from specctl.models.passes.tree_sight import grown_tree, path_to
 from specctl.models.running.around import Around
 from specctl.models.running.rules.grammar import INVALID
 from specctl.models.running.runner import Forward, Runner
@@ -21,6 +21,9 @@ class TokenRule(Protocol):
 
     def forced(self, text: Sequence[int]) -> int | None:
         """The one token that may follow a text; None where several may, or the rule does not know."""
+
+    def fresh(self) -> Self:
+        """The same for another runner, which reads other drafts at other times."""
 
 
 class RuledRunner(Around):

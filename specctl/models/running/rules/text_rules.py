@@ -1,7 +1,6 @@
 """The rules of one text: its penalties and biases, and its grammar."""
 
 from collections.abc import Sequence, Set
-from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +13,6 @@ from specctl.models.running.rules.ruled import TokenRule
 from specctl.profile.base_tables import GRAMMARS, SamplingTable
 
 
-class OwnRule(TokenRule, Protocol):
-    """A `TokenRule` of one text."""
-
-    def fresh(self) -> Self:
-        """The same for another runner, which reads other drafts at other times."""
-
-
 class TextRules:
     """All rules of one text, in their order: a `TokenRule` too.
 
@@ -29,7 +21,7 @@ class TextRules:
         rules: at least one.
     """
 
-    def __init__(self, prompt: Sequence[int], rules: Sequence[OwnRule]) -> None:
+    def __init__(self, prompt: Sequence[int], rules: Sequence[TokenRule]) -> None:
         self.prompt = tuple(prompt)
         self._rules = rules
 
@@ -112,7 +104,7 @@ def text_rules(
     """
     if not settings.rules:
         return None
-    rules: list[OwnRule] = []
+    rules: list[TokenRule] = []
     if any(name not in GRAMMARS for name in settings.rules):
         rules.append(Penalties(settings, len(prompt), vocabulary))
     if (source := source_of(settings)) is not None:

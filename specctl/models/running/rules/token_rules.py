@@ -10,18 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    ForcedBOSTokenLogitsProcessor,
-    GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
+import transformers
 
 from specctl.models.passes.forward import Numbers
 
@@ -45,27 +34,27 @@ Maker = Callable[[Any, Context], Any]
 
 
 # A word with an id beyond the vocabulary can never be written; transformers' processors take none, nor an empty list.
-def _bad_words(words: Any, context: Context) -> NoBadWordsLogitsProcessor | None:
+def _bad_words(words: Any, context: Context) -> transformers.NoBadWordsLogitsProcessor | None:
     known = [list(word) for word in words if all(token < context.vocabulary for token in word)]
-    return NoBadWordsLogitsProcessor(known, context.eos) if known else None
+    return transformers.NoBadWordsLogitsProcessor(known, context.eos) if known else None
 
 
-def _bias(bias: Any, context: Context) -> SequenceBiasLogitsProcessor | None:
+def _bias(bias: Any, context: Context) -> transformers.SequenceBiasLogitsProcessor | None:
     pairs = bias.items() if isinstance(bias, dict) else bias
     known = [[list(word), value] for word, value in pairs if all(token < context.vocabulary for token in word)]
-    return SequenceBiasLogitsProcessor(known) if known else None
+    return transformers.SequenceBiasLogitsProcessor(known) if known else None
 
 
 # In the order in which transformers applies them; each with the value that means nothing, besides None.
 _RULES: dict[str, tuple[Any, Maker]] = {
     "sequence_bias": ({}, _bias),
-    "repetition_penalty": (1.0, lambda value, _: RepetitionPenaltyLogitsProcessor(value)),
-    "no_repeat_ngram_size": (0, lambda value, _: NoRepeatNGramLogitsProcessor(value)),
+    "repetition_penalty": (1.0, lambda value, _: transformers.RepetitionPenaltyLogitsProcessor(value)),
+    "no_repeat_ngram_size": (0, lambda value, _: transformers.NoRepeatNGramLogitsProcessor(value)),
     "bad_words_ids": ([], _bad_words),
-    "min_length": (0, lambda value, c: MinLengthLogitsProcessor(value, c.eos, device=c.device)),
-    "forced_bos_token_id": (None, lambda value, _: ForcedBOSTokenLogitsProcessor(value)),
-    "remove_invalid_values": (False, lambda _, __: InfNanRemoveLogitsProcessor()),
-    "suppress_tokens": ([], lambda value, c: SuppressTokensLogitsProcessor(value, device=c.device)),
+    "min_length": (0, lambda value, c: transformers.MinLengthLogitsProcessor(value, c.eos, device=c.device)),
+    "forced_bos_token_id": (None, lambda value, _: transformers.ForcedBOSTokenLogitsProcessor(value)),
+    "remove_invalid_values": (False, lambda _, __: transformers.InfNanRemoveLogitsProcessor()),
+    "suppress_tokens": ([], lambda value, c: transformers.SuppressTokensLogitsProcessor(value, device=c.device)),
 }
 
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -84,13 +73,13 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 """Settings that change the text and are not supported, each with the value that means nothing, and why."""
 
 
-def rules_in(config: GenerationConfig) -> dict[str, Any]:
+def rules_in(config: transformers.GenerationConfig) -> dict[str, Any]:
     """The rules that are in force, by name."""
     values = ((name, getattr(config, name, None), nothing) for name, (nothing, _) in _RULES.items())
     return {name: value for name, value, nothing in values if value is not None and value != nothing}
 
 
-def unsupported_in(config: GenerationConfig) -> dict[str, str]:
+def unsupported_in(config: transformers.GenerationConfig) -> dict[str, str]:
     """Settings in force that change the text and cannot be honoured, by name, each with the reason."""
     values = ((name, getattr(config, name, None), nothing, why) for name, (nothing, why) in _REFUSED.items())
     return {f"{name} = {value}": why for name, value, nothing, why in values if value is not None and value != nothing}
@@ -105,12 +94,14 @@ class TokenRules:
     """
 
     def __init__(self, processors: Iterable[Any], device: torch.device | None = None) -> None:
-        self._processors = LogitsProcessorList(processors)
+        self._processors = transformers.LogitsProcessorList(processors)
         self._device = device
         self.active = bool(self._processors)
 
     @classmethod
-    def of(cls, config: GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device) -> "TokenRules":
+    def of(
+        cls, config: transformers.GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device
+    ) -> "TokenRules":
         """The rules of a generation configuration.
 
         Args:
@@ -125,6 +116,9 @@ class TokenRules:
             rules.pop("min_length", None)  # nothing can end before it
         made = [_RULES[name][1](value, context) for name, value in rules.items()]
         return cls(processor for processor in made if processor is not None)
+
+    def fresh(self) -> "TokenRules":
+        return self
 
     def forced(self, text: Sequence[int]) -> int | None:  # noqa: ARG002 - transformers' processors cannot tell
         return None

@@ -1,16 +1,42 @@
-"""Panels with one row per candidate, and the parts of the prompts that panels show."""
+"""How candidates are drawn, the same in every figure: their colours and markers, and panels with a row for each."""
 
 from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.summaries import Summary
-from specctl.observing.results import Run
+from specctl.observing.candidate import Candidate
+from specctl.observing.results import BASELINE, Run
 from specctl.records import RoundSummary
-from specctl.reporting.style import shorten
+from specctl.reporting.style import BASELINE_COLOUR, MARKERS, PALETTE, shorten, tint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a candidate is drawn in every figure."""
+
+    colour: str
+    marker: str
+
+
+def looks(candidates: Sequence[Candidate]) -> dict[str, Look]:
+    """One colour per family with tints for its further settings, and grey for the baseline."""
+    names = list(dict.fromkeys(candidate.family for candidate in candidates if candidate.label != BASELINE))
+    found = {}
+    for candidate in candidates:
+        if candidate.label == BASELINE:
+            found[candidate.label] = Look(BASELINE_COLOUR, "o")
+            continue
+        same = [other.label for other in candidates if other.family == candidate.family]
+        index = names.index(candidate.family)
+        lightness = 0.6 * same.index(candidate.label) / len(same)
+        found[candidate.label] = Look(tint(PALETTE[index % len(PALETTE)], lightness), MARKERS[index % len(MARKERS)])
+    return found
+
 
 ROW = 0.24
 """Height of one candidate in a panel, in inches."""
