@@ -42,7 +42,7 @@ from specctl.peers.names import PeerSetting
 from specctl.peers.process import PeerProcess
 from specctl.policies import Setting
 from specctl.profile import resolve
-from specctl.profile.embedded import model_path
+from specctl.profile.known_names import model_path
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import Suite, load_suite, sample
 from specctl.statistics.intervals import Floats, Interval, bootstrap
