@@ -80,6 +80,11 @@ class Timed:
     drafted: Floats
     prompt_tokens: Floats
 
+    def of(self, rows: Sequence[int]) -> "Timed":
+        """Those of some settings."""
+        columns = (self.ms, self.tokens, self.passes, self.drafted)
+        return Timed([self.labels[row] for row in rows], *(one[rows] for one in columns), self.prompt_tokens)
+
 
 def length(k: int) -> Setting:
     """Drafts of one length."""
@@ -129,7 +134,7 @@ def peer_of(engine: str, setting: Setting, pair: Pair, options: argparse.Namespa
 
 
 def timed(peers: Mapping[str, Any], prompts: Suite, pair: Pair, settings: SamplingTable, repeats: int) -> Timed:
-    """Run all settings in turn on each prompt, beginning with another one each time; a first run of each is not timed.
+    """Run all settings on each prompt, in another order each time; a first run of each is not timed.
 
     Only the first turn of a conversation is run.
     """
@@ -141,10 +146,10 @@ def timed(peers: Mapping[str, Any], prompts: Suite, pair: Pair, settings: Sampli
     shape = len(labels), len(ids)
     tokens, passes, drafted = (np.zeros(shape) for _ in range(3))
     ms = np.zeros((repeats, *shape))
+    order = np.random.default_rng(0)
     for turn in range(repeats):
         for place, prompt in enumerate(ids):
-            for step in range(len(labels)):
-                row = (step + place + turn) % len(labels)
+            for row in order.permutation(len(labels)):
                 peer = peers[labels[row]]
                 completion = peer.generate(prompt, settings)
                 ms[turn, row, place] = 1e3 * completion.total_seconds
@@ -223,6 +228,9 @@ def check(options: argparse.Namespace, run: Run) -> bool:
         print(f"{label:32} measured {speed:8.1f} tokens/s, {runs.passes[row].sum():6.0f} target passes{known}")
     best, ratio = compared(runs, words_of(chosen))
     within = ratio.value >= 1 - BAR
+    lengths = [row for row, label in enumerate(runs.labels) if label in {words_of(length(k)) for k in TO_FIT}]
+    draft, target, off = fit(runs.of(lengths))
+    print(f"fitted to these runs: --costs {draft:.4g},{target:.4g}  # off by {off:.1%}")
     print(f"exported: {words_of(chosen)}")
     print(f"exported over the fastest ({best}): {ratio.value:.3f} ({_interval(ratio)}) on {len(wanted)} prompts")
     print(f"within {BAR:.0%} of the engine's best: {'yes' if within else 'no'}")
