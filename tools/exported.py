@@ -20,7 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ MEASURED = ("transformers", "onnxruntime-genai", "openvino", "llama.cpp", "vllm"
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Runs of S settings on P prompts, each array ``(S, P)``: times are medians over repeats.
+    """Runs of S settings on P prompts, each array ``(S, P)``: times are the shortest of the repeats.
 
     Attributes:
         labels: S of them.
@@ -133,37 +133,47 @@ def peer_of(engine: str, setting: Setting, pair: Pair, options: argparse.Namespa
     return MeasuredPeer(pair, launch, stack.enter_context(PeerProcess(setting_of_peer.label, launch.command)))
 
 
-def timed(peers: Mapping[str, Any], prompts: Suite, pair: Pair, settings: SamplingTable, repeats: int) -> Timed:
+def timed(
+    start: Callable[[ExitStack], Mapping[str, Any]],
+    prompts: Suite,
+    pair: Pair,
+    settings: SamplingTable,
+    repeats: int,
+) -> Timed:
     """Run all settings on each prompt, in another order each time; a first run of each is not timed.
 
+    Processes of the same setting differ by up to a fifth for as long as they live. So every repeat starts its own.
     Only the first turn of a conversation is run.
     """
     formats = PromptFormat.of(pair.tokenizer, resolve("embedded").profile.prompt)
     ids = [_ids(formats, prompt.data) for prompt in prompts.prompts]
+    runs = []
+    order = np.random.default_rng(0)
+    for turn in range(repeats):
+        with ExitStack() as stack:
+            peers = start(stack)
+            runs.append(_timed_once(peers, ids, settings, order))
+        print(f"{turn + 1} of {repeats} repeats", file=sys.stderr)
+    ms = np.min([one.ms for one in runs], axis=0)
+    return replace(runs[-1], ms=ms)
+
+
+def _timed_once(
+    peers: Mapping[str, Any], ids: Sequence[list[int]], settings: SamplingTable, order: np.random.Generator
+) -> Timed:
     labels = list(peers)
     for peer in peers.values():
         peer.generate(ids[0], settings)
     shape = len(labels), len(ids)
-    tokens, passes, drafted = (np.zeros(shape) for _ in range(3))
-    ms = np.zeros((repeats, *shape))
-    order = np.random.default_rng(0)
-    for turn in range(repeats):
-        for place, prompt in enumerate(ids):
-            for row in order.permutation(len(labels)):
-                peer = peers[labels[row]]
-                completion = peer.generate(prompt, settings)
-                ms[turn, row, place] = 1e3 * completion.total_seconds
-                tokens[row, place] = len(completion.tokens)
-                passes[row, place], drafted[row, place] = peer.passes[-1]
-            print(f"{turn * len(ids) + place + 1} of {repeats * len(ids)} prompts", file=sys.stderr)
-    return Timed(
-        labels,
-        np.median(ms, axis=0),
-        tokens,
-        passes,
-        drafted,
-        np.array([len(prompt) for prompt in ids], dtype=np.float64),
-    )
+    ms, tokens, passes, drafted = (np.zeros(shape) for _ in range(4))
+    for place, prompt in enumerate(ids):
+        for row in order.permutation(len(labels)):
+            peer = peers[labels[row]]
+            completion = peer.generate(prompt, settings)
+            ms[row, place] = 1e3 * completion.total_seconds
+            tokens[row, place] = len(completion.tokens)
+            passes[row, place], drafted[row, place] = peer.passes[-1]
+    return Timed(labels, ms, tokens, passes, drafted, np.array([len(prompt) for prompt in ids], dtype=np.float64))
 
 
 def _ids(formats: PromptFormat, data: Mapping[str, Any]) -> list[int]:
@@ -260,16 +270,17 @@ def main() -> None:
     settings = profile.sampling.model_copy(update={"max_new_tokens": options.max_new_tokens})
     try:
         pair = load_pair(profile, engines=EngineSettings.of(profile), with_predictors=False)
-        with ExitStack() as stack:
 
-            def run(grid: Sequence[Setting], prompts: Suite) -> Timed:
-                peers = {words_of(each): peer_of(options.engine, each, pair, options, stack) for each in grid}
-                return timed(peers, prompts, pair, settings, options.repeats)
+        def run(grid: Sequence[Setting], prompts: Suite) -> Timed:
+            def start(stack: ExitStack) -> dict[str, Any]:
+                return {words_of(each): peer_of(options.engine, each, pair, options, stack) for each in grid}
 
-            if options.do == "costs":
-                costs(options, run)
-            elif not check(options, run):
-                sys.exit(1)
+            return timed(start, prompts, pair, settings, options.repeats)
+
+        if options.do == "costs":
+            costs(options, run)
+        elif not check(options, run):
+            sys.exit(1)
     except SpecctlError as error:
         sys.exit(f"error: {error}")
 

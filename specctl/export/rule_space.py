@@ -49,7 +49,9 @@ def _growing(_: Engine, lengths: Sequence[int]) -> Values:
 
 
 def _probed(_: Engine, lengths: Sequence[int]) -> Values:
-    adaptive = [{"least": k, "max_draft": lengths[-1], "cooldown": rests} for k in lengths for rests in (False, True)]
+    adaptive = [
+        {"least": k, "max_draft": lengths[-1], "cooldown": rests} for k in lengths[:-1] for rests in (False, True)
+    ]
     return adaptive + [{"least": k, "max_draft": k, "cooldown": True} for k in lengths]
 
 
