@@ -155,12 +155,12 @@ def sure_runner(model: PreTrainedModel, vocabulary: int, **settings: Any) -> "On
 
 
 @cache
-def one_layer(head_dim: int = 16, **settings: Any) -> PreTrainedModel:
+def one_layer(head_dim: int = 16, seed: int = 0, **settings: Any) -> PreTrainedModel:
     """A random Llama of one layer and a context of 80 tokens: modules that take the same share its export."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes |= {"num_hidden_layers": 1, "vocab_size": 64, "head_dim": head_dim, "max_position_embeddings": 80}
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it is exported, whichever test asks first
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**sizes, **settings)).eval()
 
 

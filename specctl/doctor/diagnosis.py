@@ -18,12 +18,11 @@ from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import lacking_devices
 from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
-from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, load_config
+from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, load_config, working_bytes
 from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device
 from specctl.models.placing.quantization import Quantization
 from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
-from specctl.models.placing.working_room import working_bytes
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specctl.doctor.expectations import Expectation
-from specctl.models.placing.memory import DeviceMemory
-from specctl.models.placing.working_room import CUDA_CONTEXT
+from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory
 
 
 @dataclass(frozen=True, slots=True)

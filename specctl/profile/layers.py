@@ -63,22 +63,18 @@ class Layers:
         return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
+        gone: list[str] = []
         if "model" in above and "lookup" not in above:  # a model that is named alone drafts alone
-            for name in ("lookup", "earlier"):
-                below.pop(name, None)
-                self._forget((*at, name))
+            gone += ("lookup", "earlier")
         if above.get("model", below.get("model")) != below.get("model"):
-            for name in ("kind", *OF_ONE_MODEL):
-                below.pop(name, None)
-                self._forget((*at, name))
-        if named := next((name for name in GRAMMARS if name in above), None):  # a text follows one of them
-            for name in GRAMMARS:
-                if name != named and name not in above:
-                    below.pop(name, None)
-                    self._forget((*at, name))
+            gone += ("kind", *OF_ONE_MODEL)
+        if any(name in above for name in GRAMMARS):  # a text follows one of them
+            gone += (name for name in GRAMMARS if name not in above)
         if _names_a_policy(above) and "batch_policies" not in above:  # what fits several texts was chosen with another
-            below.pop("batch_policies", None)
-            self._forget((*at, "batch_policies"))
+            gone.append("batch_policies")
+        for name in gone:
+            below.pop(name, None)
+            self._forget((*at, name))
         for name, value in above.items():
             key = (*at, name)
             old = below.get(name)

@@ -6,12 +6,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, SpecctlError, reason
 from specctl.models.files.hushing import hush_imports
-from specctl.replicas.model_sources import Sources
 from specctl.replicas.replica import Replicas
+
+if TYPE_CHECKING:
+    from specctl.replicas.model_sources import Sources
 
 Answer = Callable[[Any], Any]
 """Answers a question. Both are plain values: dictionaries, lists, text, bytes, numbers."""
@@ -33,7 +35,7 @@ class Job:
     maker: str
     setup: Mapping[str, Any]
     passing: frozenset[str] = frozenset()
-    sources: Sources | None = None
+    sources: "Sources | None" = None
 
     def begin(self, number: int) -> Answer | Replicas:
         """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would.

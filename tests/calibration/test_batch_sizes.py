@@ -52,6 +52,10 @@ def test_where_drafts_of_several_texts_do_not_pay_a_setting_of_their_own_is_chos
     assert with_batches(before, {4: NONE}).at(4) == NONE
     table = by_size(found, [size])
     assert [row[:2] for row in table.rows] == [("1", before.label), ("4", "none")]
+    constants = [found.winner, next(one for one in size.ranking if one.score.setting != NONE)]
+    assert [row[-2:] for row in table.rows] == [
+        (one.score.setting.label, f"{one.score.tokens_per_second:.1f}") for one in constants
+    ]
     assert size_document(size)["chosen"] == {"name": "none"}
 
 

@@ -96,6 +96,7 @@ def test_a_peer_is_measured_like_any_candidate(tmp_path, prompts, models, answer
     assert {len(ids) for run in runs for ids in run["batch"]} == {len(ids.split()) for ids in answers}
 
 
+@pytest.mark.slow
 def test_a_peer_without_a_draft_runs_as_many_prompts_at_once_as_others(tmp_path, prompts, models, answers):
     program, path = install(tmp_path / "fake", answers), tmp_path / "results.jsonl"
     peers = ["--peer", PEER, "--peer", f"{PEER}:{NO_DRAFT}"]
@@ -111,6 +112,7 @@ def test_a_peer_without_a_draft_runs_as_many_prompts_at_once_as_others(tmp_path,
     assert sorted(len(asked["batch"]) for asked in said if asked.get("most") == 12) == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_peer_that_fails_is_told_once(tmp_path, prompts, models, answers):
     program, path = install(tmp_path / "fake", answers, "error"), tmp_path / "results.jsonl"
     flags = ["--peer-models", f"{PEER}={models}", "--peer-program", f"{PEER}={program}"]

@@ -16,28 +16,6 @@ from specctl.commands.app import app
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
 
-PROBE = """
-import os, signal, sys, time
-from specctl.commands.app import app
-from specctl.errors import ModelError
-from specctl.__main__ import main
-
-@app.command()
-def probe():
-    {body}
-
-sys.argv = ["specctl", "probe"]
-main()
-"""
-
-
-def probe(body, **variables):
-    """Run a command with the given body through the entry point."""
-    program = PROBE.format(body=body.replace("\n", "\n    "))
-    return subprocess.run(
-        [sys.executable, "-c", program], env=ENVIRONMENT | variables, capture_output=True, text=True, check=False
-    )
-
 
 def command_lines():
     def walk(command, line):
@@ -49,8 +27,9 @@ def command_lines():
 
 
 FORKS = """
-import os, pathlib, signal, sys, time
+import gc, os, pathlib, signal, sys, time
 {before}
+gc.freeze()  # else each process looks at all of it when it ends, and so has a copy
 for number, case in enumerate({cases!r}):
     if not os.fork():
         for stream, name in ((1, "out"), (2, "err")):
@@ -74,17 +53,29 @@ def forked(folder, before, run, cases):
 
 
 IMPORTS = "from specctl.__main__ import main\nfrom specctl.commands.app import app\nimport typer.rich_utils"
+BUILT = """
+built = typer.main.get_command(app)  # which takes as long as most of what is tried
+typer.main.get_command = lambda _: built
+"""
 PROBED = (
     IMPORTS
     + """
+from rich.console import Console
 from specctl.errors import ModelError
 
 @app.command()
-def probe(): exec(case)
+def probe(): exec(body)
+
+def closed():
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
 
 sys.argv = ["specctl", "probe"]
 """
+    + BUILT
 )
+PROBE = "body, own = case\nos.environ.update(own)\nmain()"
 SIGINT = "os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"
 SIGTERM = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)"
 BODIES = {
@@ -104,6 +95,21 @@ BODIES = {
     f"try:\n    {SIGINT}\nfinally:\n    print('cleaned')": (130, "cleaned\n", ""),
 }
 """What a command does, its exit code and what it says."""
+PIPES = {
+    f"{write}, {lines} times": f"closed()\nfor _ in range({lines}): {write}"
+    for write in ("print('x' * 9)", "Console().print('x' * 9)")
+    for lines in (1, 20_000)
+}
+DEBUGGED = "raise ModelError('does not fit')  # and says where"
+WAITING = "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+FULL = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\nprint('x')"
+OWN = {
+    DEBUGGED: {"SPECCTL_DEBUG": "1"},
+    WAITING: {},
+    f"{WAITING}  # as the person says": {"OMP_WAIT_POLICY": "ACTIVE"},
+    FULL: {},
+}
+"""What a command does that has variables of its own."""
 TOLD = {
     "raise ValueError('Validation failed for heads:\\n\\n  in config.json:\\n 64 % 7 != 0\\nmore')": (
         "error: ValueError: Validation failed for heads: in config.json: 64 % 7 != 0\n"
@@ -130,7 +136,7 @@ def helps(request, tmp_path_factory):
     """Of the commands whose help is tested."""
     tests = [item for item in request.session.items if "helps" in item.fixturenames]
     lines = [item.callspec.params["line"] for item in tests]
-    found = forked(tmp_path_factory.mktemp("helps"), IMPORTS, HELP, lines)
+    found = forked(tmp_path_factory.mktemp("helps"), IMPORTS + BUILT, HELP, lines)
     return {" ".join(line): done for line, done in zip(lines, found, strict=True)}
 
 
@@ -152,7 +158,7 @@ def test_version(program):
 
 def test_usage_errors_exit_with_2(tmp_path):
     lines = [["bogus"], ["--bogus"], ["profiles", "show", "--set"], ["profiles", "bogus"], []]
-    *wrong, nothing = forked(tmp_path, IMPORTS, "sys.argv = ['specctl', *case]\nmain()", lines)
+    *wrong, nothing = forked(tmp_path, IMPORTS + BUILT, "sys.argv = ['specctl', *case]\nmain()", lines)
     for line, done in zip(lines, wrong, strict=False):
         assert (done.returncode, done.stdout) == (2, ""), line
         assert "Error" in done.stderr
@@ -163,8 +169,9 @@ def test_usage_errors_exit_with_2(tmp_path):
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory):
     """What each body does, through the entry point, in a process of its own."""
-    bodies = [*BODIES, *TOLD]
-    return dict(zip(bodies, forked(tmp_path_factory.mktemp("probed"), PROBED, "main()", bodies), strict=True))
+    cases = [(body, OWN.get(body, {})) for body in (*BODIES, *TOLD, *PIPES.values(), *OWN)]
+    found = forked(tmp_path_factory.mktemp("probed"), PROBED, PROBE, cases)
+    return {body: done for (body, _), done in zip(cases, found, strict=True)}
 
 
 @pytest.mark.parametrize(("body", "ends"), BODIES.items())
@@ -183,18 +190,17 @@ def test_reasons_are_told(probed, body, said):
     assert ("SPECCTL_DEBUG" in done.stderr) != limit
 
 
-def test_debug_adds_the_traceback():
-    done = probe("raise ModelError('does not fit')", SPECCTL_DEBUG="1")
+def test_debug_adds_the_traceback(probed):
+    done = probed[DEBUGGED]
     assert done.returncode == 3
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("error: does not fit\n")
 
 
-@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}], ids=["by default", "as the person says"])
-def test_threads_wait_without_spinning_before_torch_is_there(own):
-    body = "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+@pytest.mark.parametrize(("own", "policy"), [("", "PASSIVE"), ("  # as the person says", "ACTIVE")])
+def test_threads_wait_without_spinning_before_torch_is_there(probed, own, policy):
     assert "OMP_WAIT_POLICY" not in ENVIRONMENT, "this test needs a shell that does not set it"
-    assert probe(body, **own).stdout == f"{own.get('OMP_WAIT_POLICY', 'PASSIVE')} False\n"
+    assert probed[WAITING + own].stdout == f"{policy} False\n"
 
 
 READ_BY_TORCH = f"""{IMPORTS}
@@ -229,28 +235,15 @@ def test_an_interrupt_that_torch_makes_another_error(tmp_path):
         assert (done.returncode, done.stderr) == (code, said), name
 
 
-@pytest.mark.parametrize("lines", [1, 20_000], ids=["at the last flush", "while writing"])
-@pytest.mark.parametrize("write", ["print('x' * 9)", "Console().print('x' * 9)"], ids=["print", "rich"])
-@pytest.mark.representatives("print-at the last flush", "rich-while writing")
-def test_a_closed_pipe_is_silent(lines, write):
-    program = PROBE.format(body=f"from rich.console import Console\n    for _ in range({lines}): {write}")
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=ENVIRONMENT, stdout=writing, stderr=subprocess.PIPE, check=False
-        )
-    finally:
-        os.close(writing)
-    assert (done.returncode, done.stderr) == (141, b"")
+@pytest.mark.parametrize("body", PIPES.values(), ids=PIPES)
+def test_a_closed_pipe_is_silent(probed, body):
+    done = probed[body]
+    assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_reported():
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [SPECCTL, "profiles", "path"], env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+def test_a_full_disk_is_reported(probed):
+    done = probed[FULL]
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
@@ -269,9 +262,10 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
 def test_packages_for_quantised_weights_say_nothing_on_import():
     """torchao's import logs about kernels for other machines; transformers imports it wherever it is installed."""
     pytest.importorskip("torchao")
-    done = probe("import transformers.modeling_utils\nimport torchao.quantization")
-    assert done.stderr == ""
-    assert done.returncode == 0
+    program = "from specctl.models.files.hushing import hush_imports\nhush_imports()\n"
+    program += "import transformers.modeling_utils, torchao.quantization"
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

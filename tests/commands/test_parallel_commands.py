@@ -72,6 +72,7 @@ def test_the_rounds_of_a_benchmark_are_those_that_the_simulation_counts(results)
             assert in_turns.target_forwards == sum(rounds_in_turns(length, 5) for length in lengths)
 
 
+@pytest.mark.slow
 def test_the_tables_are_shown_again_with_another_time_to_synchronise(results):
     shown = [invoke("bench", "--from", results, "--json", "--sync-ms", ms).stdout for ms in (0, 2.5)]
     without, with_it = map(json.loads, shown)
@@ -82,6 +83,7 @@ def test_the_tables_are_shown_again_with_another_time_to_synchronise(results):
     assert "In parallel (simulated: two devices)" in invoke("bench", "--from", results).stdout
 
 
+@pytest.mark.slow
 def test_an_earlier_file_without_stretches_gets_them(results, tmp_path):
     lines = results.read_text().splitlines(keepends=True)
     older = tmp_path / "older.jsonl"

@@ -8,9 +8,8 @@ from toys import random_model
 
 from specctl.calibration.calibrated import measured_engine
 from specctl.models.placing.engine_table import build_runner
-from specctl.models.placing.memory import DeviceMemory, Estimate
+from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import place
-from specctl.models.placing.working_room import CUDA_CONTEXT, working_bytes
 from specctl.models.running import engines
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, engine_report

@@ -267,3 +267,13 @@ def test_states_of_predictions_are_those_of_their_tokens() -> None:
         rows = models("a smaller one")[1].lm_head(found.hidden)
     columns = torch.from_numpy(tokens_of("a smaller one").columns)
     torch.testing.assert_close(rows[:, columns], found.columns)
+
+
+def test_what_is_cached_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, read = translated("a smaller one"), list[int]()
+    usual = runner.runner.extend
+    monkeypatch.setattr(runner.runner, "extend", lambda ids, **how: read.append(len(ids)) or usual(ids, **how))
+    with torch.inference_mode():
+        for tokens in (prompt("a smaller one"), [5], [6]):
+            runner.extend(tokens, keep=1)
+    assert read[0] > 2 * max(read[1:]) > 0

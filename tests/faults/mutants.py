@@ -4,7 +4,7 @@ python -m tests.faults.mutants --count 2
 
 A fault is tried with the test modules that import its module, those of the mirrored folder first, then with those that
 import what imports it. Results are kept: a run that was interrupted goes on, and faults that no test has seen are tried
-again.
+again when other tests would be.
 """
 
 import argparse
@@ -111,7 +111,9 @@ def main() -> None:
     faults, gone = chosen_faults(options.count, options.seed, options.module)
     options.kept.mkdir(parents=True, exist_ok=True)
     results = options.kept / "results.jsonl"
-    seen = {line["key"]: line["seen"] for line in _lines(results) if line["seen"]}
+    lines = list(_lines(results))
+    seen = {line["key"]: line["seen"] for line in lines if line["seen"]}
+    missed = {(line["key"], line.get("tried")) for line in lines}
     preload(options.kept / "last.log")
     allowed = budgets()
     counts: Counter[str] = Counter()
@@ -124,9 +126,15 @@ def main() -> None:
         for number, fault in enumerate(faults, 1):
             key = fault.key((ROOT / PACKAGE / fault.module).read_text(encoding="utf-8"))
             if key not in seen:
+                function, close = f"{fault.module} {fault.function}", near(fault.module, options.seconds, allowed)
+                tests = trial.reached.plan(function, close, options.seconds, allowed)
+                tried = trial.reached.told(tests)
+                seen[key] = None
+            if not seen[key] and (key, tried) not in missed:
                 began = time.monotonic()
-                seen[key] = trial.seen_by(fault, near(fault.module, options.seconds, allowed), options.seconds)
-                line = {"key": key, "fault": str(fault), "seen": seen[key], "seconds": time.monotonic() - began}
+                seen[key] = trial.seen_by(fault, tests)
+                line = {"key": key, "fault": str(fault), "seen": seen[key], "tried": tried}
+                line["seconds"] = time.monotonic() - began
                 file.write(json.dumps(line) + "\n")
                 file.flush()
             print(f"{number}/{len(faults)} {fault}: {seen[key] or 'NOT SEEN'}", flush=True)

@@ -154,6 +154,11 @@ class Reached:
                 chosen.append(taken)
         return chosen or [[module] for module in near]
 
+    def told(self, tests: Sequence[Sequence[str]]) -> str:
+        """A name for what `plan` chose, another one where a test of it has changed."""
+        texts = [(group, self._text(group[0].partition("::")[0])) for group in tests]
+        return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+
     def _known(self) -> list[str]:
         """Modules of which something was learnt, and that there are."""
         names = (file.name.removesuffix(".py.json").replace(".", "/") + ".py" for file in self.folder.glob("*.json"))

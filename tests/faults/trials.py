@@ -91,18 +91,17 @@ class Trial:
         if self.reached.tests_of(module) is None and (failed := self._first_failure([[module]])):
             print(f"{failed} fails without a fault")
 
-    def seen_by(self, fault: CodeFault, near: Sequence[str], seconds: float) -> str | None:
+    def seen_by(self, fault: CodeFault, tests: Sequence[Sequence[str]]) -> str | None:
         """The first test that fails with this fault in, what else tells of it, or None.
 
         Args:
             fault: what to put in.
-            near: test modules near it, nearest first.
-            seconds: CPU that the tests which are tried may take.
+            tests: to try, as `Reached.plan` orders them.
         """
         path = self.copy / PACKAGE / fault.module
         source = path.read_text(encoding="utf-8")
-        left = self.reached.plan(f"{fault.module} {fault.function}", near, seconds, self.budgets)
-        while True:
+        left = list(tests)
+        while left:
             self._put(path, fault.put_into(source))
             try:
                 failed = self._first_failure(left)
@@ -118,6 +117,7 @@ class Trial:
             print(f"{failed} fails without a fault and is left out")
             while not left[0][0].startswith(module):
                 del left[0]
+        return None
 
     def _first_failure(self, groups: Sequence[Sequence[str]]) -> str | None:
         """The first test of these groups, each of one module, that fails, what else tells of a fault, or None."""
@@ -144,12 +144,14 @@ class Trial:
             cpu = 15 + 4 * self.budgets.get(module, 1.0)
             signal.setitimer(signal.ITIMER_PROF, cpu)  # either ends the process
             signal.setitimer(signal.ITIMER_REAL, 60 + 5 * cpu)
-            plugin.start()
+            unknown = group == [module]
+            if unknown:
+                plugin.start()  # takes as long again
             status = pytest.main([*OPTIONS, *left_out, *group], plugins=[plugin])
             plugin.stop()
             if plugin.failed or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 return plugin.failed or f"pytest ends with {status}", found
-            if group == [module]:
+            if unknown:
                 found[module] = plugin.found()
         return None, found
 

@@ -10,11 +10,11 @@ from few_tokens import trimmed
 from pretend_cuda.pairs import tiny_model
 from toys import FAMILIES, Replays, random_model
 
+from specctl.models.passes.buffer_layers import RowLayer
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.row_passes.fixed_rows import FixedRows, Shape
-from specctl.models.running.row_passes.row_cache import RowLayer
 from specctl.models.running.runner import RowRequest
 from specctl.models.running.static import StaticRunner
 

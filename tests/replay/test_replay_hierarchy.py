@@ -34,6 +34,7 @@ from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
 from specctl.replay.oracle import oracle
 from specctl.replay.play import Player, play, replay_levels, replayable
+from specctl.replay.recording.signal_bound import Text, greedy_trace
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 
@@ -280,3 +281,9 @@ def test_what_a_trace_cannot_replay_is_known() -> None:
     assert replayable(dropping, sampled=False)
     assert replayable(full, sampled=True)
     assert replayable(replace(dropping, below=None), sampled=True)
+
+
+def test_the_bound_on_signals_reads_the_first_draft_alone() -> None:
+    target, *drafts = (EagerRunner(noisy_copy("llama", noise), 64) for noise in (0.0, 0.3, 0.6))
+    text = Text("p", "c", [*PROMPT], [*PROMPT[:LENGTH]], LENGTH)
+    assert greedy_trace(pair_of(target, *drafts), text) == greedy_trace(pair_of(target, drafts[0]), text)

@@ -9,6 +9,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.profile import resolve
+from specctl.replicas.actor import Actor, described
 from specctl.replicas.cluster import connected, running
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.on_ray import RayReplicas, fingerprint
@@ -155,3 +156,13 @@ def test_replicas_of_replaced_files_make_room(monkeypatch):
         RayReplicas.on("host:1", 1, job.setup["profile"], lambda _: job, print, seconds)
     assert retired == names[:1]
     assert made == [names[1], None]
+
+
+@pytest.mark.parametrize("name", ["answer", "watch", "release", "retire"])
+def test_what_ray_is_told_of_a_method_leaves_it_as_it_is(monkeypatch, name):
+    made = described(SimpleNamespace(method=lambda **_: lambda method: method))(Job(ECHO, {}), 0, 0.0)
+    called = []
+    monkeypatch.setattr(Actor, name, lambda *given: called.append(given))
+    arguments = {"answer": ("life", 3), "watch": ("life",)}.get(name, ())
+    getattr(made, name)(*arguments)
+    assert called == [(made, *arguments)]

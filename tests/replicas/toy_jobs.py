@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 
 from specctl.errors import ModelError, UsageError
-from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import files_hash
 from specctl.replicas.replica import Answered
 
 
@@ -96,6 +94,9 @@ def writer(*, number, path, **setup):
 
 def reader(*, number, profile, **_):  # noqa: ARG001
     """Answers with hashes of the weights that it read while it was loaded."""
+    from specctl.models.files.checkpoint import locate
+    from specctl.models.files.stored_weights import files_hash
+
     tables = {"target": profile.target, "draft": profile.draft}
     read = {role: files_hash(locate(table, role).weight_files()) for role, table in tables.items()}
     return lambda question: {**read, "said": question}

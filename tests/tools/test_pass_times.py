@@ -16,7 +16,7 @@ def test_engines_and_what_they_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quantize: str | None
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pass_times, "PROBE", 1 << 10)
+    monkeypatch.setattr(pass_times, "PROBE", 1 << 16)
     folder = small_pair(tmp_path).target.model
     more = [] if quantize is None else ["--quantize", quantize]
     engines = ["onnx"] if quantize else ["onnx", "eager"]

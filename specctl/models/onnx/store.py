@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep
@@ -125,7 +126,7 @@ def known_by_files(model: "PreTrainedModel") -> bool:
 
 def _made(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list[object]:
     """What a graph is made as, and what makes it."""
-    return [SCHEMA_VERSION, dtype, quantize, trees, {name: _version(name) for name in MAKERS}, kind, *processor()]
+    return [SCHEMA_VERSION, dtype, quantize, trees, {name: version_of(name) for name in MAKERS}, kind, *processor()]
 
 
 def processor(told: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -143,7 +144,9 @@ def processor(told: Path = Path("/proc/cpuinfo")) -> list[str]:
     return [platform.machine(), platform.processor() if able is None else " ".join(sorted(able.split()))]
 
 
-def _version(package: str) -> str | None:
+@cache
+def version_of(package: str) -> str | None:
+    """A package's version, whose reading takes half a millisecond; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

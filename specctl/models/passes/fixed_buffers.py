@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from specctl.models.passes.cache import Cursor, FixedLayer
+from specctl.models.passes.buffer_layers import Cursor, FixedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.synchronisation import sent

@@ -11,6 +11,8 @@ from specctl.models.files.loading_failures import explained
 from specctl.models.files.skeleton import skeleton
 from specctl.models.passes.host_device import draws
 from specctl.models.placing.accelerator import accelerator
+from specctl.models.placing.engine_table import engine_named
+from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
     from specctl.models.placing.quantization import Quantization
@@ -165,3 +167,28 @@ def _meant_dtype(config: Any, headers: WeightHeaders | None) -> str:
     counts = headers.counts if headers else {}
     known = {SAFETENSORS_NAMES[name]: count for name, count in counts.items() if name in SAFETENSORS_NAMES}
     return max(known, key=known.__getitem__, default="float32")
+
+
+CUDA_CONTEXT = 512 * 1024**2
+"""Of a process on a CUDA device: its context and kernels. 300 to 500 MiB, by device and versions."""
+WORKSPACES = 64 * 1024**2
+"""Of one model: cuBLAS's workspaces on its streams (32 MiB each on Hopper, 8 on others)."""
+
+
+def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on_cuda: bool, first: bool) -> int:
+    """Bytes that a model takes beyond its weights for a text of so many tokens.
+
+    Args:
+        need: of the model.
+        dtype: of its cache.
+        tokens: in the cache.
+        engine: the profile's; ``auto`` is counted as eager.
+        on_cuda: whether it is on a CUDA device; elsewhere the cache is counted alone.
+        first: whether it is the first model of the process there, which brings the context along.
+    """
+    cache = need.cache_bytes(dtype, tokens)
+    if not on_cuda:
+        return cache
+    # While buffers grow, those of one layer exist twice, which is little.
+    chosen = engine_named(engine)
+    return int(cache * chosen.spare) + WORKSPACES + CUDA_CONTEXT * first + chosen.kept

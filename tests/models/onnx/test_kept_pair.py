@@ -19,6 +19,7 @@ from specctl.decoding.session import Session
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import kept_pair
+from specctl.models.onnx import store
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.onnx.kept_graph import CHAINS
 from specctl.models.onnx.store import Store, cache_folder, key_of, key_of_files
@@ -204,9 +205,8 @@ def test_other_files_are_another_model(profile: Profile, tmp_path: Path, change:
 @pytest.mark.parametrize("package", ["torch", "transformers", "onnxruntime", "specctl", "onnx", "tokenizers"])
 @pytest.mark.representatives("specctl", "torch")
 def test_another_version_is_another_model(profile: Profile, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    from importlib.metadata import version
-
-    monkeypatch.setattr("specctl.models.onnx.store.version", lambda name: "99" if name == package else version(name))
+    usual = store.version_of
+    monkeypatch.setattr(store, "version_of", lambda name: "99" if name == package else usual(name))
     assert opened(profile) is None
 
 

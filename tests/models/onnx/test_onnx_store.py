@@ -4,7 +4,6 @@ import fcntl
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from threading import Timer
 from time import time
@@ -13,6 +12,7 @@ import pytest
 import torch
 from toys import random_model
 
+from specctl.models.onnx import store as stores
 from specctl.models.onnx.store import GRAPH, PASSING, Store, cache_folder, key_of, passing_store
 from specctl.outputs.locks import ABANDONED
 
@@ -130,9 +130,9 @@ def test_a_key_says_what_a_graph_was_made_from() -> None:
 @pytest.mark.parametrize("package", ["specctl", "torch", "transformers", "onnxscript", "onnxruntime"])
 def test_another_version_makes_another_graph(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     model = random_model.__wrapped__("llama")
-    before, usual = key_of(model, None), version
+    before, usual = key_of(model, None), stores.version_of
 
-    monkeypatch.setattr("specctl.models.onnx.store.version", lambda name: "99" if name == package else usual(name))
+    monkeypatch.setattr(stores, "version_of", lambda name: "99" if name == package else usual(name))
     assert key_of(model, None) != before
 
 

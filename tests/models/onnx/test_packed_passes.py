@@ -27,7 +27,7 @@ def runner_of(family: str, quantize: str | None = None) -> OnnxRunner:
 
 @pytest.mark.parametrize("width", [None, 16], ids=["packed", "apart"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.representatives("llama-packed", "gpt-neox-apart")
+@pytest.mark.representatives("llama-packed", "llama-apart")
 def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> None:
     one = runner_of(family)
     assert one.no_rows is None

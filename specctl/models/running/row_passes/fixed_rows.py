@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import Cache, PreTrainedModel
 
+from specctl.models.passes.buffer_layers import RowCursor, RowLayer
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned
 from specctl.models.passes.synchronisation import sent
@@ -14,7 +15,6 @@ from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.graph import span_class
-from specctl.models.running.row_passes.row_cache import RowCursor, RowLayer
 from specctl.models.running.runner import RowRequest
 
 WIDE = 16
