@@ -27,18 +27,29 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
         own: those that ship; no other may have their names.
         group: the entry points of the others.
         check: makes the item of a loaded object, or raises ValueError with what is wrong with it.
+        unlisted: found by their names, which nobody is offered.
     """
 
-    def __init__(self, what: str, own: Mapping[str, Item], group: str, check: Callable[[object], Item]) -> None:
+    def __init__(
+        self,
+        what: str,
+        own: Mapping[str, Item],
+        group: str,
+        check: Callable[[object], Item],
+        unlisted: Mapping[str, Item] | None = None,
+    ) -> None:
         self._what, self._group, self._check = what, group, check
-        self._own = dict(own)
+        self._own, self._unlisted = dict(own), unlisted or {}
         self._added: dict[str, Item] = {}
         self._broken: dict[str, str] = {}
         self._origins: dict[str, str] = {}
         self._looked = False
 
     def __getitem__(self, name: str) -> Item:
-        return self._own[name] if name in self._own else self._registered()[name]
+        for known in (self._own, self._unlisted):
+            if name in known:
+                return known[name]
+        return self._registered()[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._registered()
@@ -64,7 +75,7 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
 
     def origin(self, name: str) -> str | None:
         """The distribution of a registered name, with its version; None for what ships with the program."""
-        if name in self._own:
+        if name in self._own or name in self._unlisted:
             return None
         self._registered()
         return self._origins.get(name)
@@ -87,7 +98,7 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
         try:
             if not _NAME.fullmatch(name) or name == "all":
                 raise ValueError("its name must be letters, digits, +, ., _ and -, and not 'all'")
-            if name in self._own:
+            if name in self._own or name in self._unlisted:
                 raise ValueError("specctl has one of this name")
             if (first := self._origins.get(name)) is not None:
                 raise ValueError(f"{first} has one of this name")

@@ -4,7 +4,17 @@ import re
 
 import pytest
 
-OTHERS = ("heuristic", "max-confidence", "adaedl", "self-verify", "specdec++", "disco", "confidence", "bandit")
+OTHERS = (
+    "heuristic",
+    "max-confidence",
+    "adaedl",
+    "self-verify",
+    "specdec++",
+    "disco",
+    "confidence",
+    "bandit",
+    "vllm-adaptive",
+)
 """Policies that do not run in every product of policies with something else. A policy reads numbers, whatever they
 come from, so that one that reads nothing (constant), one that may drop the token that made it stop (svip) and one that
 learns (cost-optimal) stand for all. All run in `test_greedy_identity`, `test_embedded` and `tests/policies`."""

@@ -4,22 +4,23 @@
     specctl calibrate --policy all --samples 20 --export transformers --costs ... --json > found.json
     python -m tools.exported check transformers found.json
 
-``costs`` prints what ``--costs`` takes: milliseconds fitted to runs with drafts of 1, 3, 6 and 12 tokens. Such runs
+``costs`` prints what ``--costs`` takes: milliseconds fitted to runs with drafts of 2, 4, 8 and 12 tokens. Such runs
 tell a draft step and the token that it adds to a target pass only together: the first number is of both. ``check``
-runs every length from 1 to 12 and the exported setting in turn, prompt by prompt, on the prompts that chose nothing,
-and compares the exported setting with the fastest length.
+runs the engine's own grid in turn, prompt by prompt, on the prompts that chose nothing: every length from 1 to 12, some
+settings of each of its other rules, and the exported setting, which it compares with the fastest.
 
-Engines: transformers, on specctl's own models; openvino, with --peer-models FOLDER (of
-``python -m specctl.peers.convert openvino``) and --peer-program PYTHON, the Python that has it. Run it on an idle
+Engines: transformers, on specctl's own models; onnxruntime-genai, openvino and llama.cpp with --peer-models FOLDER (of
+``python -m specctl.peers.convert``) and --peer-program, the Python that has the engine or its program; vllm with
+--peer-program alone, and there lengths only, since its builds for CPUs have no adaptive verification. Run it on an idle
 machine.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +28,43 @@ import numpy as np
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import SpecctlError, UsageError
+from specctl.export.foreign_engine import Names, Sampled
+from specctl.export.foreign_engines import ENGINES
+from specctl.export.rule_space import UNCAPPED, rule_space, words_of
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.peers.assisted import AssistedPeer
-from specctl.peers.launch import launches
+from specctl.peers.converted import Converted
+from specctl.peers.launch import Launch, launches
 from specctl.peers.measured import MeasuredPeer
 from specctl.peers.names import PeerSetting
 from specctl.peers.process import PeerProcess
+from specctl.policies import Setting
 from specctl.profile import resolve
+from specctl.profile.known_names import model_path
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import Suite, load_suite, sample
 from specctl.statistics.intervals import Floats, Interval, bootstrap
 
 LENGTHS = tuple(range(1, 13))
-TO_FIT = (1, 3, 6, 12)
+TO_FIT = (2, 4, 8, 12)
 BAR = 0.03
-"""How much slower than the engine's best length the exported setting may be."""
+"""How much slower than the best of the engine's own grid the exported setting may be."""
+LONGEST_CAPPED = 16
+COARSE: dict[str, tuple[float, ...]] = {
+    "threshold": (0.2, 0.4, 0.6, 0.8),
+    "least": (1, 2, 4),
+    "max_draft": (LONGEST_CAPPED, UNCAPPED),
+    "draft_length": (5,),
+}
+"""The values of an engine's other rules that are run."""
+MEASURED = ("transformers", "onnxruntime-genai", "openvino", "llama.cpp", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Runs of S settings on P prompts, each array ``(S, P)``: means over repeats.
+    """Runs of S settings on P prompts, each array ``(S, P)``: times are the shortest of the repeats.
 
     Attributes:
         labels: S of them.
@@ -64,55 +80,100 @@ class Timed:
     drafted: Floats
     prompt_tokens: Floats
 
+    def of(self, rows: Sequence[int]) -> "Timed":
+        """Those of some settings."""
+        columns = (self.ms, self.tokens, self.passes, self.drafted)
+        ms, tokens, passes, drafted = (one[list(rows)] for one in columns)
+        return Timed([self.labels[row] for row in rows], ms, tokens, passes, drafted, self.prompt_tokens)
 
-def peer_of(engine: str, keys: Mapping[str, Any], pair: Pair, options: argparse.Namespace, stack: ExitStack) -> Any:
-    """The engine with a setting as `calibrate --export` writes it.
+
+def length(k: int) -> Setting:
+    """Drafts of one length."""
+    return Setting.of({"name": "constant", "draft_length": k})
+
+
+def grid_of(engine: str) -> list[Setting]:
+    """The settings of an engine's own rules that are run."""
+    space = rule_space(ENGINES[engine], ENGINES[engine].confidence, LONGEST_CAPPED)
+    others = [one for one in space if one.policy != "constant"]
+    return [
+        *map(length, LENGTHS),
+        *(
+            one
+            for one in others
+            if engine != "vllm" and all(value in COARSE.get(key, (value,)) for key, value in one.values)
+        ),
+    ]
+
+
+def peer_of(engine: str, setting: Setting, pair: Pair, options: argparse.Namespace, stack: ExitStack) -> Any:
+    """The engine with a setting of its own rules.
 
     Raises:
-        UsageError: the setting is none of this engine, or the engine cannot be started.
+        UsageError: the engine cannot be started.
     """
+    values = setting.all_values
     if engine == "transformers":
+        keys = json.loads(ENGINES[engine].write(Names("", ""), setting, Sampled()).text)
         return AssistedPeer(pair, "exported", keys)
-    values: dict[str, Any] = {"draft": "constant", "tokens": keys.get("num_assistant_tokens")}
-    if threshold := keys.get("assistant_confidence_threshold"):
-        values = {"draft": "confidence", "threshold": threshold}
-    setting = PeerSetting(f"{engine}:{values}", engine, values)
+    told: dict[str, Any] = {"draft": "constant", "tokens": values.get("draft_length")}
+    if setting.policy == "max-confidence":
+        told = {"draft": "confidence", "threshold": values["threshold"], "tokens": values["max_draft"]}
+    elif setting.policy == "probed-length":
+        way = "constant" if values["least"] == values["max_draft"] else "adaptive"
+        told = {"draft": way, "tokens": values["least"], "cooldown": values["cooldown"]}
+    setting_of_peer = PeerSetting(f"{engine}: {words_of(setting)}", engine, told)
+    if engine == "vllm":
+        target, draft = (str(model_path(role)) for role in ("target", "draft"))
+        command = (str(options.peer_program), str(Path(__file__).with_name("vllm_worker.py")), target, draft)
+        launch = Launch(setting_of_peer, command, Path(), Converted(engine, target, draft, "float32", "float32", ""))
+        return MeasuredPeer(pair, launch, stack.enter_context(PeerProcess(setting_of_peer.label, command)))
     programs = {engine: options.peer_program} if options.peer_program else {}
-    (launch,) = launches([setting], {engine: options.peer_models} if options.peer_models else {}, programs).values()
-    return MeasuredPeer(pair, launch, stack.enter_context(PeerProcess(setting.label, launch.command)))
+    folders = {engine: options.peer_models} if options.peer_models else {}
+    (launch,) = launches([setting_of_peer], folders, programs).values()
+    return MeasuredPeer(pair, launch, stack.enter_context(PeerProcess(setting_of_peer.label, launch.command)))
 
 
-def length_keys(length: int) -> dict[str, Any]:
-    """Drafts of one length, in the words that both engines have."""
-    return {
-        "num_assistant_tokens": length,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
+def timed(
+    start: Callable[[ExitStack], Mapping[str, Any]],
+    prompts: Suite,
+    pair: Pair,
+    settings: SamplingTable,
+    repeats: int,
+) -> Timed:
+    """Run all settings on each prompt, in another order each time; a first run of each is not timed.
 
-
-def timed(peers: Mapping[str, Any], prompts: Suite, pair: Pair, settings: SamplingTable, repeats: int) -> Timed:
-    """Run all settings in turn on each prompt, beginning with another one each time; a first run of each is not timed.
-
+    Processes of the same setting differ by up to a fifth for as long as they live. So every repeat starts its own.
     Only the first turn of a conversation is run.
     """
     formats = PromptFormat.of(pair.tokenizer, resolve("embedded").profile.prompt)
     ids = [_ids(formats, prompt.data) for prompt in prompts.prompts]
+    runs = []
+    order = np.random.default_rng(0)
+    for turn in range(repeats):
+        with ExitStack() as stack:
+            peers = start(stack)
+            runs.append(_timed_once(peers, ids, settings, order))
+        print(f"{turn + 1} of {repeats} repeats", file=sys.stderr)
+    ms = np.min([one.ms for one in runs], axis=0)
+    return replace(runs[-1], ms=ms)
+
+
+def _timed_once(
+    peers: Mapping[str, Any], ids: Sequence[list[int]], settings: SamplingTable, order: np.random.Generator
+) -> Timed:
     labels = list(peers)
     for peer in peers.values():
         peer.generate(ids[0], settings)
     shape = len(labels), len(ids)
     ms, tokens, passes, drafted = (np.zeros(shape) for _ in range(4))
-    for turn in range(repeats):
-        for place, prompt in enumerate(ids):
-            for step in range(len(labels)):
-                row = (step + place + turn) % len(labels)
-                peer = peers[labels[row]]
-                completion = peer.generate(prompt, settings)
-                ms[row, place] += 1e3 * completion.total_seconds / repeats
-                tokens[row, place] = len(completion.tokens)
-                passes[row, place], drafted[row, place] = peer.passes[-1]
-            print(f"{turn * len(ids) + place + 1} of {repeats * len(ids)} prompts", file=sys.stderr)
+    for place, prompt in enumerate(ids):
+        for row in order.permutation(len(labels)):
+            peer = peers[labels[row]]
+            completion = peer.generate(prompt, settings)
+            ms[row, place] = 1e3 * completion.total_seconds
+            tokens[row, place] = len(completion.tokens)
+            passes[row, place], drafted[row, place] = peer.passes[-1]
     return Timed(labels, ms, tokens, passes, drafted, np.array([len(prompt) for prompt in ids], dtype=np.float64))
 
 
@@ -136,8 +197,8 @@ def fit(runs: Timed) -> tuple[float, float, float]:
 
 
 def compared(runs: Timed, exported: str) -> tuple[str, Interval]:
-    """The fastest length, and how fast the exported setting is in relation to it, with an interval over prompts."""
-    totals = {label: runs.ms[row].sum() for row, label in enumerate(runs.labels) if label != exported}
+    """The fastest of the grid, and how fast the exported setting is in relation to it, with an interval."""
+    totals = {label: runs.ms[row].sum() for row, label in enumerate(runs.labels)}
     best = min(totals, key=lambda label: totals[label])
     own, other = runs.ms[runs.labels.index(exported)], runs.ms[runs.labels.index(best)]
 
@@ -148,16 +209,20 @@ def compared(runs: Timed, exported: str) -> tuple[str, Interval]:
     return best, bootstrap(ratio, len(own))
 
 
-def costs(options: argparse.Namespace, run: Callable[[Mapping[str, Mapping[str, Any]], Suite], Timed]) -> None:
+Run = Callable[[Sequence[Setting], Suite], Timed]
+
+
+def costs(options: argparse.Namespace, run: Run) -> None:
     """Measure and print an engine's costs."""
     # Other prompts than those that calibrate draws with the profile's seed.
     prompts = sample(load_suite("embedded"), options.samples, resolve("embedded").profile.sampling.seed + 1)
-    draft, target, off = fit(run({f"K = {length}": length_keys(length) for length in TO_FIT}, prompts))
+    draft, target, off = fit(run([*map(length, TO_FIT)], prompts))
+    target -= ENGINES[options.engine].further_passes * draft  # the replay adds them
     print(f"--costs {draft:.4g},{target:.4g}  # off by {off:.1%} (root mean square)")
 
 
-def check(options: argparse.Namespace, run: Callable[[Mapping[str, Mapping[str, Any]], Suite], Timed]) -> bool:
-    """Compare the exported setting with every length, and print the table and the verdict."""
+def check(options: argparse.Namespace, run: Run) -> bool:
+    """Compare the exported setting with the grid, and print the table and the verdict."""
     document = json.loads(options.file.read_text("utf-8"))
     exported = next((one for one in document.get("exports", []) if one["engine"] == options.engine), None)
     if exported is None:
@@ -165,17 +230,22 @@ def check(options: argparse.Namespace, run: Callable[[Mapping[str, Mapping[str, 
     whole = load_suite("embedded")
     wanted = set(document["reported_on"])
     prompts = Suite(whole.name, tuple(one for one in whole.prompts if one.id in wanted), whole.sha256)
-    keys = json.loads(exported["text"])
-    runs = run({**{f"K = {length}": length_keys(length) for length in LENGTHS}, "exported": keys}, prompts)
+    chosen = Setting.of(exported["rule"])
+    runs = run([*dict.fromkeys([*grid_of(options.engine), chosen])], prompts)
     predicted = {f"K = {point['draft_length']}": point["tokens_per_second"] for point in exported["curve"]}
-    predicted["exported"] = exported["tokens_per_second"]
+    predicted[words_of(chosen)] = exported["tokens_per_second"]
     for row, label in enumerate(runs.labels):
         speed = 1e3 * runs.tokens[row].sum() / runs.ms[row].sum()
-        print(f"{label:9} measured {speed:8.1f} tokens/s, predicted after the prompt {predicted[label]:8.1f}")
-    best, ratio = compared(runs, "exported")
+        known = f", predicted after the prompt {predicted[label]:8.1f}" if label in predicted else ""
+        print(f"{label:32} measured {speed:8.1f} tokens/s, {runs.passes[row].sum():6.0f} target passes{known}")
+    best, ratio = compared(runs, words_of(chosen))
     within = ratio.value >= 1 - BAR
-    print(f"exported: {json.dumps(keys)}")
-    print(f"exported over the fastest length ({best}): {ratio.value:.3f} ({_interval(ratio)}) on {len(wanted)} prompts")
+    lengths = [row for row, label in enumerate(runs.labels) if label in {words_of(length(k)) for k in TO_FIT}]
+    draft, target, off = fit(runs.of(lengths))
+    target -= ENGINES[options.engine].further_passes * draft
+    print(f"fitted to these runs: --costs {draft:.4g},{target:.4g}  # off by {off:.1%}")
+    print(f"exported: {words_of(chosen)}")
+    print(f"exported over the fastest ({best}): {ratio.value:.3f} ({_interval(ratio)}) on {len(wanted)} prompts")
     print(f"within {BAR:.0%} of the engine's best: {'yes' if within else 'no'}")
     return within
 
@@ -189,10 +259,10 @@ def main() -> None:
         prog="python -m tools.exported", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("do", choices=("costs", "check"))
-    parser.add_argument("engine", choices=("transformers", "openvino"))
+    parser.add_argument("engine", choices=MEASURED)
     parser.add_argument("file", type=Path, nargs="?", help="for check: what calibrate --export --json printed")
-    parser.add_argument("--peer-models", type=Path, help="for openvino: its models")
-    parser.add_argument("--peer-program", type=Path, help="for openvino: the Python that has it")
+    parser.add_argument("--peer-models", type=Path, help="of an engine in a process of its own: its models")
+    parser.add_argument("--peer-program", type=Path, help="the Python that has such an engine, or its program")
     parser.add_argument("--samples", type=int, default=8, help="for costs: prompts (default 8)")
     parser.add_argument("--repeats", type=int, default=3, help="of every run (default 3)")
     parser.add_argument("-n", "--max-new-tokens", type=int, default=64, help="for each prompt (default 64)")
@@ -203,16 +273,17 @@ def main() -> None:
     settings = profile.sampling.model_copy(update={"max_new_tokens": options.max_new_tokens})
     try:
         pair = load_pair(profile, engines=EngineSettings.of(profile), with_predictors=False)
-        with ExitStack() as stack:
 
-            def run(keys: Mapping[str, Mapping[str, Any]], prompts: Suite) -> Timed:
-                peers = {label: peer_of(options.engine, each, pair, options, stack) for label, each in keys.items()}
-                return timed(peers, prompts, pair, settings, options.repeats)
+        def run(grid: Sequence[Setting], prompts: Suite) -> Timed:
+            def start(stack: ExitStack) -> dict[str, Any]:
+                return {words_of(each): peer_of(options.engine, each, pair, options, stack) for each in grid}
 
-            if options.do == "costs":
-                costs(options, run)
-            elif not check(options, run):
-                sys.exit(1)
+            return timed(start, prompts, pair, settings, options.repeats)
+
+        if options.do == "costs":
+            costs(options, run)
+        elif not check(options, run):
+            sys.exit(1)
     except SpecctlError as error:
         sys.exit(f"error: {error}")
 

@@ -20,6 +20,7 @@ SIMPLEST = (
     "max-confidence",
     "self-verify",
     "adaedl",
+    "vllm-adaptive",
     "cost-optimal",
     "bandit",
     "confidence",
@@ -98,6 +99,8 @@ def _paper(policy: str) -> list[dict[str, Any]]:
             return [{"threshold": value} for value in tenths]
         case "confidence":
             return [{"threshold": h} for h in (0.2, 0.4, 0.6, 0.8)]
+        case "vllm-adaptive":  # it is a longest draft with a rule
+            return [{"max_draft": cap} for cap in (4, 6, 8, 12)]
     return _crossed(**POLICIES[policy].grid)
 
 
@@ -121,6 +124,8 @@ def _dense(policy: str) -> list[dict[str, Any]]:
             return [{"max_draft": cap} for cap in range(2, 21)]
         case "confidence":
             return _crossed(threshold=_steps(0.05, 0.95, 0.05), max_draft=caps)
+        case "vllm-adaptive":
+            return _crossed(max_draft=range(2, 17), token_ratio=(0.01, 0.02, 0.05, 0.1, 0.2))
         case "disco":
             return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20, LONGEST))
         case "specdec++":

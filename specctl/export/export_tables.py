@@ -10,6 +10,7 @@ from specctl.calibration.speedup_cells import plain_interval, speedup_cells
 from specctl.export.exports import Exports
 from specctl.export.foreign_engines import other_version
 from specctl.export.rule_search import Exported
+from specctl.export.rule_space import words_of
 from specctl.export.spelling import length_of, threshold_of
 from specctl.reporting.table import DEFINITIONS, UNKNOWN, UP, Table
 
@@ -30,7 +31,7 @@ def _by_size(exports: Exports) -> Table:
         (
             one.engine.name,
             str(each.rows),
-            _setting(each.found.score),
+            words_of(each.found.score.setting),
             f"{each.found.score.tokens_per_second:.1f}",
             *speedup_cells(each.found.speedup),
         )
@@ -48,12 +49,12 @@ def _by_size(exports: Exports) -> Table:
 
 def _kinds(one: Exported) -> tuple[str, ...]:
     """The fastest setting of each kind of rule with its speed; equal for engines with the same rule."""
-    return tuple(f"{_setting(score)}: {score.tokens_per_second:.1f}" for score in one.kinds)
+    return tuple(f"{words_of(score.setting)}: {score.tokens_per_second:.1f}" for score in one.kinds)
 
 
 def _summary(exports: Exports) -> Table:
     here = exports.here
-    rows = [(one.engine.name, _setting(one.found.score), *_cells(one.found, here)) for one in exports.found]
+    rows = [(one.engine.name, words_of(one.found.score.setting), *_cells(one.found, here)) for one in exports.found]
     rows.append(("specctl", here.score.setting.label, *_cells(here, here)))
     prompts = "prompts that did not choose the settings" if exports.held_out else "the prompts that chose the settings"
     return Table(
@@ -72,19 +73,6 @@ def _costs(exports: Exports) -> str:
 def _cells(entry: Ranked, here: Ranked) -> tuple[str, ...]:
     share = entry.score.tokens_per_second / here.score.tokens_per_second
     return (f"{entry.score.tokens_per_second:.1f}", *speedup_cells(entry.speedup), f"{share:.0%}")
-
-
-def _setting(score: Score) -> str:
-    """A setting of an engine's rule in words that hold for all engines."""
-    if not score.setting.drafts:
-        return "no draft"
-    length = length_of(score.setting)
-    if score.setting.policy == "heuristic":
-        return f"K from {length}, +2 or -1" + (", kept between texts" if score.setting.all_values["carry_over"] else "")
-    if score.setting.policy == "constant":
-        return f"K = {length}"
-    kind = "" if score.setting.all_values.get("adapt") is False else f"{score.setting.policy} "
-    return f"{kind}threshold {threshold_of(score.setting):g}" + (f", K = {length}" if length < 1000 else ", any K")
 
 
 def _curve(alike: Sequence[Exported]) -> Table:

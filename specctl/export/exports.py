@@ -46,11 +46,13 @@ class GivenCosts:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be exported: the engines, and their costs if these are known, of several texts by their number."""
+    """What is to be exported: the engines, their costs if these are known, of several texts by their number, and the
+    kind of draft head, None for a draft model."""
 
     engines: tuple[Engine, ...]
     costs: GivenCosts | None = None
     batches: Mapping[int, GivenCosts] = field(default_factory=dict)
+    head: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def export_to(
 
     Args:
         order: the engines.
-        profile: of a target and one draft model.
+        profile: of a target and one draft.
         asked: the settings of specctl's own that compete.
         decision: the calibration.
         pair: gives the loaded models, asked for only if an engine's draft tokens are not those of the traces.
@@ -101,13 +103,13 @@ def export_to(
     if order.costs is not None:
         costs = replace(order.costs.table(), batches={rows: one.table(rows) for rows, one in order.batches.items()})
         here = search(traces, asked.candidates, None, costs, asked.also_ranked).winner
-    names = Names(profile.target.checkpoint, profile.draft.checkpoint)
+    names = Names(profile.target.checkpoint, profile.draft.checkpoint, order.head)
     prompts = calibration.chosen_on, calibration.reported_on
     read: dict[Reading, TraceSet] = {}
     found = []
     together = list(zip(order.engines, readings, strict=True))
     sizes = [size.rows for size in decision.sizes]
-    count = sum(len(rule_space(engine, how.confidence, traces.header.depth)) for engine, how in together)
+    count = sum(len(rule_space(engine, how.confidence, traces.header.depth, order.head)) for engine, how in together)
     count += sum(len(sizes) * (len(engine.lengths(traces.header.depth)) + 1) for engine in order.engines)
     with progress.counting("settings of other engines", count) as advance:
         for engine, how in together:

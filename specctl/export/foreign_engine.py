@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from specctl.policies import Setting
+
+if TYPE_CHECKING:
+    from specctl.export.rule_space import Kind
 
 Acceptance = Literal["ratio", "likeliest", "matched"]
 """Which draft tokens an engine keeps where it samples. ``ratio``: drawn from q and kept with probability min(1, p/q).
 ``likeliest``: the draft's likeliest token, kept with probability p, by comparing it with a token drawn from p or by a
 test that has the same law. ``matched``: drawn from q, and kept if a token drawn from p is the same."""
-Confidence = Literal["chosen", "top ten"]
-"""What an engine compares with its threshold: the draft's probability of the token that it chose, or the largest
-probability after a softmax over the ten largest logits."""
+Confidence = Literal["chosen", "largest", "top ten", "top logit"]
+"""What an engine reads of a draft token: the draft's probability of the token that it chose, the largest probability,
+the same after a softmax over the ten largest logits, or the largest logit."""
 
 
 LONGEST = 20
@@ -21,10 +24,11 @@ LONGEST = 20
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The pair as an engine is to be told of it: folders or hub ids."""
+    """The pair as an engine is to be told of it: folders or hub ids; and the kind of draft head, None for a model."""
 
     target: str
     draft: str
+    head: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine with the rule by which it stops drafts of an ordinary draft model.
+    """An engine with the rules by which it stops drafts.
 
     Attributes:
         name: what ``--export`` calls it.
@@ -68,17 +72,21 @@ class Engine:
         write: the setting of its rule as it reads it.
         acceptance: when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes.
         own_rule: the end of a sentence that begins with the engine's name.
-        confidence: what it compares with a threshold; None without one.
+        confidence: what its rules read of a draft token; None for nothing.
         keeps_trigger: whether the token below the threshold is verified too.
         capped: whether a threshold goes together with a longest draft.
-        lengthens: whether a draft's length may follow the rounds before, as in the policy ``heuristic``.
+        kinds: of rules that it has besides drafts of one length.
         stops_at_eos: whether its draft ends at an end-of-sequence token; others draft on.
         blocks: whether it can verify draft tokens as a block.
+        unpriced: why its threshold takes time that no replay knows, as the beginning of a sentence: it is shown, and a
+            length is written; empty if it does not.
         further_passes: of the draft in each round, apart from those that draft.
+        passes_when_full: further ones in a round whose tokens are all accepted.
+        passes_when_idle: of either model in a round without a draft, apart from the target's one.
         longest: the longest draft that it takes; None for any.
         read: the day on which its source was read.
         scheduled: whether it takes a length for each number of texts that it verifies at once.
-        policies: those of specctl that it runs, with thresholds of their own.
+        heads: the kinds of draft heads that settings are written for, too.
     """
 
     name: str
@@ -92,12 +100,15 @@ class Engine:
     confidence: Confidence | None = None
     keeps_trigger: bool = True
     capped: bool = True
-    lengthens: bool = False
+    kinds: "tuple[Kind, ...]" = ()
     stops_at_eos: bool = False
     blocks: bool = False
+    unpriced: str = ""
     further_passes: int = 0
+    passes_when_full: int = 0
+    passes_when_idle: int = 0
     scheduled: bool = False
-    policies: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
     longest: int | None = None
     read: str = "2026-11-22"
 

@@ -5,6 +5,15 @@ from importlib.metadata import PackageNotFoundError, version
 from specctl.errors import UsageError
 from specctl.export import spelling as writing
 from specctl.export.foreign_engine import Engine
+from specctl.export.rule_space import (
+    ADAPTIVE_VERIFICATION,
+    CALIBRATED,
+    GROWING,
+    POLICY_KINDS,
+    PROBED,
+    STEPPED,
+    THRESHOLD,
+)
 from specctl.profile.wording import did_you_mean
 
 _TABLE = (
@@ -17,7 +26,7 @@ _TABLE = (
         writing.transformers,
         "ratio",
         confidence="chosen",
-        lengthens=True,
+        kinds=(GROWING, THRESHOLD),
         stops_at_eos=True,
     ),
     Engine(
@@ -28,8 +37,11 @@ _TABLE = (
         "vllm/config/speculative.py",
         writing.vllm,
         "ratio",
+        confidence="largest",
+        kinds=(ADAPTIVE_VERIFICATION,),
         blocks=True,
         scheduled=True,
+        read="2026-11-24",
     ),
     Engine(
         "vllm-plugin",
@@ -39,7 +51,7 @@ _TABLE = (
         "vllm/v1/spec_decode/llm_base_proposer.py",
         writing.vllm_plugin,
         "ratio",
-        policies=("svip", "adaedl", "max-confidence"),
+        kinds=POLICY_KINDS,
         read="2026-11-24",
     ),
     Engine(
@@ -50,6 +62,9 @@ _TABLE = (
         "sglang/srt/arg_groups/speculative_hook.py",
         writing.sglang,
         "likeliest",
+        kinds=(STEPPED,),
+        heads=("eagle1", "eagle3"),
+        read="2026-11-24",
     ),
     Engine(
         "llama.cpp",
@@ -60,6 +75,7 @@ _TABLE = (
         writing.llama_cpp,
         "likeliest",
         confidence="top ten",
+        kinds=(THRESHOLD,),
         keeps_trigger=False,
         further_passes=1,  # over the tokens that the target has verified
     ),
@@ -85,7 +101,9 @@ _TABLE = (
         own_rule="keeps a draft token by the draft's probability of it against the target's of a token of its own, "
         "which is no rule of speculative sampling and follows another law",
         confidence="chosen",
+        kinds=(THRESHOLD,),
         capped=False,
+        unpriced="A threshold takes log-probabilities of all tokens",
     ),
     Engine(
         "exllamav3",
@@ -95,6 +113,8 @@ _TABLE = (
         "exllamav3/generator/generator.py",
         writing.exllamav3,
         "likeliest",
+        confidence="top logit",
+        kinds=(CALIBRATED,),
         further_passes=1,  # over the last draft token
     ),
     Engine(
@@ -102,9 +122,12 @@ _TABLE = (
         "onnxruntime-genai",
         "0.18.0",
         "built 2026-10-13",
-        "its documents of speculative decoding",
+        "src/speculative_decoding_strategy.h of a0c04eb (2026-08-22)",
         writing.onnxruntime_genai,
         "ratio",
+        kinds=(PROBED,),
+        passes_when_full=1,  # over the last draft token
+        passes_when_idle=1,  # over the token that was drawn, before the next draft
         longest=16,
         read="2026-11-24",
     ),

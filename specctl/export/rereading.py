@@ -52,7 +52,7 @@ def reading_of(engine: Engine, sampling: Sampling) -> Reading:
             "export for greedy decoding (-t 0), or measure lengths in the engine itself",
         )
     # Signals are of the softmax at temperature 1, and an engine looks at the distribution that it draws from.
-    known = engine.confidence if sampling.plain or engine.confidence == "top ten" else None
+    known = engine.confidence if sampling.plain or engine.confidence in ("top ten", "top logit") else None
     return Reading(engine.acceptance, engine.blocks and sampling.in_blocks, known)
 
 
@@ -73,10 +73,11 @@ def traces_as(reading: Reading, traces: TraceSet, profile: Profile, pair: Callab
     apart = reading.acceptance in ("likeliest", "matched")
     other_verdicts = reading.acceptance == "ratio" and reading.blocks != (traces.verification == "block")
     lacking = reading.confidence == "top ten" and not all(map(_has_top_probs, traces.traces))
+    lacking = lacking or reading.confidence == "top logit"
     if apart or other_verdicts or lacking:
         traces = _read_again(reading, traces, profile, pair())
-    if reading.confidence is None or (reading.confidence == "chosen" and reading.acceptance is None):
-        return traces  # the likeliest token is chosen
+    if reading.confidence not in ("chosen", "top ten") or (reading.confidence == "chosen" and not reading.acceptance):
+        return traces  # in greedy decoding the likeliest token is chosen
     return replace(traces, traces=[_judged_by(one, reading.confidence) for one in traces.traces])
 
 
@@ -132,6 +133,7 @@ def _read_turns(
                 generator,
                 matched=matched,
                 tops=reading.confidence == "top ten",
+                logits=reading.confidence == "top logit",
             )
         found.append(replace(trace, draft=draft))
     return found

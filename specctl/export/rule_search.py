@@ -11,7 +11,7 @@ from specctl.export.batch_lengths import BatchLength, batch_lengths
 from specctl.export.foreign_engine import LONGEST, Engine, Names, Sampled, Written
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading
-from specctl.export.rule_space import rule_space
+from specctl.export.rule_space import THRESHOLD, rule_space, words_of
 from specctl.export.spelling import length_of
 from specctl.policies import NONE
 from specctl.replay.costs import CostTable
@@ -92,7 +92,7 @@ def search_rule(
         sizes: numbers of texts at once, from 2 on, for which a length is searched too.
     """
     chosen_on, reported_on = prompts
-    space = rule_space(engine, reading.confidence, traces.header.depth)
+    space = rule_space(engine, reading.confidence, traces.header.depth, names.head)
     families: dict[str, list[Score]] = {}
     for setting in space:
         if (score := score_in(engine, setting, traces, chosen_on, costs)) is not None:
@@ -105,15 +105,19 @@ def search_rule(
     reported = {best.setting: score_in(engine, best.setting, traces, reported_on, costs) for best in bests}
     # A rule without a longest draft may write more on these prompts than was recorded.
     bests = [best for best in bests if reported[best.setting] is not None]
-    chosen, drafting = choose([baseline, *bests]).chosen, choose(bests).chosen
+    priced = [best for best in bests if not (engine.unpriced and best.setting.policy == THRESHOLD.policy)]
+    chosen, drafting = choose([baseline, *priced]).chosen, choose(priced).chosen
     found = reported.get(chosen.setting) or alone
     batches = batch_lengths(engine, traces, prompts, sizes, costs, advance)
     setting = with_batches(drafting.setting, {one.rows: one.found.score.setting for one in batches})
     if setting.batches and batches[-1].rows > setting.batches[-1][0]:  # an engine's last range ends where it was priced
         setting = replace(setting, batches=(*setting.batches, (batches[-1].rows, setting.batches[-1][1])))
     written = engine.write(names, setting, sampled)
-    if batches and not engine.scheduled:
+    if batches and not (engine.scheduled or names.head):
         written = replace(written, notes=(*written.notes, _by_size(batches)))
+    if len(bests) > 1:
+        unpriced = (f"{engine.unpriced}, whose time is not in that: try it there.",) if engine.unpriced else ()
+        written = replace(written, notes=(*written.notes, _by_kind(bests), *unpriced))
     return Exported(
         engine,
         Ranked(found, found.speedup(alone)),
@@ -136,6 +140,11 @@ def _by_size(batches: Sequence[BatchLength]) -> str:
         for one in batches
     )
     return f"It takes one length for all numbers of texts at once; the fastest are {fastest}."
+
+
+def _by_kind(bests: Sequence[Score]) -> str:
+    speeds = "; ".join(f"{words_of(one.setting)}: {one.tokens_per_second:.1f}" for one in bests)
+    return f"Predicted tokens/s of the best setting of each kind: {speeds}."
 
 
 def _speed(score: Score) -> float:

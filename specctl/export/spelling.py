@@ -8,14 +8,15 @@ from shlex import join
 from typing import Any
 
 from specctl.export.foreign_engine import Names, Sampled, Written
+from specctl.export.rule_space import ADAPTIVE_VERIFICATION
 from specctl.policies import Setting
 from specctl.profile.model_names import short_name
 
 
 def length_of(setting: Setting) -> int:
-    """The longest draft of a setting of `specctl.export.rule_space`, or the first one's length of ``heuristic``."""
+    """The longest draft of a setting of `specctl.export.rule_space`, or the first one's length where it moves."""
     values = setting.all_values
-    return int(values["draft_length"] if "draft_length" in values else values["max_draft"])
+    return int(next(values[name] for name in ("draft_length", "first", "least", "max_draft") if name in values))
 
 
 def threshold_of(setting: Setting) -> float:
@@ -64,6 +65,13 @@ def vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
     if sampled.blocks:
         config["rejection_sample_method"] = "block"
     note = ("Block verification is done by Model Runner V2 only, vLLM's default.",) if sampled.blocks else ()
+    if setting.policy == ADAPTIVE_VERIFICATION.policy:
+        config["enable_adaptive_verification"] = True
+        note = (
+            *note,
+            "Adaptive verification takes Model Runner V2 with full CUDA graphs, and neither LoRA nor pipelines; the "
+            "draft makes all its passes.",
+        )
     if setting.batches:
         note = (*note, "Lengths by number of requests are off with data parallelism.")
     command = join(["vllm", "serve", names.target, "--speculative-config", json.dumps(config)])
@@ -83,18 +91,29 @@ def vllm_plugin(names: Names, setting: Setting, sampled: Sampled) -> Written:
 
 
 def sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
-    """A command line; the number of draft tokens counts the token that they follow."""
+    """A command line; the number of draft tokens counts the token that they follow. A file for adaptive ones."""
     length = length_of(setting)
     options = {
         "model-path": names.target,
-        "speculative-algorithm": "STANDALONE",
+        "speculative-algorithm": {"eagle1": "EAGLE", "eagle3": "EAGLE3"}.get(names.head or "", "STANDALONE"),
         "speculative-draft-model-path": names.draft,
         "speculative-num-steps": length,
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": length + 1,
     }
-    note = ("Its lengths by batch size, --speculative-adaptive, are for EAGLE heads alone.",) if setting.batches else ()
-    return Written("command line", _command(["python", "-m", "sglang.launch_server"], options), note)
+    command, place = ["python", "-m", "sglang.launch_server"], "command line"
+    if names.head is None:
+        note = ("Its adaptive lengths, --speculative-adaptive, are for EAGLE heads alone.",)
+        return Written(place, _command(command, options), note)
+    ladders = {str(least): [k] for least, _, k in lengths_of(setting)}
+    ladders["1"] = list(setting.all_values.get("lengths", (length,)))
+    if ladders == {"1": [length]}:
+        return Written(place, _command(command, options))
+    options["speculative-adaptive-config"] = "adaptive.json"
+    started = f"{_command(command, options)} --speculative-adaptive"
+    # Where a number of texts has no entry, that of the next smaller one holds.
+    file = json.dumps({rows: {"candidate_steps": steps} for rows, steps in ladders.items()})
+    return Written(f"adaptive.json, for: {started}", file, ("It is off with attention data parallelism.",))
 
 
 def llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
@@ -166,15 +185,19 @@ def openvino(names: Names, setting: Setting, sampled: Sampled) -> Written:  # no
 
 def exllamav3(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
     """Arguments of exllamav3's Generator."""
-    text = f"Generator(..., num_draft_tokens={length_of(setting)}, dynamic_draft_tokens=False)"
+    confidence = setting.all_values.get("confidence")
+    text = f"Generator(..., num_draft_tokens={length_of(setting)}, dynamic_draft_tokens={confidence is not None}"
+    text += ")" if confidence is None else f", draft_confidence={confidence:g})"
     note = f"The pair is {names.target} and {names.draft}, converted to EXL3."
     return Written("Python, with model, cache, tokenizer, draft_model and draft_cache", text, (note,))
 
 
 def onnxruntime_genai(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
     """A call of onnxruntime-genai's GeneratorParams."""
-    length = length_of(setting)
-    text = f"params.set_speculative_options(max_draft_tokens={length}, min_adaptive_k=0, cooldown=False)"
+    length, values = length_of(setting), setting.all_values
+    adaptive = length if values.get("max_draft", length) > length else 0
+    options = f"max_draft_tokens={length}, min_adaptive_k={adaptive}, cooldown={values.get('cooldown', False)}"
+    text = f"params.set_speculative_options({options})"
     note = f"The pair is {names.target} and {names.draft} in one genai_config.json, the second as model.draft."
     return Written("Python, with GeneratorParams params", text, (note,))
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from specctl.plugins import Registry
 from specctl.policies.base import SIGNALS, Rule
-from specctl.policies.registry import RULES
+from specctl.policies.registry import ENGINE_RULES, RULES
 from specctl.policies.rules.bandit import Bandit
 
 _KINDS = (bool, int, float, str, tuple)
@@ -45,5 +45,7 @@ def _kind(hint: Any) -> Any:
     return get_origin(bare) or bare
 
 
-POLICIES: Registry[type[Rule]] = Registry("policy", {**RULES, "bandit": Bandit}, "specctl.policies", checked_policy)
-"""Every stopping policy by its name."""
+POLICIES: Registry[type[Rule]] = Registry(
+    "policy", {**RULES, "bandit": Bandit}, "specctl.policies", checked_policy, ENGINE_RULES
+)
+"""Every stopping policy by its name; of `ENGINE_RULES` it gives the class, but does not list it."""

@@ -1,6 +1,9 @@
 """The stopping policies that decide by themselves, by name."""
 
 from specctl.policies.base import Rule
+from specctl.policies.engine_rules.calibrated_confidence import CalibratedConfidence
+from specctl.policies.engine_rules.probed_length import ProbedLength
+from specctl.policies.engine_rules.stepped_length import SteppedLength
 from specctl.policies.rules.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.rules.confidence import ConfidentPrefix
 from specctl.policies.rules.constant import Constant, NoDraft
@@ -10,6 +13,7 @@ from specctl.policies.rules.heuristic import Heuristic
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.policies.rules.svip import Svip
+from specctl.policies.rules.vllm_adaptive import VllmAdaptive
 
 RULES: dict[str, type[Rule]] = {
     "none": NoDraft,
@@ -23,4 +27,11 @@ RULES: dict[str, type[Rule]] = {
     "disco": Disco,
     "confidence": ConfidentPrefix,
     "cost-optimal": CostOptimal,
+    "vllm-adaptive": VllmAdaptive,
 }
+ENGINE_RULES: dict[str, type[Rule]] = {
+    "probed-length": ProbedLength,
+    "calibrated-confidence": CalibratedConfidence,
+    "stepped-length": SteppedLength,
+}
+"""Rules of other engines: they are replayed for exports, and cannot be chosen."""

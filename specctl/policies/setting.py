@@ -61,7 +61,7 @@ class Setting:
         """
         name = table["name"]
         given = {key: _value(value) for key, value in table.items() if key != "name"}
-        defaults = _defaults(name) if name in POLICIES else {}
+        defaults = _defaults(name)
         known = [(key, given.pop(key)) for key in defaults if key in given]
         return cls(name, (*(pair for pair in known if pair[1] != defaults[pair[0]]), *given.items()))
 
@@ -146,8 +146,7 @@ class Setting:
     @property
     def all_values(self) -> dict[str, Any]:
         """Every setting of the top policy, defaults included."""
-        defaults = _defaults(self.policy) if self.policy in POLICIES else {}
-        return {**defaults, **dict(self.values)}
+        return {**_defaults(self.policy), **dict(self.values)}
 
     @property
     def longest_draft(self) -> int:
@@ -205,7 +204,9 @@ def nested(levels: Sequence[Setting]) -> Setting:
 
 
 def _defaults(policy: str) -> dict[str, Any]:
-    return {item.name: item.default for item in fields(POLICIES[policy]) if item.init}  # type: ignore[arg-type]
+    """The settings of a policy with their defaults; none of one that is not known."""
+    known = POLICIES.get(policy)
+    return {} if known is None else {item.name: item.default for item in fields(known) if item.init}  # type: ignore[arg-type]
 
 
 def _value(value: Any) -> Any:

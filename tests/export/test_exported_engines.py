@@ -23,7 +23,7 @@ from specctl.export.foreign_engines import ENGINES, engine_of, other_version
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading, reading_of, traces_as
 from specctl.export.rule_search import Exported, search_rule
-from specctl.export.rule_space import rule_space
+from specctl.export.rule_space import rule_space, words_of
 from specctl.export.spelling import lengths_of
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
@@ -208,10 +208,9 @@ def test_the_rule_is_searched_whole(engine: Engine) -> None:
         Setting.of({"name": "constant", "draft_length": length})
         for length in range(1, min(LONGEST, engine.longest or LONGEST) + 1)
     ]
-    further = {"max-confidence": engine.confidence is not None, "heuristic": engine.lengthens}
-    kinds = {"constant", *engine.policies, *(policy for policy, there in further.items() if there)}
-    assert {one.policy for one in space} == kinds
+    assert {one.policy for one in space} == {"constant", *(kind.policy for kind in engine.kinds if not kind.for_heads)}
     assert all(one.all_values.get("keep_trigger", True) == engine.keeps_trigger for one in space if one.signals)
+    assert len({words_of(one) for one in space}) == len(space)
     assert rule_space(engine, None, 7)[6].all_values == {"draft_length": 7}
 
 
@@ -225,13 +224,13 @@ def exported(name: str, made: TraceSet, costs: CostTable) -> Exported:
 def searched() -> Exports:
     made, costs = traces(6), flat_costs(1, 10)
     found = search(made, grid("svip", "paper", {"entropy"}), None, costs)
-    names = ("transformers", "vllm", "sglang")
+    names = ("transformers", "vllm", "sglang", "tensorrt-llm")
     return Exports([exported(name, made, costs) for name in names], found.winner, None, 6, held_out=True)
 
 
 @pytest.mark.slow
 def test_a_threshold_wins_where_the_draft_knows_when_it_is_wrong(searched: Exports) -> None:
-    transformers, vllm, _ = searched.found
+    transformers, vllm, *_ = searched.found
     assert transformers.best.setting.policy == "max-confidence"
     assert json.loads(transformers.written.text)["assistant_confidence_threshold"] > 0
     assert transformers.found.score.tokens_per_second > vllm.found.score.tokens_per_second
@@ -243,8 +242,9 @@ def test_a_threshold_wins_where_the_draft_knows_when_it_is_wrong(searched: Expor
 
 def test_tables_and_document_tell_the_same(searched: Exports) -> None:
     summary, *curves = export_tables(searched)
-    assert [row[0] for row in summary.rows] == ["transformers", "vllm", "sglang", "specctl"]
-    assert [curve.title for curve in curves] == ["transformers: tokens/s by K", "vllm, sglang: tokens/s by K"]
+    assert [row[0] for row in summary.rows] == ["transformers", "vllm", "sglang", "tensorrt-llm", "specctl"]
+    titles = ["transformers: tokens/s by K", "vllm: tokens/s by K", "sglang, tensorrt-llm: tokens/s by K"]
+    assert [curve.title for curve in curves] == titles
     document = export_document(searched)
     for row, one in zip(summary.rows, document, strict=False):
         assert row[2] == f"{one['tokens_per_second']:.1f}"
@@ -259,7 +259,7 @@ def test_version_source_and_date_stand_next_to_the_text(searched: Exports, monke
     one = searched.found[1]
     first = text_of(one).splitlines()[0]
     assert (
-        first == f"# vllm {one.engine.version} ({one.engine.released}), by vllm/config/speculative.py, read 2026-11-22"
+        first == f"# vllm {one.engine.version} ({one.engine.released}), by vllm/config/speculative.py, read 2026-11-24"
     )
     monkeypatch.setattr(table, "version", lambda _: "99.1")
     assert other_version(one.engine) == "99.1"
@@ -370,7 +370,7 @@ def test_lengths_are_searched_for_each_number_of_texts() -> None:
     costs = replace(flat_costs(1, 10), batches={4: dear})
     found = {}
     for name in ("vllm", "sglang"):
-        engine = replace(ENGINES[name], further_passes=0)
+        engine = replace(ENGINES[name], further_passes=0, kinds=())
         prompts = some.prompts[:4], some.prompts[4:8]
         found[name] = search_rule(engine, Reading(), some, prompts, costs, NAMES, Sampled(), sizes=[4])
         assert [one.found.score.setting for one in found[name].batches] == [NONE]
@@ -397,6 +397,71 @@ def test_passes_that_draft_nothing_are_in_the_price_of_a_verification() -> None:
 
 def test_onnxruntime_genai_is_handed_lengths_that_it_takes() -> None:
     engine = ENGINES["onnxruntime-genai"]
-    assert [one.all_values["draft_length"] for one in rule_space(engine, None, 40)] == [*range(1, 17)]
-    text = engine.write(NAMES, K5, Sampled()).text
-    assert text == "params.set_speculative_options(max_draft_tokens=5, min_adaptive_k=0, cooldown=False)"
+    space = rule_space(engine, None, 40)
+    assert [one.all_values["draft_length"] for one in space if one.policy == "constant"] == [*range(1, 17)]
+    options = {
+        K5: "max_draft_tokens=5, min_adaptive_k=0, cooldown=False",
+        Setting.of({"name": "probed-length", "least": 2}): "max_draft_tokens=2, min_adaptive_k=2, cooldown=False",
+        Setting.of(
+            {"name": "probed-length", "least": 3, "max_draft": 3, "cooldown": True}
+        ): "max_draft_tokens=3, min_adaptive_k=0, cooldown=True",
+    }
+    for setting, text in options.items():
+        assert engine.write(NAMES, setting, Sampled()).text == f"params.set_speculative_options({text})"
+
+
+def test_exllamav3_is_handed_a_confidence() -> None:
+    setting = Setting.of({"name": "calibrated-confidence", "confidence": 0.6, "max_draft": 8})
+    text = ENGINES["exllamav3"].write(NAMES, setting, Sampled()).text
+    assert text == "Generator(..., num_draft_tokens=8, dynamic_draft_tokens=True, draft_confidence=0.6)"
+
+
+@pytest.mark.slow
+def test_adaptive_verification_is_switched_on_where_it_wins() -> None:
+    setting = Setting.of({"name": "vllm-adaptive", "max_draft": 7})
+    config = json.loads(flags("vllm", setting)["--speculative-config"])
+    assert config["enable_adaptive_verification"] is True
+    assert config["num_speculative_tokens"] == 7
+    made = traces(6)
+    # Texts of which all or nothing is accepted: what was estimated of a draft holds of the next.
+    made.traces = [trace(f"p{n}", [n % 4 < 2] * 60) for n in range(12)]
+    dear, cheap = flat_costs(0.1, 10, per_token=3), flat_costs(0.1, 10)
+    assert "enable_adaptive_verification" in exported("vllm", made, dear).written.text
+    found = exported("vllm", made, cheap)
+    assert "enable_adaptive_verification" not in found.written.text
+    assert any("verified adaptively: " in note for note in found.written.notes)
+
+
+@pytest.mark.slow
+def test_a_threshold_whose_time_is_not_known_is_told_of_and_not_written() -> None:
+    made, costs = traces(6), flat_costs(1, 10)
+    known, unknown = exported("llama.cpp", made, costs), exported("openvino", made, costs)
+    assert known.best.setting.policy == "max-confidence"
+    assert unknown.best.setting.policy == "constant"
+    assert any("any K: " in note for note in unknown.written.notes)
+    assert any("log-probabilities" in note for note in unknown.written.notes)
+
+
+def test_adaptive_verification_is_replayed_with_all_passes_of_the_draft() -> None:
+    made = traces(6)
+    made.traces = [trace("p0", [False] * 40)]
+    setting = Setting.of({"name": "vllm-adaptive", "max_draft": 3})
+    found = score_in(ENGINES["vllm"], setting, made, ["p0"], flat_costs(1, 10, per_token=8))
+    assert found is not None
+    # The first draft is verified whole, those behind it not at all: unsure tokens are not worth 8 ms.
+    assert found.drafted[0] == 3
+    assert found.ms[0] == 40 * 10 + 3 * 8 + 37 * 3 + 2 + 1
+
+
+def test_sglang_gets_its_adaptive_file_for_heads_alone() -> None:
+    engine, head = ENGINES["sglang"], replace(NAMES, head="eagle3")
+    stepped = Setting.of({"name": "stepped-length", "lengths": (1, 3, 5), "first": 3})
+    written = engine.write(head, stepped, Sampled())
+    assert json.loads(written.text) == {"1": {"candidate_steps": [1, 3, 5]}}
+    for word in ("EAGLE3", "--speculative-num-steps 3", "--speculative-adaptive ", "adaptive.json"):
+        assert word in f"{written.place} "
+    by_size = json.loads(engine.write(head, BY_SIZE, Sampled()).text)
+    assert by_size == {"1": {"candidate_steps": [5]}, "4": {"candidate_steps": [2]}, "16": {"candidate_steps": [0]}}
+    assert "adaptive" not in engine.write(head, K5, Sampled()).text
+    kinds = [{one.policy for one in rule_space(engine, None, 9, kind)} for kind in (None, "eagle3")]
+    assert kinds == [{"constant"}, {"constant", "stepped-length"}]

@@ -38,10 +38,10 @@ def text() -> list[int]:
     return found[len(PROMPT) :]
 
 
-def read(text: list[int], sampling: Sampling, *, matched: bool = False, tops: bool = False) -> Trace:
+def read(text: list[int], sampling: Sampling, **options: bool) -> Trace:
     pair: Pair = pair_of(TableRunner(TARGET), TableRunner(DRAFT))
     with torch.inference_mode():
-        draft = read_sequence(pair, PROMPT, text, LENGTH, DEPTH, sampling, seeded(1), matched=matched, tops=tops)
+        draft = read_sequence(pair, PROMPT, text, LENGTH, DEPTH, sampling, seeded(1), **options)
     return Trace("p", "c", 0, len(PROMPT), LENGTH, text, draft, 0.0)
 
 
@@ -98,6 +98,19 @@ def test_a_softmax_over_ten_logits_is_told_from_the_ten_largest_probabilities(te
     full = trace.draft
     assert full.along is not None
     assert all(ten > all_ for ten, all_ in zip(draft.along.top_prob, full.along.top_prob, strict=True))
+
+
+def test_the_largest_logit_takes_the_place_of_the_top_probability(text: list[int]) -> None:
+    plain, draft = read(text, GREEDY).draft, read(text, GREEDY, logits=True).draft
+    assert draft.along is not None
+    assert plain.along is not None
+    whole = [*PROMPT, *text]
+    expected = [float(draft_logits(whole[: place + len(PROMPT)]).max()) for place in range(LENGTH)]
+    assert draft.along.top_prob == pytest.approx(expected)
+    assert (draft.along.tokens, draft.along.entropy) == (plain.along.tokens, plain.along.entropy)
+    place = next(start for start, tail in enumerate(draft.tails) if tail == 0 and not draft.accepted[start])
+    rejected = [*whole[: place + len(PROMPT)], draft.along.tokens[place]]
+    assert draft.branches[0].top_prob[0] == pytest.approx(float(draft_logits(rejected).max()))
 
 
 def test_a_sampled_confidence_is_that_of_the_token_that_was_drawn(text: list[int]) -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tools.exported import Timed, compared, fit
+from specctl.export.rule_space import words_of
+from tools.exported import MEASURED, Timed, compared, fit, grid_of
 
 PROMPT_TOKENS = np.array([10.0, 40.0, 25.0])
 
@@ -32,3 +33,17 @@ def test_the_exported_setting_is_compared_with_the_fastest_length() -> None:
     assert best == "K = 4"
     assert ratio.value == pytest.approx(1 / 1.02)
     assert (ratio.low, ratio.high) == pytest.approx((1 / 1.02, 1 / 1.02))
+
+
+def test_a_part_of_the_runs_is_fitted_alone() -> None:
+    made = runs()
+    assert made.of([0, 1]).labels == ["K = 1", "K = 4"]
+    assert fit(made.of([0, 1]))[:2] == pytest.approx((1.5, 11))
+
+
+@pytest.mark.parametrize("engine", MEASURED)
+def test_every_kind_of_an_engines_rules_is_run(engine: str) -> None:
+    kinds = {one.policy for one in grid_of(engine)}
+    others = {"transformers": {"heuristic", "max-confidence"}, "onnxruntime-genai": {"probed-length"}, "vllm": set()}
+    assert kinds == {"constant"} | others.get(engine, {"max-confidence"})
+    assert len({words_of(one) for one in grid_of(engine)}) == len(grid_of(engine)) >= 12

@@ -22,8 +22,8 @@ def export_order(
         sizes: numbers of texts at once, from 2 on, for which lengths are exported.
 
     Raises:
-        UsageError: an engine is not known, takes no ordinary draft or samples by a rule that cannot be replayed; the
-            draft is no single draft model; or the costs are no costs, or those of no engine.
+        UsageError: an engine is not known, takes no such draft or samples by a rule that cannot be replayed; the draft
+            is a lookup or not the only one; or the costs are no costs, or those of no engine.
         ModelError: a model cannot be found.
     """
     if not names:
@@ -41,10 +41,19 @@ def export_order(
     engines = tuple(engine_of(name) for name in dict.fromkeys(names))
     if draft.draft is not None:
         raise UsageError("--export is for one draft model, and the profile has several", "no other engine takes these")
-    if draft.is_lookup or find_head("draft", draft, ("target", profile.target)) is not None:
-        raise UsageError("--export is for a draft that is a model of its own", "choose a profile with one")
+    if draft.is_lookup:
+        raise UsageError("--export is for a draft that is a model of its own or a head", "choose a profile with one")
+    found = find_head("draft", draft, ("target", profile.target))
+    head, sampling = None if found is None else found.kind, Sampling.of(profile.sampling)
     for engine in engines:
-        reading_of(engine, Sampling.of(profile.sampling))
+        if head is not None and head not in engine.heads:
+            raise UsageError(
+                f"no settings for {engine.name} are written for {head} heads",
+                f"choose a profile whose draft is a model of its own{_others(head)}",
+            )
+        if head is not None and not sampling.greedy:
+            raise UsageError("--export for a draft head is for greedy decoding", "export with -t 0")
+        reading_of(engine, sampling)
     given: dict[int, GivenCosts] = {}
     for text in costs:
         number, colon, times = text.rpartition(":")
@@ -60,7 +69,15 @@ def export_order(
         raise UsageError(f"--costs are not given for {texts}", f"give them {place}")
     if others := [rows for rows in given if rows not in (1, *sizes)]:
         raise UsageError(f"--costs are given for {others[0]} texts at once", "name that number with --batch too")
-    return Order(engines, given.pop(1, None), given)
+    return Order(engines, given.pop(1, None), given, head)
+
+
+def _others(head: str) -> str:
+    """The engines that take such a head, as the end of a hint."""
+    from specctl.export.foreign_engines import ENGINES
+
+    taking = [f"--export {engine.name}" for engine in ENGINES.values() if head in engine.heads]
+    return f", or {' or '.join(taking)}" if taking else ""
 
 
 def _given(text: str) -> "GivenCosts":

@@ -35,6 +35,7 @@ def read_sequence(
     *,
     matched: bool = False,
     tops: bool = False,
+    logits: bool = False,
 ) -> Recorded:
     """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
 
@@ -51,6 +52,7 @@ def read_sequence(
         matched: for draft models whose tokens are not drawn jointly with the text's but apart from it, and accepted
             where they are the same, as some engines do; ``sampling`` is then how the draft chooses them.
         tops: for draft models, whether steps get ``top_probs`` although no DISCO head reads them.
+        logits: for draft models, whether ``top_prob`` is the largest logit, which some engines look at.
 
     Raises:
         UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
@@ -67,7 +69,7 @@ def read_sequence(
         return BlockReading(
             verifier, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos
         ).read()
-    reading = _Reading(pair, depth, sampling, generator, matched, tops)
+    reading = _Reading(pair, depth, sampling, generator, matched, tops, logits)
     return reading.read(0, prompt, output, output, limit - 2)
 
 
@@ -86,6 +88,7 @@ class _Reading:
     generator: torch.Generator
     matched: bool = False
     tops: bool = False
+    top_logits: bool = False
 
     def read(
         self,
@@ -132,7 +135,7 @@ class _Reading:
                 chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
             rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
             previous = [row[: len(DISTRIBUTION_SIGNALS)] for row in rows]
-            new_rows = token_columns(forward, chosen, previous, predictors, tops=self.tops).tolist()
+            new_rows = self._columns(forward, chosen, previous, predictors).tolist()
             for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
@@ -205,9 +208,22 @@ class _Reading:
             tokens += drafted.tolist()
             accepted += verdicts.tolist()
             last = columns[-1][-1, : len(DISTRIBUTION_SIGNALS)].tolist() if columns else previous or NOTHING
-            columns.append(token_columns(forward, drafted, last, predictors, tops=self.tops))
+            columns.append(self._columns(forward, drafted, last, predictors))
         along = draft_steps(tokens, torch.cat(columns).T.tolist(), state_predictors(predictors))
         return along, accepted, None if apart else chances
+
+    def _columns(
+        self,
+        forward: Forward,
+        chosen: torch.Tensor,
+        previous: Sequence[float] | Sequence[Sequence[float]],
+        predictors: Mapping[str, TrainedPredictor],
+    ) -> torch.Tensor:
+        """`token_columns`."""
+        found = token_columns(forward, chosen, previous, predictors, tops=self.tops)
+        if self.top_logits:
+            found[:, DISTRIBUTION_SIGNALS.index("top_prob")] = forward.logits.amax(-1).float()
+        return found
 
     def _predictors(self, level: int) -> Mapping[str, TrainedPredictor]:
         """A draft's heads by name, the head that it usually uses first."""

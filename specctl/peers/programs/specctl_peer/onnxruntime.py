@@ -40,11 +40,13 @@ class Pair:
         config = onnxruntime_genai.Config(str(folder))
         config.overlay(json.dumps({"model": model}))
         self._model = onnxruntime_genai.Model(config)
-        self._drafting = {
+        self._drafting: dict[str, Any] = {
             "none": {},
             "constant": {"max_draft_tokens": question.get("tokens")},
             "adaptive": {"min_adaptive_k": question.get("tokens")},
         }[question["draft"]]
+        if question.get("cooldown"):
+            self._drafting["cooldown"] = True
 
     def run(self, batch: list[list[int]], most: int) -> list[Answer]:
         began = perf_counter()

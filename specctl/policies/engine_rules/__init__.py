@@ -1,0 +1,1 @@
+"""Rules of other engines that are replayed for `calibrate --export` and not offered as policies."""
