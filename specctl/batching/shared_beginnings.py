@@ -22,13 +22,14 @@ class SharedBeginnings:
             read are not given.
 
     Attributes:
-        kept: tokens that were asked for and not read.
+        kept: by row, tokens that were asked for and not read.
     """
 
     def __init__(self, passes: RowPasses) -> None:
         self._passes = passes
         self._held: Texts = {row: [] for row in range(passes.rows)}
-        self._read = self.kept = 0
+        self.kept = [0] * passes.rows
+        self._read = [0] * passes.rows
 
     @property
     def rows(self) -> int:
@@ -39,13 +40,15 @@ class SharedBeginnings:
         self._held[row][start:] = self._held[source][start:stop]
 
     def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
-        asked, before = sum(len(request.tokens) for request in requests), self._read
-        if any(_spare(request) for request in requests):
-            requests = [self._behind_what_is_held(request) for request in requests]
-            if len(requests) > 1:
-                requests = self._behind_what_is_led(requests)
-        found = self._run(requests)
-        self.kept += asked - (self._read - before)
+        if not any(_spare(request) for request in requests):
+            return self._run(requests)
+        before = [self._read[request.row] for request in requests]
+        behind = [self._behind_what_is_held(request) for request in requests]
+        if len(requests) > 1:
+            behind = self._behind_what_is_led(behind)
+        found = self._run(behind)
+        for request, read in zip(requests, before, strict=True):
+            self.kept[request.row] += len(request.tokens) - (self._read[request.row] - read)
         return found
 
     def _run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
@@ -54,7 +57,7 @@ class SharedBeginnings:
         found = self._passes.run(requests)
         for request in requests:
             self._held[request.row] += request.tokens
-            self._read += len(request.tokens)
+            self._read[request.row] += len(request.tokens)
         return found
 
     def _behind_what_is_held(self, request: RowRequest) -> RowRequest:

@@ -1,13 +1,19 @@
 """The bodies of answers, whole and in pieces, as OpenAI's clients read them."""
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
-from specctl.records import Completion, Round
+from specctl.records import Round
 from specctl.serving.answer_text import Piece, Spellings, chat_logprobs, text_logprobs, told_round, usage
+from specctl.serving.order import Ended
+
+encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a stream has many events
+_IDS, _NUMBERS = token_hex(12), count(1)
 
 
 @dataclass(slots=True)
@@ -17,7 +23,6 @@ class AnswerBody:
     Attributes:
         chat: whether it answers a chat.
         model: as it is served.
-        prompt: tokens of the prompt.
         spellings: of tokens.
         logprobs, rounds: whether documents have them.
         with_usage: whether a stream ends with token counts.
@@ -25,17 +30,18 @@ class AnswerBody:
 
     chat: bool
     model: str
-    prompt: int
     spellings: Spellings
     logprobs: bool = False
     rounds: bool = False
     with_usage: bool = False
-    id: str = field(default_factory=lambda: uuid4().hex)
+    id: str = field(default_factory=lambda: f"{_IDS}{next(_NUMBERS):08x}")
     _created: int = field(default_factory=lambda: int(time.time()))
     _offset: int = 0
+    _around: tuple[str, str] | None = None  # a piece's text, in documents that have nothing else of their own
 
-    def whole(self, completion: Completion, piece: Piece) -> dict[str, Any]:
+    def whole(self, ended: Ended, piece: Piece) -> dict[str, Any]:
         """The document of a text that has ended; ``piece`` is all of it."""
+        completion = ended.completion
         choice = self._choice(completion.finish_reason.value)
         if self.chat:
             choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
@@ -45,28 +51,34 @@ class AnswerBody:
         body = self._document("chat.completion" if self.chat else "text_completion", [choice])
         if self.rounds:
             body["specctl"] = {"rounds": [told_round(one, self.spellings) for one in completion.rounds]}
-        return {**body, "usage": usage(self.prompt, completion)}
+        return {**body, "usage": usage(ended)}
 
     def first(self) -> dict[str, Any] | None:
         """What a stream begins with, if with anything."""
         return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
 
-    def more(self, piece: Piece, round_: Round) -> dict[str, Any] | None:
-        """A piece of a stream; None where there is nothing to tell."""
+    def more(self, piece: Piece, round_: Round) -> str | None:
+        """A piece of a stream, as JSON; None where there is nothing to tell."""
         if not (piece.text or piece.logprobs or self.rounds):
             return None
+        if not (self.logprobs or self.rounds):
+            if self._around is None:
+                mark = encoded(f"text of {self.id}")
+                before, _, after = encoded(self._piece(Piece(f"text of {self.id}"), None)).partition(mark)
+                self._around = before, after
+            return self._around[0] + encoded(piece.text) + self._around[1]
         chunk = self._piece(piece, None)
         if self.rounds:
             chunk["specctl"] = {"rounds": [told_round(round_, self.spellings)]}
-        return chunk
+        return encoded(chunk)
 
-    def last(self, completion: Completion, piece: Piece) -> list[dict[str, Any]]:
+    def last(self, ended: Ended, piece: Piece) -> list[dict[str, Any]]:
         """What a stream ends with."""
         found = [self._piece(piece, None)] if piece.text or piece.logprobs else []
-        found.append(self._piece(Piece(""), completion.finish_reason.value))
+        found.append(self._piece(Piece(""), ended.completion.finish_reason.value))
         if self.with_usage:
             name = "chat.completion.chunk" if self.chat else "text_completion"
-            found.append({**self._document(name, []), "usage": usage(self.prompt, completion)})
+            found.append({**self._document(name, []), "usage": usage(ended)})
         return found
 
     def _piece(self, piece: Piece, ended: str | None) -> dict[str, Any]:

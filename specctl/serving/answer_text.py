@@ -7,7 +7,7 @@ from typing import Any
 from specctl.decoding.text import TextStream, shown_length
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.records import Completion, ExtraToken, Round, TokenLogprobs
-from specctl.serving.order import Wrote
+from specctl.serving.order import Ended, Wrote
 
 UNFINISHED = "\ufffd"
 
@@ -96,19 +96,20 @@ class AnswerText:
         return found
 
 
-def usage(prompt: int, completion: Completion) -> dict[str, Any]:
-    """Token counts, with how many of the drafted ones were accepted."""
-    tokens = len(completion.tokens)
-    drafted, accepted = drafted_and_accepted(completion.rounds)
-    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
-    counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-    return {**counts, "completion_tokens_details": details}
-
-
-def drafted_and_accepted(rounds: Sequence[Round]) -> tuple[int, int]:
-    """How many tokens were drafted in some rounds, and how many of them stayed."""
-    summaries = [round_.summary for round_ in rounds]
-    return sum(one.nodes if one.tree else one.drafted for one in summaries), sum(one.accepted for one in summaries)
+def usage(ended: Ended) -> dict[str, Any]:
+    """Token counts, with how many of the prompt were in the caches, and of the drafted ones accepted."""
+    prompt, tokens = ended.completion.prompt_tokens, len(ended.completion.tokens)
+    drafted, accepted = ended.drafted_and_accepted
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": tokens,
+        "total_tokens": prompt + tokens,
+        "prompt_tokens_details": {"cached_tokens": ended.kept},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
 
 
 def told_round(round_: Round, spellings: Spellings) -> dict[str, Any]:

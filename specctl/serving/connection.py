@@ -3,7 +3,11 @@
 import asyncio
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+WIRE = "specctl.wire"
+"""Where the scope of a request has what sends a piece of its answer at once, and waits for nobody."""
 
 
 class Connection(H11Protocol):
@@ -21,6 +25,16 @@ class Connection(H11Protocol):
         super().__init__(*given, **named)
         self._headers: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._answering, self.app = self.app, self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] == "1.1":  # whose answers of unknown length are sent in chunks
+            scope[WIRE] = self._write
+        await self._answering(scope, receive, send)
+
+    def _write(self, piece: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,26 +15,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from specctl.models.running.rules.grammar import source_of
-from specctl.records import Completion
 from specctl.serving.answer_body import AnswerBody
-from specctl.serving.answer_text import AnswerText, drafted_and_accepted
-from specctl.serving.api_errors import ApiError, told, too_late
-from specctl.serving.event_stream import EventStream, disconnected
+from specctl.serving.answer_text import AnswerText
+from specctl.serving.api_errors import ApiError, told
+from specctl.serving.event_stream import EventStream
+from specctl.serving.hearing import Gone, Hearing
 from specctl.serving.http_manners import AccessLog, Hosts, Key
 from specctl.serving.json_body import json_body
-from specctl.serving.order import Event, Order, Wrote
+from specctl.serving.order import Ended, Ticket
 from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
 from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
 
-Found = TypeVar("Found")
 LONG = 1 << 16
 """Bytes of a body that takes long enough to tokenise that others are not to wait for it."""
-
-
-class Gone(Exception):  # noqa: N818 - no error: nobody hears of it
-    """The client has gone away."""
 
 
 class Endpoints:
@@ -80,7 +75,7 @@ class Endpoints:
     async def _answer(self, request: Request, kind: type[TextBody]) -> Response:
         began = time.monotonic()
         log = request.scope["log"]
-        async with AsyncExitStack() as stack:
+        with ExitStack() as stack:
             try:
                 data, size = await json_body(request, self.service.limits.body, self.service.limits.body_seconds)
                 body = body_of(kind, data)
@@ -92,59 +87,50 @@ class Endpoints:
                     await asyncio.to_thread(self.service.compile_grammar, order)
                 if self._log_prompts:
                     log["request"] = data
-                heard = await stack.enter_async_context(self.service.heard(order, every=bool(body.stream)))
                 text = AnswerText(
-                    self.service.pair.tokenizer, order.prompt, order.settings.stop, order.settings.logprobs is not None
+                    self.service.tokenizer, order.prompt, order.settings.stop, order.settings.logprobs is not None
                 )
-                answer = self._body(body, order)
-                spent = time.monotonic() - began
-                hearing = Hearing(heard, asyncio.get_running_loop().time() + self.service.limits.seconds - spent)
-                stack.callback(hearing.close)
-                if body.stream:
-                    first = await wanted(request, hearing.next())
-                    events = self._stream(answer, text, hearing, first, log, began)
-                    return EventStream(events, stack.pop_all())
-                completion = await wanted(request, hearing.completion(lambda: self.metrics.first(began)))
-            except Exception as error:
-                if isinstance(error, Gone):
-                    log["gone"] = True
-                    return Response(status_code=499)
-                raise told(error) from error
-            self._ended(completion, log, began)
-            return JSONResponse(answer.whole(completion, text.end(completion)))
+                answer = self._body(body)
 
-    def _body(self, body: TextBody, order: Order) -> AnswerBody:
+                def ended(found: Ended) -> None:
+                    self._ended(found, log, began)
+
+                stream = EventStream(answer, text, ended) if body.stream else None
+                left = self.service.limits.seconds - (time.monotonic() - began)
+                if stream is not None:
+                    hearing = Hearing(request.receive, left, stream.round)
+                else:
+                    hearing = Hearing(request.receive, left)
+                stack.callback(hearing.close)
+                stack.enter_context(self.service.asked(Ticket(order, hearing.hear, every=stream is not None)))
+                if stream is not None:
+                    await hearing.begun
+                    if hearing.ended.done():
+                        hearing.ended.result()  # raises what became of it before it had begun
+                    stream.hold(hearing, stack.pop_all())
+                    return stream
+                found = await hearing.ended
+            except Gone:
+                log["gone"] = True
+                return Response(status_code=499)
+            except Exception as error:
+                raise told(error) from error
+            ended(found)
+            return JSONResponse(answer.whole(found, text.end(found.completion)))
+
+    def _body(self, body: TextBody) -> AnswerBody:
         return AnswerBody(
             isinstance(body, ChatBody),
             self.service.name,
-            len(order.prompt),
             self.service.spellings,
             logprobs=body.likeliest is not None,
             rounds=body.specctl.rounds,
             with_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
-    async def _stream(
-        self, answer: AnswerBody, text: AnswerText, hearing: "Hearing", event: Event, log: dict[str, Any], began: float
-    ) -> AsyncIterator[dict[str, Any]]:
-        self.metrics.first(began)
-        if (begins := answer.first()) is not None:
-            yield begins
-        try:
-            while not isinstance(event, Completion):
-                assert isinstance(event, Wrote)
-                if (chunk := answer.more(text.add(event), event.round)) is not None:
-                    yield chunk
-                event = await hearing.next()
-            for chunk in answer.last(event, text.end(event)):
-                yield chunk
-            self._ended(event, log, began)
-        except Exception as error:
-            log["error"] = told(error).message
-            yield told(error).body
-
-    def _ended(self, completion: Completion, log: dict[str, Any], began: float) -> None:
-        drafted, accepted = drafted_and_accepted(completion.rounds)
+    def _ended(self, found: Ended, log: dict[str, Any], began: float) -> None:
+        completion = found.completion
+        drafted, accepted = found.drafted_and_accepted
         log |= {
             "prompt_tokens": completion.prompt_tokens,
             "completion_tokens": len(completion.tokens),
@@ -154,56 +140,7 @@ class Endpoints:
         }
         if self._log_prompts:
             log["text"] = completion.text
-        self.metrics.ended(completion, began)
-
-
-class Hearing:
-    """Takes what is heard of an order, until a time.
-
-    Args:
-        queue: of events.
-        until: of the event loop's clock.
-    """
-
-    def __init__(self, queue: "asyncio.Queue[Event]", until: float) -> None:
-        self._queue = queue
-        # One timer for the request: one for each event would cost more than what is sent.
-        self._timer = asyncio.get_running_loop().call_at(until, queue.put_nowait, too_late())
-
-    async def next(self) -> Event:
-        """The next event; raises what went wrong."""
-        event = await self._queue.get()
-        if self._timer.when() <= asyncio.get_running_loop().time():
-            raise too_late()  # to whoever reads so slowly that something always waits
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-    def close(self) -> None:
-        """Nothing more is taken."""
-        self._timer.cancel()
-
-    async def completion(self, begun: Callable[[], None]) -> Completion:
-        """The text when it has ended; ``begun`` is called with its first round."""
-        event = await self.next()
-        begun()
-        while not isinstance(event, Completion):
-            event = await self.next()
-        return event
-
-
-async def wanted(request: Request, work: Awaitable[Found]) -> Found:
-    """What some work gives, as long as the client is there; raises Gone."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Gone
-        return working.result()
-    finally:
-        for task in (working, gone):
-            task.cancel()
+        self.metrics.ended(found, began)
 
 
 def application(

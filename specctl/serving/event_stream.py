@@ -1,62 +1,89 @@
 """Answers that are sent as they are written."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a stream has many events
+from specctl.serving.answer_body import AnswerBody, encoded
+from specctl.serving.answer_text import AnswerText
+from specctl.serving.api_errors import told
+from specctl.serving.connection import WIRE
+from specctl.serving.hearing import Gone, Hearing
+from specctl.serving.order import Ended, Wrote
+
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return when the client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response):
     """Server-sent events: a JSON document each, and ``[DONE]`` at their end.
 
-    Where the client goes away, the documents' generator is closed at once, whatever it or the client waited for.
+    Events are sent where rounds are heard of, without a task that wakes for each, if the connection takes them so.
 
     Args:
-        documents: of the events.
-        held: closed behind them.
+        answer: makes documents.
+        text: makes their pieces.
+        ended: called with a text that has ended.
     """
 
-    def __init__(self, documents: AsyncIterator[dict[str, Any]], held: AsyncExitStack) -> None:
+    def __init__(self, answer: AnswerBody, text: AnswerText, ended: Callable[[Ended], None]) -> None:
         super().__init__()
-        self._documents, self._held = documents, held
+        self._answer, self._text, self._ended = answer, text, ended
+        self._unsent: list[str] = [] if (begins := answer.first()) is None else [encoded(begins)]
+        self._write: Callable[[bytes], None] | None = None
+        self._more = asyncio.Event()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._held:
-            writing = asyncio.ensure_future(self._write(send))
-            gone = asyncio.ensure_future(disconnected(receive))
+    def round(self, wrote: Wrote) -> None:
+        """Send what a round adds."""
+        if (document := self._answer.more(self._text.add(wrote), wrote.round)) is not None:
+            self._unsent.append(document)
+            if self._write is not None:
+                self._write(self._taken())
+            else:
+                self._more.set()
+
+    def hold(self, hearing: Hearing, held: ExitStack) -> None:
+        """What is heard, and what is closed behind the stream."""
+        self._hearing, self._held = hearing, held
+        hearing.ended.add_done_callback(lambda _: self._more.set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `Hearing` receives
+        log = scope["log"]
+        with self._held:
             try:
-                await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if writing.done():
-                    writing.result()  # raises what nobody else would hear of
-                else:
-                    scope["log"]["gone"] = True
-                    writing.cancel()
-                    await asyncio.gather(writing, return_exceptions=True)
-            finally:
-                writing.cancel()
-                gone.cancel()
+                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                self._write = scope.get(WIRE)
+                ended = await self._until_the_end(send)
+                documents: Iterable[Any] = self._answer.last(ended, self._text.end(ended.completion))
+                self._ended(ended)
+            except Gone:
+                log["gone"] = True
+                return
+            except Exception as error:
+                log["error"] = told(error).message
+                documents = [told(error).body]
+            self._unsent += [*map(encoded, documents), "[DONE]"]
+            await send({"type": "http.response.body", "body": self._taken()})
 
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        async with aclosing(self._documents) as documents:  # type: ignore[type-var]
-            async for document in documents:
-                await self._send(send, f"data: {encoded(document)}\n\n")
-        await self._send(send, "data: [DONE]\n\n", more=False)
+    async def _until_the_end(self, send: Send) -> Ended:
+        if self._write is not None:
+            if self._unsent:
+                self._write(self._taken())
+            return await self._hearing.ended
+        while True:
+            if self._unsent:
+                await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
+            elif self._hearing.ended.done():
+                return self._hearing.ended.result()
+            else:
+                self._more.clear()
+                await self._more.wait()
 
-    @staticmethod
-    async def _send(send: Send, text: str, *, more: bool = True) -> None:
+    def _taken(self) -> bytes:
+        """The events that were not sent yet."""
+        unsent, self._unsent = self._unsent, []
         # A lone surrogate in a prompt's echo has no bytes.
-        await send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more})
+        return "".join([f"data: {document}\n\n" for document in unsent]).encode("utf-8", "replace")

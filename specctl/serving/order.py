@@ -1,7 +1,10 @@
 """What a request asks of a pair, and what it hears of it."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
+from time import monotonic
 
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
@@ -44,41 +47,74 @@ class Wrote:
         return self.round.emitted[self.known :]
 
 
-Event = Wrote | Completion | Exception
-"""What is heard of an order: its rounds, and then its text or why there is none."""
+@dataclass(frozen=True)
+class Ended:
+    """A text that has ended.
+
+    Attributes:
+        completion: all of it.
+        kept: tokens of its prompt that were in the target's caches, and were not read.
+        begun: when its first round ended, as `time.monotonic` tells it; None without one.
+    """
+
+    completion: Completion
+    kept: int = 0
+    begun: float | None = None
+
+    @cached_property
+    def drafted_and_accepted(self) -> tuple[int, int]:
+        """How many tokens were drafted, and how many of them stayed."""
+        rounds = self.completion.rounds
+        drafted = sum(one.nodes if one.tree else len(one.steps) for one in rounds)
+        return drafted, sum(one.accepted for one in rounds)
+
+
+Event = Wrote | Ended | Exception
+"""What is heard of an order: its rounds, if they are wanted, and then its text or why there is none."""
 
 
 class Ticket:
     """An order on its way.
 
+    Args:
+        order: what is asked.
+        hear: told what happens, where requests are answered.
+        every: whether it is told each round, or the text alone.
+
     Attributes:
         number: tells it from all others.
-        order: what is asked.
-        every: whether each of its rounds is told, or the first one alone.
         cancelled: set by whoever does not want the text any more.
-        heard: how many of its tokens were told.
+        begun: as of `Ended`.
     """
 
-    def __init__(self, order: Order, *, every: bool = True) -> None:
+    def __init__(self, order: Order, hear: Callable[[Event], None] = lambda _: None, *, every: bool = True) -> None:
         self.number = next(_NUMBERS)
-        self.order, self.every = order, every
+        self.order, self.hear, self.every = order, hear, every
         self.cancelled = False
+        self.begun: float | None = None
         self._told: list[int] = []
 
     @property
     def heard(self) -> int:
+        """How many of its tokens were told."""
         return len(self._told)
 
-    def hear(self, seen: int, round_: Round) -> Wrote | None:
+    def wrote(self, seen: int, round_: Round) -> Wrote | None:
         """What is new of a round; None where the text differs from what was told of it.
 
         Args:
             seen: tokens of this text before the round.
             round_: as it ended.
         """
+        if self.begun is None:
+            self.begun = monotonic()
         tokens = round_.emitted
         known = self._told[seen : seen + len(tokens)]
         if tuple(known) != tokens[: len(known)]:
             return None
         self._told += tokens[len(known) :]
         return Wrote(round_, len(known))
+
+
+Told = Sequence[tuple[Ticket, Event]]
+"""What happened in a round, in order."""

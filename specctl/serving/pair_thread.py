@@ -1,10 +1,9 @@
 """The one thread that runs the models: it takes orders as they come and writes as many texts at once as it has rows."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any
+from dataclasses import replace
 
 from specctl.batching.pair_rows import keeping
 from specctl.batching.row_replicas import RowReplicas
@@ -16,24 +15,12 @@ from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.records import Completion, Round
 from specctl.replicas.replica import Answered
-from specctl.serving.order import Event, Ticket
+from specctl.serving.order import Ended, Event, Ticket, Told
 from specctl.serving.text_writer import TextWriter
-
-Told = Sequence[tuple[Ticket, Event]]
-"""What happened in a round, in order."""
-
+from specctl.serving.waiting_line import CLOSING, FAILED, ClosedError, WaitingLine
 
 ROUND = 16
 """Passes after which rows have ended a round, or read long prompts: then a text that is alone has its next one."""
-CLOSING, FAILED = "the server is shutting down", "the models have failed"
-
-
-class BusyError(SpecctlError):
-    """As many orders wait as may."""
-
-
-class ClosedError(SpecctlError):
-    """No more orders are taken, and those that wait are not begun."""
 
 
 class PairThread:
@@ -62,20 +49,14 @@ class PairThread:
     ) -> None:
         self._pair, self._profile, self._warn = pair, profile, warn
         self._passes = None if passes is None else keeping(pair, passes)
-        self._own_kept = 0  # what a row or the pair had of its own last text
-        self._most_waiting, self._tell = most_waiting, tell
-        self._changed = threading.Condition()
-        self._waiting: deque[Ticket] = deque()
-        self._closing = False
+        self._tell = tell
+        self._line = WaitingLine(most_waiting)
         self._happened: list[tuple[Ticket, Event]] = []
         self._running: dict[int, Ticket] = {}  # by row
+        self._kept: dict[int, int] = {}  # by row, what was kept before its text began
         self._rounds = 0  # that have ended
         self._alone: tuple[Ticket, Generator[Round, bool | None, Completion]] | None = None
         self._thread = threading.Thread(target=self._work, name="models", daemon=True)
-        self.prompt_tokens = 0
-        """Of all prompts that were read."""
-        self.died: Exception | None = None
-        """What ended the thread, if an error did."""
 
     def start(self) -> None:
         self._thread.start()
@@ -97,48 +78,29 @@ class PairThread:
     @property
     def waiting(self) -> int:
         """Orders that wait."""
-        return len(self._waiting)
-
-    @property
-    def kept_tokens(self) -> int:
-        """Of the prompts' tokens, those that the target did not read, because they were in its caches."""
-        shared = self._passes[-1] if self._passes is not None else None
-        return self._own_kept + (shared.kept if isinstance(shared, SharedBeginnings) else 0)
+        return len(self._line)
 
     @property
     def closing(self) -> bool:
         """Whether no more orders are taken."""
-        return self._closing or self.died is not None
+        return self._line.closing
+
+    @property
+    def died(self) -> Exception | None:
+        """What ended the thread, if an error did."""
+        return self._line.died
 
     def submit(self, ticket: Ticket) -> None:
-        """Take an order.
-
-        Raises:
-            BusyError: too many wait.
-            ClosedError: it is closing, or its models have failed.
-        """
-        with self._changed:
-            if self.closing:
-                raise ClosedError(CLOSING if self.died is None else FAILED)
-            if len(self._waiting) >= self._most_waiting:
-                raise BusyError(f"{len(self._waiting)} requests wait already")
-            self._waiting.append(ticket)
-            self._changed.notify()
+        """Take an order; raises as `WaitingLine.submit` does."""
+        self._line.submit(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
         """End a text before its end, within a round; nothing more is told of it."""
-        ticket.cancelled = True
-        with self._changed:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
+        self._line.remove(ticket)
 
     def close(self) -> None:
         """Take no more orders and tell those that wait so; what is being written is finished."""
-        with self._changed:
-            self._closing = True
-            waiting, self._waiting = self._waiting, deque()
-            self._changed.notify()
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in waiting])
+        self._tell([(ticket, ClosedError(CLOSING)) for ticket in self._line.close()])
 
     def give_up(self) -> None:
         """`close`, and end what is being written, whose clients are told so."""
@@ -159,7 +121,7 @@ class PairThread:
             if self._passes is not None:
                 rows = RowReplicas.over(self._pair, self._passes, self._row, self._warn)
             writer = TextWriter(self._pair, self._profile)
-            while self._wait_for_work():
+            while self._running or self._alone is not None or self._line.wait():
                 self._drop_cancelled(rows)
                 self._take(rows, writer)
                 self._go_on(rows, writer)
@@ -174,16 +136,6 @@ class PairThread:
             if rows is not None:
                 rows.close()
 
-    def _wait_for_work(self) -> bool:
-        if self._running or self._alone is not None:
-            return True
-        with self._changed:
-            while not self._waiting:
-                if self._closing:
-                    return False
-                self._changed.wait()
-        return True
-
     def _drop_cancelled(self, rows: RowReplicas | None) -> None:
         if self._alone is not None and self._alone[0].cancelled:
             self._alone[1].close()
@@ -195,21 +147,25 @@ class PairThread:
 
     def _take(self, rows: RowReplicas | None, writer: TextWriter) -> None:
         """Begin what waits, where there is room: alone if nothing else is written, else in a row."""
-        while self._waiting:
-            idle = rows.idle() if rows is not None else []
-            with self._changed:
-                alone = self._alone is None and (rows is None or (not self._running and len(self._waiting) == 1))
-                if not self._waiting or not (alone or idle):
-                    return
-                ticket = self._waiting.popleft()
-            if ticket.cancelled:
+        while len(self._line):
+            free = self._alone is None and not self._running
+            if free and (ticket := self._line.next(alone=rows is not None)) is not None:
+                if not ticket.cancelled:
+                    self._begin_alone(ticket, writer)
                 continue
-            if alone:
-                self._begin_alone(ticket, writer)
-            else:
+            idle = rows.idle() if rows is not None else []
+            if not idle or (ticket := self._line.next()) is None:
+                return
+            if not ticket.cancelled:
                 assert rows is not None
                 self._running[idle[0]] = ticket
+                self._kept[idle[0]] = self._shared(idle[0])
                 rows.ask(idle[0], ticket)
+
+    def _shared(self, row: int) -> int:
+        """Tokens that the target did not read for a row, because another one had them."""
+        passes = self._passes[-1] if self._passes is not None else None
+        return passes.kept[row] if isinstance(passes, SharedBeginnings) else 0
 
     def _begin_alone(self, ticket: Ticket, writer: TextWriter) -> None:
         try:
@@ -228,14 +184,12 @@ class PairThread:
             try:
                 with failures_of_a_text():
                     found = _next(playing)
-                if not ticket.heard:
-                    self._count(ticket, writer)
             except SpecctlError as error:
                 self._happened.append((ticket, error))
                 self._alone = None
             else:
                 if isinstance(found, Completion):
-                    self._happened.append((ticket, found))
+                    self._happened.append((ticket, Ended(found, writer.kept, ticket.begun)))
                     self._alone = None
                 else:
                     self._wrote(ticket, ticket.heard, found)
@@ -244,45 +198,38 @@ class PairThread:
             passes -= 1
             for event in rows.wait():
                 assert isinstance(event, Answered), "rows end with this process"
-                self._happened.append((self._running.pop(event.replica), event.answer))
+                ticket, told = self._running.pop(event.replica), event.answer
+                if isinstance(told, Ended):
+                    told = replace(told, kept=told.kept + self._shared(event.replica) - self._kept[event.replica])
+                self._happened.append((ticket, told))
 
-    def _row(self, pair: Pair) -> Callable[[Ticket], Completion | SpecctlError]:
+    def _row(self, pair: Pair) -> Callable[[Ticket], Ended | SpecctlError]:
         """What writes texts in a row."""
         writer = TextWriter(pair, self._profile)
 
-        def write(ticket: Ticket) -> Completion | SpecctlError:
+        def write(ticket: Ticket) -> Ended | SpecctlError:
             seen = 0
             try:
                 with failures_of_a_text(), closing(writer.play(ticket.order)) as playing:
                     while not isinstance(found := _next(playing), Completion):
-                        if not seen:
-                            self._count(ticket, writer)
                         self._wrote(ticket, seen, found)
                         seen += len(found.emitted)
-                    return found
+                    return Ended(found, writer.kept, ticket.begun)
             except SpecctlError as error:
                 return error
 
         return write
 
-    def _count(self, ticket: Ticket, writer: TextWriter) -> None:
-        """A prompt has been read."""
-        self.prompt_tokens += len(ticket.order.prompt)
-        self._own_kept += writer.kept
-
     def _wrote(self, ticket: Ticket, seen: int, round_: Round) -> None:
-        new = ticket.hear(seen, round_)
+        new = ticket.wrote(seen, round_)
         if new is None:
             raise RecordError("out_of_memory", "memory ran out, and the text went on otherwise when it was begun again")
         self._rounds += 1
-        if new.tokens and (ticket.every or ticket.heard == len(new.tokens)):
+        if new.tokens and ticket.every:
             self._happened.append((ticket, new))
 
     def _die(self, error: Exception) -> None:
-        with self._changed:
-            self.died = error
-            waiting, self._waiting = [*self._waiting], deque()
-        ended: list[Any] = [*self._running.values(), *waiting]
+        ended = [*self._running.values(), *self._line.close(error)]
         if self._alone is not None:
             ended.append(self._alone[0])
         self._tell([*self._happened, *((ticket, ClosedError(FAILED)) for ticket in ended)])

@@ -4,8 +4,7 @@ import time
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from specctl.records import Completion
-from specctl.serving.answer_text import drafted_and_accepted
+from specctl.serving.order import Ended
 from specctl.serving.pair_thread import PairThread
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/specctl", "/", "/health", "/metrics"})
@@ -42,12 +41,9 @@ class ServerMetrics:
         )
         running = Gauge("specctl_texts_running", "Texts that are being written.", registry=registry)
         running.set_function(lambda: thread.running)
-        # Counts of the thread's own, which never fall.
-        prompts = Gauge(
+        self._prompts = Counter(
             "specctl_prompt_tokens", "Tokens of prompts: read, or kept in caches.", ["how"], registry=registry
         )
-        prompts.labels("kept").set_function(lambda: thread.kept_tokens)
-        prompts.labels("read").set_function(lambda: thread.prompt_tokens - thread.kept_tokens)
         waiting = Gauge("specctl_requests_waiting", "Requests that wait for a row.", registry=registry)
         waiting.set_function(lambda: thread.waiting)
 
@@ -55,14 +51,15 @@ class ServerMetrics:
         """A request has ended."""
         self._requests.labels(path if path in PATHS else "other", str(status)).inc()
 
-    def first(self, began: float) -> None:
-        """The first round of a request that came at a time of `time.monotonic`."""
-        self._first.observe(time.monotonic() - began)
-
-    def ended(self, completion: Completion, began: float) -> None:
-        """A text has been written."""
+    def ended(self, text: Ended, began: float) -> None:
+        """A text has been written for a request that came at a time of `time.monotonic`."""
         self._seconds.observe(time.monotonic() - began)
-        drafted, accepted = drafted_and_accepted(completion.rounds)
+        if text.begun is not None:
+            self._first.observe(text.begun - began)
+        completion = text.completion
+        drafted, accepted = text.drafted_and_accepted
+        self._prompts.labels("kept").inc(text.kept)
+        self._prompts.labels("read").inc(completion.prompt_tokens - text.kept)
         self._tokens.labels("prompt").inc(completion.prompt_tokens)
         self._tokens.labels("completion").inc(len(completion.tokens))
         self._drafted.labels("accepted").inc(accepted)

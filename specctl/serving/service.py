@@ -2,13 +2,14 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
+from specctl.models.files.tokenizer import light
 from specctl.models.running.pair import Pair
 from specctl.models.running.rules.text_rules import text_rules
 from specctl.models.running.runner import RowPasses
@@ -19,8 +20,8 @@ from specctl.record_settings import NAMES
 from specctl.serving.answer_text import Spellings
 from specctl.serving.api_errors import ApiError
 from specctl.serving.offer import offer
-from specctl.serving.order import Event, Order, Ticket
-from specctl.serving.pair_thread import PairThread, Told
+from specctl.serving.order import Order, Ticket, Told
+from specctl.serving.pair_thread import PairThread
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
 
 LOOK_SECONDS = 0.02
@@ -73,13 +74,13 @@ class Service:
     ) -> None:
         self.pair, self.profile, self.name = pair, profile, name
         self.limits = limits or Limits()
-        self.spellings = Spellings(pair.tokenizer)
+        self.tokenizer = light(pair.tokenizer)
+        self.spellings = Spellings(self.tokenizer)
         self.failed: Callable[[], None] = lambda: None
         self.offer = offer(pair, profile, name)
         self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
-        self._texts = PromptFormat(pair.tokenizer, chat=False)
-        self._chats = PromptFormat(pair.tokenizer, chat=True, system=profile.prompt.system)
-        self._heard: dict[int, asyncio.Queue[Event]] = {}
+        self._texts = PromptFormat(self.tokenizer, chat=False)
+        self._chats = PromptFormat(self.tokenizer, chat=True, system=profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -96,24 +97,17 @@ class Service:
                 while self.thread.alive:
                     await asyncio.sleep(LOOK_SECONDS)
 
-    @asynccontextmanager
-    async def heard(self, order: Order, *, every: bool = True) -> AsyncIterator["asyncio.Queue[Event]"]:
-        """What is heard of an order; behind the block nobody wants its text any more.
-
-        Args:
-            order: what is asked.
-            every: as of `Ticket`.
+    @contextmanager
+    def asked(self, ticket: Ticket) -> Iterator[None]:
+        """An order that is taken; behind the block nobody wants its text any more.
 
         Raises:
             BusyError, ClosedError: it is not taken.
         """
-        ticket = Ticket(order, every=every)
-        queue = self._heard[ticket.number] = asyncio.Queue()
+        self.thread.submit(ticket)
         try:
-            self.thread.submit(ticket)
-            yield queue
+            yield
         finally:
-            del self._heard[ticket.number]
             self.thread.cancel(ticket)
 
     def order(self, body: TextBody) -> Order:
@@ -184,7 +178,6 @@ class Service:
 
     def _hand_out(self, told: Told) -> None:
         for ticket, event in told:
-            if (queue := self._heard.get(ticket.number)) is not None:
-                queue.put_nowait(event)
+            ticket.hear(event)
         if self.thread.died is not None:
             self.failed()

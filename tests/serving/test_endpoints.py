@@ -18,11 +18,12 @@ import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.errors import ModelError, UsageError
 from specctl.models.running.rules.grammar import Grammars
-from specctl.serving import event_stream, pair_thread
+from specctl.serving import pair_thread
 from specctl.serving.answer_text import AnswerText
 from specctl.serving.endpoints import application
 from specctl.serving.event_stream import EventStream
 from specctl.serving.listening import Listener, address_of, bound
+from specctl.serving.order import Ticket, Wrote
 from specctl.serving.service import Limits, Service
 
 pytestmark = needs_onnx
@@ -74,6 +75,7 @@ def test_greedy_texts_are_those_of_generate(client: TestClient, decoder: specctl
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == (expected.text, expected.finish_reason.value)
     details = answer["usage"].pop("completion_tokens_details")
+    assert answer["usage"].pop("prompt_tokens_details")["cached_tokens"] in range(expected.prompt_tokens)
     assert answer["usage"] == {
         "prompt_tokens": expected.prompt_tokens,
         "completion_tokens": len(expected.tokens),
@@ -247,34 +249,28 @@ def test_errors_behind_the_last_round_are_told(client: TestClient, monkeypatch: 
     monkeypatch.setattr(AnswerText, "end", fail)
     *_, last = streamed(client, TEXT, {"prompt": "a"})
     assert last["error"]["message"] == "ValueError while the text was written"
-    monkeypatch.setattr(event_stream, "disconnected", lambda _: asyncio.sleep(30))
-    monkeypatch.setattr(EventStream, "_send", fail)
+    monkeypatch.setattr(EventStream, "_taken", fail)
     with pytest.raises(ValueError, match="lost"):
         client.post(TEXT, json={"prompt": "a", "stream": True})
+    monkeypatch.undo()
+    monkeypatch.setattr(AnswerText, "add", fail)
+    answer = client.post(TEXT, json={"prompt": "a", "stream": True})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
 
 
-def test_who_reads_too_slowly_is_told_so(decoder: specctl.Decoder) -> None:
-    service, sent = service_of(decoder, 1, Limits(seconds=0.3)), list[bytes]()
-    body = json.dumps({"prompt": "the th", "stream": True}).encode()
+def test_a_stream_that_is_too_late_is_told_so(decoder: specctl.Decoder) -> None:
+    service = service_of(decoder, 1, Limits(seconds=0.2))
+    rounds = decoder.generate("the th").rounds
 
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-        while service.thread.running:  # all of it has been written before more is read
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
+    def submit(ticket: Ticket) -> None:
+        for round_ in rounds:
+            ticket.hear(Wrote(round_))  # and no end
 
-    async def run() -> None:
-        app = application(service)
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            return messages.pop() if messages else await asyncio.Event().wait()
-
-        async with app.router.lifespan_context(app):
-            await app({**SCOPE, "app": app}, receive, send)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert b'"code":"timeout"' in b"".join(sent).replace(b" ", b"")
+    service.thread.submit = submit  # type: ignore[method-assign]
+    with TestClient(application(service)) as client:
+        *pieces, last = streamed(client, TEXT, {"prompt": "the th", "specctl": {"rounds": True}})
+    assert len(pieces) == len(rounds)
+    assert last["error"]["code"] == "timeout"
 
 
 def test_health_and_figures(client: TestClient) -> None:

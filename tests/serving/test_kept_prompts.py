@@ -39,7 +39,7 @@ def told(client: TestClient, prompt: list[int], **more: Any) -> Any:
 def counted(client: TestClient) -> tuple[float, float]:
     """Tokens of prompts that were read and kept."""
     lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
-    return tuple(float(lines[f'specctl_prompt_tokens{{how="{how}"}}']) for how in ("read", "kept"))  # type: ignore
+    return tuple(float(lines.get(f'specctl_prompt_tokens_total{{how="{how}"}}', 0)) for how in ("read", "kept"))  # type: ignore
 
 
 HOW: tuple[dict[str, Any], ...] = (
@@ -77,5 +77,6 @@ def test_texts_are_those_of_a_fresh_server(decoder: specctl.Decoder, fresh: list
 def test_a_conversation_that_comes_again_reads_what_is_new(decoder: specctl.Decoder, rows: int) -> None:
     with client_of(decoder, rows) as client:
         client.post("/v1/completions", json={"prompt": COMMON, "max_tokens": 4})
-        client.post("/v1/completions", json={"prompt": [*COMMON, 5, 6, 7], "max_tokens": 4})
+        again = client.post("/v1/completions", json={"prompt": [*COMMON, 5, 6, 7], "max_tokens": 4})
+        assert again.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": len(COMMON)}
         assert counted(client) == (len(COMMON) + 3, len(COMMON))

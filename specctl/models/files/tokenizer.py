@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from specctl.models.files.chat_template import CannotRender, ChatTemplate
 
@@ -229,6 +229,14 @@ def _chats_alike(whole: "PreTrainedTokenizerBase") -> bool:
             except Exception:  # a template is a program, and transformers lets it raise anything
                 return False
     return True
+
+
+def light(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that does less about each text: the library's own where transformers' is no more than that."""
+    if isinstance(tokenizer, BareTokenizer):
+        return tokenizer
+    spelling = Spelling.of(cast("PreTrainedTokenizerBase", tokenizer))
+    return tokenizer if spelling is None else BareTokenizer(spelling, lambda: tokenizer)
 
 
 def backend_of(tokenizer: Tokenizer) -> str:
