@@ -81,6 +81,7 @@ def test_the_document_ranks_every_policy(folder):
         "self-verify",
         "cost-optimal",
         "bandit",
+        "vllm-adaptive",
         "specdec++",
     }
     assert document["signal_bound"]["policy"]["name"] == "signal bound"
