@@ -12,6 +12,7 @@ from specctl.policies.draft_account import MOST, SHARE
 from specctl.policies.draft_allowance import LULL
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
+from specctl.policies.rules import cost_optimal
 from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
@@ -216,11 +217,28 @@ def test_where_there_is_chance_the_chance_is_the_lesson() -> None:
 
 def test_a_new_sequence_keeps_what_was_learned_unless_told_otherwise() -> None:
     kept, fresh = (after(CostOptimal(carry_over=carry), 50) for carry in (True, False))
+    kept.reset()  # all rounds are learned from then
     price = kept.current_threshold
     kept.reset()
     fresh.reset()
     assert kept.current_threshold == price
     assert fresh == CostOptimal(carry_over=False)
+
+
+def test_rounds_that_are_learned_from_together_teach_what_each_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, together, kept = CostOptimal(), CostOptimal(), 0
+    for place in range(201):
+        round_ = played(3 if place % 4 else 1, 3, 0.5, 8.0 + place % 3)
+        known = together._times.price
+        together.observe(round_)
+        kept += together._times.price == known
+        with monkeypatch.context() as patch:
+            patch.setattr(cost_optimal, "TOGETHER", 1)
+            at_once.observe(round_)
+    assert kept > 100
+    assert learned(at_once) != learned(together)
+    together.reset()
+    assert (learned(at_once), at_once._times) == (learned(together), together._times)
 
 
 def test_a_texts_first_round_is_not_timed_even_if_others_drafted_it() -> None:

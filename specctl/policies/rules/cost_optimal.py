@@ -23,6 +23,9 @@ AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
+TOGETHER = 4
+"""The most rounds that are learned from together: code that follows a pass of the target runs from cold caches, so that
+the first round takes three times as long as the others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +57,8 @@ class CostOptimal(Rule):
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
     token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
     times of the rounds, of every second one once some dozens of drafts were timed; a round's weight fades within some
-    dozens of rounds, so the estimates follow a growing context.
+    dozens of rounds, so the estimates follow a growing context. While what was saved covers whatever the next drafts
+    may lose, up to 4 rounds are learned from together.
     Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
     divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
     first times are known.
@@ -86,6 +90,8 @@ class CostOptimal(Rule):
     _drafts: DraftSums = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
+    _covered: int = field(init=False, repr=False)
+    _ended: list[Round] = field(init=False, repr=False, default_factory=list)
     _read: TextRead = field(init=False, repr=False)
     _begins: bool = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
@@ -107,6 +113,7 @@ class CostOptimal(Rule):
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
         self._last_token, self._begins, self._read = None, True, TextRead()
+        self._ended.clear()
         self._decide(0)
 
     @classmethod
@@ -128,6 +135,7 @@ class CostOptimal(Rule):
         if not self.carry_over:
             self._restart()
             return
+        self._learn_ended()
         # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
         self._last_token, self._read, self._begins = None, TextRead(), True
         self._allowance.asleep = 0  # a text's first round is looked at
@@ -197,6 +205,24 @@ class CostOptimal(Rule):
         if allowance.asleep and not round_.steps:
             allowance.doze()
             return
+        ended = self._ended
+        ended.append(round_)
+        self._covered -= len(round_.steps)
+        if self._covered < self.max_draft // 2 or len(ended) == TOGETHER or not round_.steps or allowance.idle:
+            self._decide(self._learn_ended())
+        else:
+            self._limit = min(self.max_draft, self._covered)
+
+    def _learn_ended(self) -> int:
+        """Learn from the rounds that ended; how many tokens of the text the next draft has to read first."""
+        unread = 0
+        for round_ in self._ended:
+            unread = self._learn(round_)
+        self._ended.clear()
+        return unread
+
+    def _learn(self, round_: Round) -> int:
+        allowance = self._allowance
         first, self._begins = self._begins and not round_.index, False  # in a chain a copy may have come before it
         if not round_.steps:
             allowance.idle += 1
@@ -210,7 +236,7 @@ class CostOptimal(Rule):
         else:
             self._times.pass_over(bool(round_.steps))
         allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
-        self._decide(self._read.missing(round_.context + emitted))
+        return self._read.missing(round_.context + emitted)
 
     def rests(self) -> int:
         return 0 if self._limit else self._allowance.asleep
@@ -238,7 +264,8 @@ class CostOptimal(Rule):
         times = self._times
         first = self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
-        self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
+        self._covered = self._allowance.longest(pays, unread)
+        self._limit = min(self.max_draft, self._covered)
 
     def first_gain(self) -> float:
         """The probability that the first token of the next draft is accepted."""
