@@ -167,14 +167,14 @@ def replay_together(
         rows: how many at once, at least 1.
         costs: with `CostTable.batches` for numbers of rows from 2 on.
         eos: ids that end a text.
-        jointly: whether a policy that can decide for all rows together does.
+        jointly: whether a policy that can decide for several rows together does.
     """
     prices = BatchPrices(costs)
     drafting, verifying = (VirtualPasses(prices, setting.signals, verifies) for verifies in (False, True))
     decisions = Decisions()
     hub: Hub[Played] = Hub([drafting, decisions, verifying], decisions.begin)
     ask = hub.asker(decisions)
-    policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
+    policies = [decisions.policy(setting, number, ask) if jointly and rows > 1 else setting.build() for number in range(rows)]
     chains = [Chaining(setting.earlier) if setting.lookup else None for _ in range(rows)]
     waiting, batch = iter(traces), BatchReplay()
 
