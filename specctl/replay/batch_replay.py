@@ -174,7 +174,8 @@ def replay_together(
     decisions = Decisions()
     hub: Hub[Played] = Hub([drafting, decisions, verifying], decisions.begin)
     ask = hub.asker(decisions)
-    policies = [decisions.policy(setting, number, ask) if jointly and rows > 1 else setting.build() for number in range(rows)]
+    jointly = jointly and rows > 1
+    policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
     chains = [Chaining(setting.earlier) if setting.lookup else None for _ in range(rows)]
     waiting, batch = iter(traces), BatchReplay()
 
