@@ -10,6 +10,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria
 from specctl.api.processors import sampling_and_rules
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
+from specctl.models.passes.cache import CACHE_ARGUMENTS
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.profile.schema import Verification
 
@@ -137,19 +138,21 @@ def _require_one_sequence(input_ids: torch.Tensor, config: Any) -> None:
 
 def _require_text_alone(input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:
     """Raise UsageError for inputs that a pass over the ids alone would ignore."""
-    mask, positions, cache = (given.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
     if mask is not None and not bool(mask.all()):
         raise UsageError("the prompt is padded", "Pass it without padding: one prompt needs none.")
     if positions is not None:
         plain = torch.arange(input_ids.shape[1], device=positions.device).expand_as(positions)
         if not torch.equal(positions, plain.to(positions.dtype)):
             raise UsageError("generate was given position_ids of another order", "Leave position_ids out.")
-    if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length():
-        raise UsageError(
-            "generate was given past_key_values that hold a text",
-            "Leave them out: the prompt is read from its start, which gives the same tokens.",
-        )
-    text = {"attention_mask", "position_ids", "past_key_values", "cache_params"} | HARMLESS
+    for name in CACHE_ARGUMENTS:
+        cache = given.get(name)
+        if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length():
+            raise UsageError(
+                f"generate was given {name} that holds a text",
+                f"Leave {name} out: the prompt is read from its start, which gives the same tokens.",
+            )
+    text = {"attention_mask", "position_ids", *CACHE_ARGUMENTS} | HARMLESS
     if more := [name for name, value in given.items() if value is not None and name not in text]:
         raise UsageError(
             f"generate was given {', '.join(more)}, and a draft reads token ids alone", f"Leave out {', '.join(more)}."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import fields
 from os import PathLike
 from typing import Any
 
@@ -19,6 +20,7 @@ from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
 from specctl.models.loading.loaded_target import assembled, form_of, in_memory
+from specctl.models.passes.cache import CACHE_ARGUMENTS
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
@@ -27,6 +29,8 @@ from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
+
+_CACHE_FIELD = next(field.name for field in fields(GenerateDecoderOnlyOutput) if field.name in CACHE_ARGUMENTS)
 
 
 def speculative(
@@ -115,7 +119,8 @@ class Speculative:
             cache = target.bare.plain_cache([*request.prompt, *new[:-1]]) if wanted else None
         finally:
             target.forget()
-        return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=cache)  # type: ignore[arg-type]
+        named: dict[str, Any] = {_CACHE_FIELD: cache}
+        return GenerateDecoderOnlyOutput(sequences=sequences, **named)
 
     def stream(self, model: PreTrainedModel, *args: Any, **settings: Any) -> Iterator[list[int]]:
         """The new tokens of ``model.generate(*args, **settings)``, a list of ids for each round, as rounds end.

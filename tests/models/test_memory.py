@@ -98,10 +98,14 @@ def test_cache_counts_keys_and_values_of_every_layer(config, values: int) -> Non
 
 
 def test_cache_matches_the_tensors_of_a_real_pass() -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    from specctl.models.passes.cache import cache_argument
 
     config = llama_config()
-    cache = AutoModelForCausalLM.from_config(config)(torch.tensor([[1, 2, 3]])).past_key_values
+    cache = DynamicCache()
+    model = AutoModelForCausalLM.from_config(config)
+    model(torch.tensor([[1, 2, 3]]), **{cache_argument(type(model)): cache})
 
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 

@@ -1,8 +1,8 @@
 """The data that the target makes for its students: generated text, and the likeliest tokens at every position."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -28,8 +28,8 @@ def continue_prompts(
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(group):  # padded on the left
             ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, 1
-        generate: Callable[..., torch.Tensor] = model.generate  # type: ignore[assignment, misc]
-        output = generate(ids, attention_mask=mask, generation_config=config)
+        generate: Any = model.generate
+        output: torch.Tensor = generate(ids, attention_mask=mask, generation_config=config)
         for row, prompt in enumerate(group):
             new = output[row, width:]
             ends = (new == end).nonzero()

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head import Borrowed
+from specctl.models.passes.cache import cache_argument
 from specctl.models.running.context import ENDLESS, context_length
 
 _HINT = "Draft with a small model instead, or use a head of another kind that was made for this target."
@@ -93,6 +94,7 @@ class MtpHead(ChainHead):
         self.hnorm = norm(self.width, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * self.width, self.width, bias=False)
         self.block = type(decoder.layers[-1])(config, 0)
+        self._cache_argument = cache_argument(type(self.block))
         self.norm = norm(self.width, eps=config.rms_norm_eps)
         output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.draft_vocabulary: int = config.vocab_size if output is None else output.weight.shape[0]
@@ -156,8 +158,8 @@ class MtpHead(ChainHead):
             self.eh_proj(torch.cat(parts[::-1] if self._state_first else parts, dim=-1)),
             attention_mask=mask,
             position_ids=places,
-            past_key_values=cache,
             position_embeddings=self._rotary.module(embedded, axes),
+            **{self._cache_argument: cache},
         )
         states = self.norm(last_of(states, keep))  # (keep, H)
         return ChainPass(self.output_layer(states), states, states)

@@ -10,10 +10,9 @@ from transformers import Cache, PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.head_layers import FIXED_FREQUENCIES, Rope, rotated
+from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import decoder, decoder_layers
 
-_CACHES = ("past_key_values", "layer_past")
-"""What layers call the cache that they are given."""
 _AWAY = 7
 """A place that keys are compared at, to see how a layer turns them."""
 _CLOSE = 2e-2
@@ -93,8 +92,8 @@ class VerifierKeys:
         device = next(layer.parameters()).device
         given = states[None].to(device, self._dtype)  # (1, T, D)
         places = torch.arange(states.shape[0], device=device)[None]
-        name = next((name for name in _CACHES if name in inspect.signature(layer.forward).parameters), None)
-        if name is None:
+        name = cache_argument(type(layer))
+        if not name:
             raise ValueError("it takes no cache")
         cos, sin = (part.to(device, self._dtype) for part in rope)
         more: dict[str, Any] = {name: _Taking(), "use_cache": True}

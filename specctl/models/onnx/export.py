@@ -14,6 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from specctl.models.onnx.exporting import HEAD_MULTIPLE, CannotExport, as_graph, attention_node
 from specctl.models.onnx.onnx_passes import state_name
+from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import LAST, decoder, decoder_layers
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
     cache = DynamicCache(config=model.config)
     device = next(model.parameters()).device
     with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
+        token = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        model(input_ids=token, use_cache=True, **{cache_argument(type(model)): cache})
     shapes = []
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):

@@ -19,6 +19,8 @@ from specctl.models.passes.tree_sight import gather_path
 SPARE = 256
 STEP = 512
 """Buffers that grow hold a multiple of so many tokens, so that the steps between their rows take few values."""
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
+"""What models and layers call the cache that they are given, the newest name first."""
 CANNOT_GO_BACK = {
     "cpmant": "it numbers positions from the whole text in every pass",
     "deepseek_v4": "its compressed cache entries cannot be taken apart again",
@@ -157,10 +159,13 @@ def trims_from(cache: DynamicCache) -> int | None:
     return min([*windows, *([1] if records else [])], default=None)
 
 
-def cache_argument(model: type) -> str:
-    """The parameter of a model class's ``forward`` that takes the cache; an empty string if none does."""
-    parameters = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
-    return next((name for name in ("past_key_values", "cache_params") if name in parameters), "")
+def cache_argument(module: type) -> str:
+    """The parameter of ``forward`` that takes the cache, of a model's or a layer's class; an empty string if none does.
+
+    transformers calls it ``cache`` in all models from 5.24 on, and warns of the names before.
+    """
+    parameters = inspect.signature(module.forward).parameters  # type: ignore[attr-defined]
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), "")
 
 
 def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:

@@ -1,6 +1,5 @@
 """Mixers that read a block of tokens correctly only one by one, made to do so inside a wide pass."""
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -8,6 +7,8 @@ from weakref import WeakSet
 
 import torch
 from transformers import Cache, PreTrainedModel
+
+from specctl.models.passes.cache import cache_argument
 
 UNLIMITED = (0.0, float("inf"))
 
@@ -26,32 +27,34 @@ def step_through_blocks(model: PreTrainedModel) -> None:
     """
     for mixer in model.modules():
         if _needs_steps(mixer) and mixer not in _stepping:
-            mixer.forward = _stepped(mixer.forward, mixer.layer_idx)  # type: ignore[arg-type]
+            mixer.forward = _stepped(mixer)
             _stepping.add(mixer)
 
 
 def _needs_steps(module: torch.nn.Module) -> bool:
-    if not hasattr(module, "layer_idx") or "cache_params" not in inspect.signature(module.forward).parameters:
+    if not hasattr(module, "layer_idx") or not cache_argument(type(module)):
         return False
     limit = getattr(module, "time_step_limit", None)  # of Mamba 2
     return hasattr(module, "time_step_rank") or (limit is not None and tuple(limit) != UNLIMITED)
 
 
-def _stepped(forward: Callable[..., torch.Tensor], layer: int) -> Callable[..., torch.Tensor]:
+def _stepped(mixer: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    forward, layer, name = mixer.forward, mixer.layer_idx, cache_argument(type(mixer))
+
     @wraps(forward)
     def read(
         hidden_states: torch.Tensor,  # (1, T, D)
-        cache_params: Cache | None = None,
+        *,
         attention_mask: torch.Tensor | None = None,
         **more: Any,
     ) -> torch.Tensor:
         width = hidden_states.shape[1]
-        if cache_params is None or width == 1 or not cache_params.has_previous_state(layer):
-            return forward(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **more)
+        cache: Cache | None = more.get(name)
+        if cache is None or width == 1 or not cache.has_previous_state(layer):
+            return forward(hidden_states, attention_mask=attention_mask, **more)
         steps = [
             forward(
                 hidden_states[:, token : token + 1],
-                cache_params=cache_params,
                 attention_mask=None if attention_mask is None else attention_mask[:, token : token + 1],
                 **more,
             )

@@ -55,7 +55,7 @@ def shard_plan(model: "PreTrainedModel", kind: Kind, shards: int, role: str) -> 
     from specctl.models.passes.cache import cache_argument
     from specctl.models.passes.recurrent_state import keeps_states
 
-    if keeps_states(model.config) or cache_argument(type(model)) != "past_key_values":
+    if keeps_states(model.config) or cache_argument(type(model)) in ("", "cache_params"):
         raise _refused(role, "has layers with a state of their own", 'placement = "spread"')
     if kind == "pipeline":
         return ShardPlan(kind, _staged(model, shards, role))

@@ -138,8 +138,8 @@ class EagerRunner(Runner):
             input_ids=sent(tokens, self.device)[None],
             position_ids=positions[None],
             attention_mask=aligned_mask(seen, self._model.dtype)[None, None],  # (1, 1, T, S)
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_argument: self._cache},
         )
         self.length += len(tokens)
         last = self._last_states(slice(None)) if hidden else None

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
+from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, PassKind
 from specctl.models.passes.masks import additive, mask_obstacle
@@ -60,6 +61,7 @@ class StaticRunner(FixedBufferRunner):
         self.draft_vocabulary = vocabulary_of(model)
         self._watch = LayerWatch(model)
         self._last = LayerWatch(model)  # of passes over several sequences
+        self._cached = {cache_argument(type(model)): self._cache}
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
         self._tree = 0  # the length before the last tree
@@ -120,9 +122,9 @@ class StaticRunner(FixedBufferRunner):
             input_ids=ids,
             position_ids=positions[None],
             attention_mask=additive(mask, self._model.dtype)[None, None],  # (1, 1, T, S)
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=keep,
+            **self._cached,
         )
         last = self._states[0] if kind.hidden else None
         states = self._watch.take()

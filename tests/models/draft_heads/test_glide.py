@@ -40,6 +40,7 @@ from specctl.models.head_files.draft_head import draft_head
 from specctl.models.head_files.formats import FORMATS, recognise
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
+from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import LayerWatch, States
 from specctl.profile.schema import ModelTable, Profile
 
@@ -65,7 +66,7 @@ def read(model: PreTrainedModel, layers: tuple[int, ...]) -> tuple[States, Dynam
     watch, cache = LayerWatch(model), DynamicCache()
     watch.watch(layers)
     with torch.no_grad():
-        model(torch.tensor([TEXT]), past_key_values=cache, use_cache=True)
+        model(torch.tensor([TEXT]), use_cache=True, **{cache_argument(type(model)): cache})
     states = watch.take()
     assert states is not None
     return states, cache

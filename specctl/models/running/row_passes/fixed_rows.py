@@ -7,6 +7,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from specctl.models.passes.buffer_layers import RowCursor, RowLayer
+from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned
 from specctl.models.passes.synchronisation import sent
@@ -72,7 +73,7 @@ class FixedRows:
         layers = model.config.get_text_config(decoder=True).num_hidden_layers
         # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
         self._layers = [RowLayer(self._cursor, self._capacity + 1, rows + 1) for _ in range(layers)]
-        self._cache = Cache(layers=list(self._layers))
+        self._cached = {cache_argument(type(model)): Cache(layers=list(self._layers))}
         self._watch, self._last = watch, last
         self._width = width
 
@@ -154,9 +155,9 @@ class FixedRows:
             input_ids=numbers[:, :width],
             position_ids=positions,
             attention_mask=additive(seen, self._model.dtype)[:, None],  # (n, 1, W, S)
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=shape.keep,
+            **self._cached,
         )
         last = self._last.take_all() if hidden else None
         return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
