@@ -43,6 +43,16 @@ _RECURRENT: dict[str, dict[str, object]] = {
     "granitemoehybrid": {**_PLAIN, **_HEADS, **_SSM, **_MIXED, "shared_intermediate_size": 32, "num_local_experts": 4},
     "jamba": {**_PLAIN, **_HEADS, **_TWO, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "kimi_linear": {**_PLAIN, **_MIXED, **_LATENT, **_EXPERTS, "linear_head_dim": 8, "linear_num_heads": 4},
+    "lara_mini": {
+        **_COMMON,
+        **_HEADS,
+        **_DELTA,
+        **_FOUR,
+        "max_position_embeddings": 256,
+        "sliding_window": WINDOW,
+        "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+    },
     "mamba": {**_MAMBA, "time_step_rank": 4},
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
     "nemotron_h": {

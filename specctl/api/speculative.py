@@ -119,8 +119,8 @@ class Speculative:
             cache = target.bare.plain_cache([*request.prompt, *new[:-1]]) if wanted else None
         finally:
             target.forget()
-        named: dict[str, Any] = {_CACHE_FIELD: cache}
-        return GenerateDecoderOnlyOutput(sequences=sequences, **named)
+        found: dict[str, Any] = {"sequences": sequences, _CACHE_FIELD: cache}
+        return GenerateDecoderOnlyOutput(**found)
 
     def stream(self, model: PreTrainedModel, *args: Any, **settings: Any) -> Iterator[list[int]]:
         """The new tokens of ``model.generate(*args, **settings)``, a list of ids for each round, as rounds end.

@@ -28,6 +28,7 @@ TESTED = frozenset(
         "granitemoehybrid",
         "jamba",
         "kimi_linear",
+        "lara_mini",
         "lfm2",
         "lfm2_moe",
         "mamba",

@@ -39,7 +39,9 @@ def _needs_steps(module: torch.nn.Module) -> bool:
 
 
 def _stepped(mixer: torch.nn.Module) -> Callable[..., torch.Tensor]:
-    forward, layer, name = mixer.forward, mixer.layer_idx, cache_argument(type(mixer))
+    forward: Callable[..., torch.Tensor] = mixer.forward
+    layer: Any = mixer.layer_idx
+    name = cache_argument(type(mixer))
 
     @wraps(forward)
     def read(
