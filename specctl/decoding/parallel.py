@@ -15,6 +15,7 @@ the published code tosses one coin for two tokens, so that what it samples does 
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from time import perf_counter
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.round import NOTHING, share_of_round, with_logprobs
@@ -102,8 +103,8 @@ class ParallelRounds:
         drafting = None if idle else thread.submit(_timed_draft, self._drafter, self._text, room)
         forward = self._target.extend(self._text[self._target.length : last], keep=verified)
         wait(self._target.device)  # costs nothing: the draft is needed next
-        passed = working_seconds()
-        block, busy = (NOTHING, 0.0) if drafting is None else drafting.result()
+        passed, clock = working_seconds(), perf_counter()
+        block, started, busy = (NOTHING, clock, 0.0) if drafting is None else drafting.result()
         drafted = working_seconds()
         draft = _joined(self._waiting, block)
         verdict, _ = judge(_part(draft, slice(verified)), forward, self._sampling, self._generator)
@@ -123,7 +124,7 @@ class ParallelRounds:
             verify_seconds=passing + judging,
             total_seconds=passing + drafted - passed + judging,
             chances=verdict.chances,
-            overlap_seconds=max(0.0, busy - (drafted - passed)),
+            overlap_seconds=min(busy, max(0.0, clock - started)),  # of another thread, whose clock is its own
         )
         if self._logprobs is not None:
             round_ = with_logprobs(round_, forward, None, self._logprobs)
@@ -180,11 +181,11 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
 
 
 @in_inference_mode  # each thread has a mode of its own
-def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float]:
-    """A draft of at most ``room`` tokens behind ``text``, and the seconds it took."""
-    began = working_seconds()
+def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float, float]:
+    """A draft of at most ``room`` tokens behind ``text``, when it began, and the seconds it took."""
+    clock, began = perf_counter(), working_seconds()
     draft = drafter.draft(text, room)
-    return draft, working_seconds() - began
+    return draft, clock, working_seconds() - began
 
 
 def _joined(first: Draft, second: Draft) -> Draft:
