@@ -98,11 +98,11 @@ def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling, poli
 
 def versioned(engine: str) -> tuple[pytest.MarkDecorator, ...]:
     """What transformers and torch launch for a pass changes with their versions; a captured pass is one launch."""
-    known = torch.__version__.startswith("2.13.") and transformers.__version__.startswith("5.23.")
+    known = torch.__version__.startswith("2.13.") and transformers.__version__.startswith(("5.23.", "5.24."))
     return (
         ()
         if engine == "graph"
-        else (pytest.mark.skipif(not known, reason="counted with torch 2.13 and transformers 5.23"),)
+        else (pytest.mark.skipif(not known, reason="counted with torch 2.13 and transformers 5.23 and 5.24"),)
     )
 
 
