@@ -162,10 +162,12 @@ def trims_from(cache: DynamicCache) -> int | None:
 def cache_argument(module: type) -> str:
     """The parameter of ``forward`` that takes the cache, of a model's or a layer's class; an empty string if none does.
 
-    transformers calls it ``cache`` in all models from 5.24 on, and warns of the names before.
+    transformers calls it ``cache`` in all models from 5.24 on, and warns of the names before. Where that is a dictionary
+    (XLM, Flaubert) it is another thing.
     """
     parameters = inspect.signature(module.forward).parameters  # type: ignore[attr-defined]
-    return next((name for name in CACHE_ARGUMENTS if name in parameters), "")
+    known = [name for name in CACHE_ARGUMENTS if name in parameters]
+    return next((name for name in known if "dict[" not in str(parameters[name].annotation)), "")
 
 
 def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
