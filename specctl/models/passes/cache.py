@@ -162,8 +162,8 @@ def trims_from(cache: DynamicCache) -> int | None:
 def cache_argument(module: type) -> str:
     """The parameter of ``forward`` that takes the cache, of a model's or a layer's class; an empty string if none does.
 
-    transformers calls it ``cache`` in all models from 5.24 on, and warns of the names before. Where that is a dictionary
-    (XLM, Flaubert) it is another thing.
+    transformers calls it ``cache`` in all models from 5.24 on, and warns of the names before. A dictionary (XLM,
+    Flaubert) is another thing.
     """
     parameters = inspect.signature(module.forward).parameters  # type: ignore[attr-defined]
     known = [name for name in CACHE_ARGUMENTS if name in parameters]
