@@ -21,7 +21,7 @@ def rule(**settings: object) -> Penalties:
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["numpy", "torch"])
 def test_biases_and_repetition_are_those_of_transformers(kind) -> None:
-    bias = {"7": 2.5, "0": -100.0}
+    bias = {"7": 2.5, "5": -100.0}
     found = rule(repetition_penalty=1.7, logit_bias=bias).apply(kind(ROWS), TEXT)
     biased = SequenceBiasLogitsProcessor([[[int(token)], value] for token, value in bias.items()])
     repeated = RepetitionPenaltyLogitsProcessor(1.7)
