@@ -4,9 +4,10 @@
     specctl calibrate --policy all --samples 20 --export transformers --costs ... --json > found.json
     python -m tools.exported check transformers found.json
 
-``costs`` prints what ``--costs`` takes: milliseconds fitted to runs with drafts of 2, 4, 8 and 12 tokens. Such runs
-tell a draft step and the token that it adds to a target pass only together: the first number is of both. ``check``
-runs the engine's own grid in turn, prompt by prompt, on the prompts that chose nothing: every length from 1 to 12, some
+``costs`` prints what ``--costs`` takes: milliseconds fitted to runs with drafts of 2, 4, 8 and 12 tokens, and without
+a draft in engines that bench measures so. Runs with drafts tell a draft step and the token that it adds to a target
+pass only together: the first number is of both, and the third 0. ``check`` runs the engine's own grid in turn, prompt
+by prompt, on the prompts that chose nothing: every length from 1 to 12, some
 settings of each of its other rules, and the exported setting, which it compares with the fastest.
 
 Engines: transformers, on specctl's own models; onnxruntime-genai, openvino and llama.cpp with --peer-models FOLDER (of
@@ -28,6 +29,7 @@ import numpy as np
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import SpecctlError, UsageError
+from specctl.export.exports import GivenCosts
 from specctl.export.foreign_engine import Names, Sampled
 from specctl.export.foreign_engines import ENGINES
 from specctl.export.rule_space import UNCAPPED, rule_space, words_of
@@ -38,7 +40,8 @@ from specctl.peers.assisted import AssistedPeer
 from specctl.peers.converted import Converted
 from specctl.peers.launch import Launch, launches
 from specctl.peers.measured import MeasuredPeer
-from specctl.peers.names import PeerSetting
+from specctl.peers.names import ENGINES as PEERS
+from specctl.peers.names import NO_DRAFT, PeerSetting
 from specctl.peers.process import PeerProcess
 from specctl.policies import Setting
 from specctl.profile import resolve
@@ -117,6 +120,8 @@ def peer_of(engine: str, setting: Setting, pair: Pair, options: argparse.Namespa
         keys = json.loads(ENGINES[engine].write(Names("", ""), setting, Sampled()).text)
         return AssistedPeer(pair, "exported", keys)
     told: dict[str, Any] = {"draft": "constant", "tokens": values.get("draft_length")}
+    if not setting.drafts:
+        told = {"draft": NO_DRAFT}
     if setting.policy == "max-confidence":
         told = {"draft": "confidence", "threshold": values["threshold"], "tokens": values["max_draft"]}
     elif setting.policy == "probed-length":
@@ -183,17 +188,30 @@ def _ids(formats: PromptFormat, data: Mapping[str, Any]) -> list[int]:
     return formats.messages(data["messages"]) if "messages" in data else formats.prompt(data["prompt"])
 
 
-def fit(runs: Timed) -> tuple[float, float, float]:
-    """Milliseconds of a draft token, of a target pass and of a token of the prompt, by least squares; and how far off.
+def fit(runs: Timed) -> tuple[GivenCosts, float]:
+    """Milliseconds of a draft token, of a target pass with and without a draft and of a prompt's token, least squares.
 
     Returns:
-        Draft, target, and the root mean square of the residuals over the mean of the times.
+        The costs, and the root mean square of the residuals over the mean of the times.
     """
     prompt = np.broadcast_to(runs.prompt_tokens, runs.ms.shape)
-    columns = np.stack([runs.drafted.ravel(), runs.passes.ravel(), prompt.ravel()], axis=1)  # (S P, 3)
+    drafting = np.broadcast_to(runs.drafted.sum(1, keepdims=True) > 0, runs.ms.shape)
+    parts = [runs.drafted, runs.passes * drafting, prompt]
+    if not drafting.all():
+        parts.append(runs.passes * ~drafting)
+    columns = np.stack([part.ravel() for part in parts], axis=1)  # (S P, 3 or 4)
     found, *_ = np.linalg.lstsq(columns, runs.ms.ravel(), rcond=None)
     residuals = runs.ms.ravel() - columns @ found
-    return float(found[0]), float(found[1]), float(np.sqrt((residuals**2).mean()) / runs.ms.mean())
+    draft, target, _, *alone = map(float, found)
+    off = float(np.sqrt((residuals**2).mean()) / runs.ms.mean())
+    return GivenCosts(draft, target, 0.0, *(alone or [target])), off
+
+
+def flag_of(costs: GivenCosts, engine: str) -> str:
+    """``--costs`` with these, without the passes that the replay adds for this engine."""
+    target = costs.target - ENGINES[engine].further_passes * costs.draft
+    alone = "" if costs.alone == costs.target else f",0,{costs.alone:.4g}"
+    return f"--costs {costs.draft:.4g},{target:.4g}{alone}"
 
 
 def compared(runs: Timed, exported: str) -> tuple[str, Interval]:
@@ -216,9 +234,9 @@ def costs(options: argparse.Namespace, run: Run) -> None:
     """Measure and print an engine's costs."""
     # Other prompts than those that calibrate draws with the profile's seed.
     prompts = sample(load_suite("embedded"), options.samples, resolve("embedded").profile.sampling.seed + 1)
-    draft, target, off = fit(run([*map(length, TO_FIT)], prompts))
-    target -= ENGINES[options.engine].further_passes * draft  # the replay adds them
-    print(f"--costs {draft:.4g},{target:.4g}  # off by {off:.1%} (root mean square)")
+    alone = [Setting.of({"name": "none"})] if options.engine in PEERS else []
+    found, off = fit(run([*map(length, TO_FIT), *alone], prompts))
+    print(f"{flag_of(found, options.engine)}  # off by {off:.1%} (root mean square)")
 
 
 def check(options: argparse.Namespace, run: Run) -> bool:
@@ -241,9 +259,8 @@ def check(options: argparse.Namespace, run: Run) -> bool:
     best, ratio = compared(runs, words_of(chosen))
     within = ratio.value >= 1 - BAR
     lengths = [row for row, label in enumerate(runs.labels) if label in {words_of(length(k)) for k in TO_FIT}]
-    draft, target, off = fit(runs.of(lengths))
-    target -= ENGINES[options.engine].further_passes * draft
-    print(f"fitted to these runs: --costs {draft:.4g},{target:.4g}  # off by {off:.1%}")
+    found, off = fit(runs.of(lengths))
+    print(f"fitted to these runs: {flag_of(found, options.engine)}  # off by {off:.1%}")
     print(f"exported: {words_of(chosen)}")
     print(f"exported over the fastest ({best}): {ratio.value:.3f} ({_interval(ratio)}) on {len(wanted)} prompts")
     print(f"within {BAR:.0%} of the engine's best: {'yes' if within else 'no'}")

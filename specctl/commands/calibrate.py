@@ -81,9 +81,10 @@ def calibrate(
         "ENGINE",
     ),
     costs: list[str] | None = option(
-        "For --export: milliseconds in the engine of a draft step, of a target pass over one token, and of each "
-        "further token in it; N: the same with N texts at once, repeatable. Default: those of specctl here.",
-        "[N:]DRAFT,TARGET[,TOKEN]",
+        "For --export: milliseconds in the engine of a draft step, of a target pass over one token, of each further "
+        "token in it, and of a pass without a draft; N: the same with N texts at once, repeatable. Default: those of "
+        "specctl here.",
+        "[N:]DRAFT,TARGET[,TOKEN[,ALONE]]",
     ),
     show: ShowOptions,
 ) -> None:

@@ -29,19 +29,23 @@ class GivenCosts:
         draft: of a draft step.
         target: of a target pass over one token.
         per_token: of each further token in such a pass.
+        alone: of a target pass where nothing was drafted.
     """
 
     draft: float
     target: float
-    per_token: float = 0.0
+    per_token: float
+    alone: float
 
     def __str__(self) -> str:
         wider = f" + {self.per_token:g} n" if self.per_token else ""
-        return f"{self.draft:g} ms for a draft step and {self.target:g}{wider} ms for a target pass of 1 + n tokens"
+        alone = "" if self.alone == self.target else f", {self.alone:g} ms without a draft"
+        passes = f"{self.target:g}{wider} ms for a target pass of 1 + n tokens{alone}"
+        return f"{self.draft:g} ms for a draft step and {passes}"
 
     def table(self, rows: int = 1) -> CostTable:
         """Of rounds in which that many texts take part."""
-        return CostTable.flat(self.draft, self.target, LONGEST_PRICED, self.per_token * rows)
+        return CostTable.flat(self.draft, self.target, LONGEST_PRICED, self.per_token * rows, self.alone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,16 +65,28 @@ class CostTable:
     batches: "dict[int, CostTable]" = field(default_factory=dict)
 
     @classmethod
-    def flat(cls, draft_ms: float, verify_ms: float, longest: int, per_token_ms: float = 0.0) -> "CostTable":
+    def flat(
+        cls,
+        draft_ms: float,
+        verify_ms: float,
+        longest: int,
+        per_token_ms: float = 0.0,
+        alone_ms: float | None = None,
+    ) -> "CostTable":
         """A table without overhead, with one time for every drafted token and one for every verifying pass.
 
         Args:
-            draft_ms, verify_ms: milliseconds of a drafted token, and of a pass of the verifier over one token.
+            draft_ms, verify_ms: milliseconds of a drafted token, and of a pass of the verifier over one token, as the
+                line through wider passes has it.
             longest: the longest draft that has to be priced.
             per_token_ms: what each further token adds to a pass of the verifier.
+            alone_ms: of a pass over one token where nothing was drafted; None for ``verify_ms``.
         """
         lengths = np.arange(longest + 1, dtype=np.float64)
-        return cls(np.zeros(1), lengths, draft_ms * lengths[None], (verify_ms + per_token_ms * lengths)[None], {}, 0.0)
+        verifying = verify_ms + per_token_ms * lengths
+        if alone_ms is not None:
+            verifying[0] = alone_ms
+        return cls(np.zeros(1), lengths, draft_ms * lengths[None], verifying[None], {}, 0.0)
 
     @classmethod
     def of_passes(cls, times: PassTimes, drafts: Sequence[int], longest: int) -> "CostTable":

@@ -57,7 +57,7 @@ def test_greedy_settings_are_shown_with_their_curves(prompts, tmp_path):
     engines = ["--export", "vllm", "--export", "llama.cpp", "--costs", "1,10,0.1"]
     again = calibrate(*short, "--from", trace, "--json", *engines)
     vllm, llama = json.loads(again.stdout)["exports"]
-    assert vllm["costs"] == {"draft": 1.0, "target": 10.0, "per_token": 0.1}
+    assert vllm["costs"] == {"draft": 1.0, "target": 10.0, "per_token": 0.1, "alone": 10.0}
     assert [point["draft_length"] for point in vllm["curve"]] == list(range(1, 21))
     # The draft passes that llama.cpp adds to each round cost it what nothing else could.
     for one, other in zip(vllm["curve"], llama["curve"], strict=True):
@@ -91,7 +91,7 @@ def test_sampled_texts_are_read_as_each_engine_keeps_tokens(prompts):
         (["--export", "vllm", "-p", "embedded-hsddw"], "one draft model"),
         (["--export", "vllm", "--costs", "1"], "DRAFT_MS,TARGET_MS"),
         (["--export", "vllm", "--costs", "1,0"], "DRAFT_MS,TARGET_MS"),
-        (["--export", "vllm", "--costs", "1,2,3,4"], "DRAFT_MS,TARGET_MS"),
+        (["--export", "vllm", "--costs", "1,2,3,4,5"], "DRAFT_MS,TARGET_MS"),
         (["--export", "vllm", "--costs", "1,9", "--costs", "1:1,10"], "--costs 1:1,10: those for one text are given"),
         (["--costs", "1,10"], "name it with --export"),
         (["--against", "embedded-eagle3", "--export", "vllm"], "--against goes with neither"),

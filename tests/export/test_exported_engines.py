@@ -191,9 +191,15 @@ def test_what_was_not_recorded_is_not_scored() -> None:
 
 
 def test_given_costs_price_wider_passes() -> None:
-    costs = GivenCosts(1.5, 12, 0.25).table()
-    drafting, verifying = costs.clock(())(100, 4, 0)
-    assert (drafting, verifying) == pytest.approx((0.006, 0.013))
+    clock = GivenCosts(1.5, 12, 0.25, 9).table().clock(())
+    assert clock(100, 4, 0) == pytest.approx((0.006, 0.013))
+    assert clock(100, 1, 0) == pytest.approx((0.0015, 0.01225))
+
+
+def test_a_pass_without_a_draft_has_a_price_of_its_own() -> None:
+    assert GivenCosts(1.5, 12, 0.25, 9).table().clock(())(100, 0, 0) == pytest.approx((0, 0.009))
+    assert "9 ms without a draft" in str(GivenCosts(1.5, 12, 0.25, 9))
+    assert "without" not in str(GivenCosts(1.5, 12, 0.25, 12))
 
 
 # What is searched and chosen
@@ -269,7 +275,7 @@ def test_version_source_and_date_stand_next_to_the_text(searched: Exports, monke
     assert any("vllm 99.1 is installed here" in line for line in said)
     monkeypatch.setattr(table, "version", lambda _: one.engine.version)
     assert other_version(one.engine) is None
-    assert export_warnings(replace(searched, costs=GivenCosts(1, 2)))[0].startswith(("transformers", "sglang"))
+    assert export_warnings(replace(searched, costs=GivenCosts(1, 2, 0, 2)))[0].startswith(("transformers", "sglang"))
 
 
 def test_where_drafting_does_not_pay_it_says_so() -> None:

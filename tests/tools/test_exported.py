@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specctl.export.rule_space import words_of
-from tools.exported import MEASURED, Timed, compared, fit, grid_of
+from tools.exported import MEASURED, Timed, compared, fit, flag_of, grid_of
 
 PROMPT_TOKENS = np.array([10.0, 40.0, 25.0])
 
@@ -22,10 +22,23 @@ def runs(noise: float = 0.0) -> Timed:
 def test_costs_are_those_of_the_runs() -> None:
     made = runs()
     two = Timed(made.labels[:2], made.ms[:2], made.tokens[:2], made.passes[:2], made.drafted[:2], PROMPT_TOKENS)
-    draft, target, off = fit(two)
-    assert (draft, target) == pytest.approx((1.5, 11))
+    found, off = fit(two)
+    assert (found.draft, found.target, found.alone) == pytest.approx((1.5, 11, 11))
     assert off == pytest.approx(0, abs=1e-9)
-    assert fit(runs(noise=5.0))[2] > 0.001
+    assert fit(runs(noise=5.0))[1] > 0.001
+
+
+def test_passes_without_a_draft_have_a_price_of_their_own() -> None:
+    made = runs()
+    passes, drafted = made.passes.copy(), made.drafted.copy()
+    passes[2], drafted[2] = 32, 0
+    ms = made.ms.copy()
+    ms[2] = 7 * passes[2] + 0.1 * PROMPT_TOKENS
+    found, off = fit(Timed(made.labels, ms, made.tokens, passes, drafted, PROMPT_TOKENS))
+    assert (found.draft, found.target, found.alone) == pytest.approx((1.5, 11, 7))
+    assert off == pytest.approx(0, abs=1e-9)
+    assert flag_of(found, "openvino") == "--costs 1.5,11,0,7"
+    assert flag_of(found, "llama.cpp") == "--costs 1.5,9.5,0,7"
 
 
 def test_the_exported_setting_is_compared_with_the_fastest_length() -> None:
@@ -38,7 +51,8 @@ def test_the_exported_setting_is_compared_with_the_fastest_length() -> None:
 def test_a_part_of_the_runs_is_fitted_alone() -> None:
     made = runs()
     assert made.of([0, 1]).labels == ["K = 1", "K = 4"]
-    assert fit(made.of([0, 1]))[:2] == pytest.approx((1.5, 11))
+    found, _ = fit(made.of([0, 1]))
+    assert (found.draft, found.target) == pytest.approx((1.5, 11))
 
 
 @pytest.mark.parametrize("engine", MEASURED)

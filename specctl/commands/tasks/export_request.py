@@ -85,13 +85,13 @@ def _given(text: str) -> "GivenCosts":
 
     try:
         draft, target, *more = map(float, text.split(","))
-        each = more.pop() if more else 0.0
-        if more or not (0 < draft < 1e9 and 0 < target < 1e9 and 0 <= each < 1e9):
+        each, alone, *others = [*more, *(0.0, target)[len(more) :]]
+        if others or not (0 < draft < 1e9 and 0 < target < 1e9 and 0 <= each < 1e9 and 0 < alone < 1e9):
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--costs {text} is not DRAFT_MS,TARGET_MS or DRAFT_MS,TARGET_MS,PER_TOKEN_MS",
-            "milliseconds of a draft step, of a target pass over one token, and of each further token of that pass: "
-            "e.g. --costs 1.5,12,0.2",
+            f"--costs {text} is not DRAFT_MS,TARGET_MS[,PER_TOKEN_MS[,ALONE_MS]]",
+            "milliseconds of a draft step, of a target pass over one token, of each further token of that pass, and of "
+            "a pass without a draft: e.g. --costs 1.5,12,0.2",
         ) from None
-    return GivenCosts(draft, target, each)
+    return GivenCosts(draft, target, each, alone)
