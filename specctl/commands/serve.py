@@ -3,15 +3,15 @@
 import json
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Annotated, Any
 
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, policy_flag, warn
 from specctl.commands.serve_options import KEY_VARIABLE, BoundOptions, ClientOptions
-from specctl.commands.tasks.record_answerer import load_answering
 from specctl.commands.tasks.replication import ReplicaOptions
+from specctl.commands.tasks.served_pair import load_served, replicated
 from specctl.errors import UsageError
 from specctl.profile.base_tables import GRAMMARS
 
@@ -28,7 +28,7 @@ def serve(
     sampling: Annotated[SamplingOptions, But(("seed", "stop", "logprobs", *GRAMMARS), help=SERVE_HELP)],
     clients: ClientOptions,
     bounds: BoundOptions,
-    replicas: Annotated[ReplicaOptions, But(("workers", "cluster", "keep_warm"))],
+    replicas: Annotated[ReplicaOptions, But(("cluster", "keep_warm"))],
     show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:
     """Answer requests over HTTP as OpenAI's clients send them, several at once.
@@ -41,34 +41,36 @@ def serve(
 
     [cyan]specctl serve -p my-profile --port 8000[/]
 
+    [cyan]specctl serve -p my-profile --workers auto[/]
+
     [cyan]curl localhost:8000/v1/models[/]
     """
     _require_a_key_that_can_be_sent(clients.api_key)
-    batch = replicas.rows or "auto"
+    batch, replication = replicas.rows or "auto", replicas.replication
     resolved = run.resolve(models, {**sampling.flags, **policy_flag(policy)})
     _require_extra()
 
     from rich.console import Console
 
-    from specctl.batching.row_count import MOST, chosen_passes
     from specctl.serving.endpoints import application
     from specctl.serving.listening import Listener, address_of, bound, known_hosts
     from specctl.serving.service import Limits, Service
     from specctl.terminal.work_progress import TerminalProgress, note
 
     console = Console(stderr=True)
-    with bound(clients.host, clients.port) as listening:
+    with bound(clients.host, clients.port) as listening, ExitStack() as stack:
         shown = TerminalProgress(console, False if show.quiet else show.progress)
-        loaded = load_answering(
-            resolved.profile, shown, quiet=show.quiet, traced=False, foreign_head=run.foreign_head, expected_tokens=0
-        )
-        pair, profile = loaded.pair, loaded.profile
-        limit = profile.sampling.max_new_tokens
-        settings = [] if profile.draft is None else [profile.draft.setting]
-        with shown.doing("choosing how many texts are written at once"):
-            passes = chosen_passes(pair, batch, MOST if batch == "auto" else batch, limit, settings, warn)
         limits = Limits(bounds.max_body, bounds.most_tokens, bounds.max_waiting, bounds.timeout)
-        service = Service(pair, profile, clients.name or profile.target.model, passes, limits, warn)
+        profile, flags = resolved.profile, {"quiet": show.quiet, "foreign_head": run.foreign_head}
+        name = clients.name or profile.target.model
+        if replication is None:
+            loaded = load_served(profile, batch, shown, **flags)
+            service = Service(loaded.pair, loaded.profile, name, loaded.passes, limits, warn)
+            writers = ""
+        else:
+            pair = stack.enter_context(replicated(replication, profile, name, batch, shown, **flags))
+            service = Service(pair, profile, name, limits=limits)
+            writers = f" with {pair.workers} workers"
         app = application(
             service,
             key=clients.api_key,
@@ -79,8 +81,8 @@ def serve(
         )
         listener = Listener(app, service, bounds.timeout)
         if not show.quiet:
-            texts = 1 if passes is None else passes[-1].rows
-            note(console, f"{service.name} at {address_of(listening)}/v1, {texts} texts at once; Ctrl-C ends")
+            texts = f"{service.thread.rows} texts at once{writers}"
+            note(console, f"{service.name} at {address_of(listening)}/v1, {texts}; Ctrl-C ends")
         listener.serve_on(listening)
 
 

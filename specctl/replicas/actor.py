@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from specctl.replicas.job import Answer, Job, portable
-from specctl.replicas.places import SeveralAnswers
+from specctl.replicas.places import Attendant, SeveralAnswers
 
 GONE = "gone"
 """What a call says that was meant for an earlier process of the actor."""
@@ -43,6 +43,7 @@ class Actor:
         def load() -> bool:
             if self._answer is None:
                 answer = self._job.begin(self._number)
+                assert not isinstance(answer, Attendant), "calls of an actor have one answer each"
                 self._answer = answer if callable(answer) else SeveralAnswers(answer)
                 self._state = self._job.state()
                 return True

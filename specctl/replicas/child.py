@@ -14,7 +14,7 @@ from typing import Any
 
 from specctl.replicas.frames import Frames, framed
 from specctl.replicas.job import portable
-from specctl.replicas.places import answer_several
+from specctl.replicas.places import Attendant, answer_several
 
 
 def main() -> None:
@@ -42,8 +42,14 @@ def main() -> None:
         number, job, seconds = questions.get()
         Thread(target=beat, args=(seconds,), name="signs of life", daemon=True).start()
         answer = job.begin(number)
-        send("ready")
-        if callable(answer):
+        send("ready", (answer.places, answer.about) if isinstance(answer, Attendant) else None)
+        if isinstance(answer, Attendant):
+            answer.attend(
+                questions,
+                lambda place, found: send("part", (place, found)),
+                lambda place, found: send("answer", (place, found)),
+            )
+        elif callable(answer):
             for place, question in _each(questions):
                 send("answer", (place, answer(question)))
         else:

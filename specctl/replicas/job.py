@@ -14,6 +14,7 @@ from specctl.replicas.replica import Replicas
 
 if TYPE_CHECKING:
     from specctl.replicas.model_sources import Sources
+    from specctl.replicas.places import Attendant
 
 Answer = Callable[[Any], Any]
 """Answers a question. Both are plain values: dictionaries, lists, text, bytes, numbers."""
@@ -37,11 +38,12 @@ class Job:
     passing: frozenset[str] = frozenset()
     sources: "Sources | None" = None
 
-    def begin(self, number: int) -> Answer | Replicas:
+    def begin(self, number: int) -> "Answer | Replicas | Attendant":
         """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would.
 
         Returns:
-            What answers one question after the other; or replicas of the process's own, which answer several at once.
+            What answers one question after the other; or replicas of the process's own, which answer several at once;
+            or what answers several in parts, for `specctl.replicas.local` alone.
 
         Raises:
             ModelError: the models are not those of the command, or were written while they were loaded.
@@ -49,7 +51,7 @@ class Job:
         hush_imports()
         before = [] if self.sources is None else self.sources.enter()
         module, _, function = self.maker.partition(":")
-        answer: Answer | Replicas = getattr(import_module(module), function)(number=number, **self.setup)
+        answer: Answer | Replicas | Attendant = getattr(import_module(module), function)(number=number, **self.setup)
         if self.state() != before:
             raise ModelError("Files of the models were written while a replica loaded them.", "Run the command again.")
         return answer

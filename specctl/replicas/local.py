@@ -3,6 +3,7 @@
 import os
 import selectors
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from specctl.processes.children import child_command
 from specctl.replicas.frames import Frames, framed
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.places import Places
-from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
+from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost, Part
 
 BEAT = 5.0
 """Seconds between two signs of life."""
@@ -60,7 +61,10 @@ class LocalReplicas:
         one_by_one: start each once the one before is ready, where that takes memory that they share, or compiles what
             the others then find.
         beat: seconds between two signs of life.
-        places: how many questions each process takes at once.
+        places: how many questions each process takes at once; an `Attendant` may take fewer.
+
+    Attributes:
+        about: what the `Attendant` that was ready last tells of itself; None without one.
     """
 
     def __init__(
@@ -76,7 +80,11 @@ class LocalReplicas:
     ) -> None:
         self._job, self._environments, self._say, self._warn = job, environments, say, warn
         self._beat, self._silence, self._places = beat, SILENCE * beat, places
+        self.about: Any = None
         self._selector = selectors.DefaultSelector()
+        self._bell, self._rope = socket.socketpair()  # rung by `wake`
+        self._rope.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._replicas: dict[int, _Replica] = {}
         self._said: set[str] = set()
         self._served = False  # whether any has been ready
@@ -97,12 +105,16 @@ class LocalReplicas:
         """The ids of the processes."""
         return [replica.process.pid for replica in self._replicas.values()]
 
+    @property
+    def ready(self) -> int:
+        """How many processes are ready."""
+        return sum(one.ready for one in list(self._replicas.values()))
+
     def idle(self) -> list[int]:
-        free: list[int] = []
-        for number, one in self._replicas.items():
-            if one.ready:
-                free += [number * self._places + place for place in one.places.free()]
-        return free
+        """As in `Replicas`, those of the process with the fewest questions first."""
+        ready = [one for one in self._replicas.values() if one.ready]
+        ready.sort(key=lambda one: (len(one.places.asked), one.number))
+        return [one.number * self._places + place for one in ready for place in one.places.free()]
 
     def ask(self, replica: int, question: Any) -> None:
         number, place = divmod(replica, self._places)
@@ -110,11 +122,24 @@ class LocalReplicas:
         one.places.asked.add(place)
         self._send(one, (place, question))
 
+    def withdraw(self, replica: int) -> None:
+        """Tell an `Attendant` that an answer is not wanted; what it answers then makes the place idle."""
+        number, place = divmod(replica, self._places)
+        self._send(self._replicas[number], (place, None))
+
+    def wake(self) -> None:
+        """Have `wait` return; may be called by any thread until they are closed."""
+        with suppress(BlockingIOError):  # it is full of calls already
+            self._rope.send(b"!")
+
     def wait(self, seconds: float | None = None) -> list[Event]:
         due = min(one.heard for one in self._replicas.values()) + self._silence
         patience = max(0.0, due - monotonic())
         found: list[Event] = []
         for key, _ in self._selector.select(patience if seconds is None else min(seconds, patience)):
+            if key.data is None:
+                self._bell.recv(1 << 10)
+                continue
             one: _Replica = key.data[0]
             what = key.data[1]
             if self._replicas.get(one.number) is not one:
@@ -134,7 +159,8 @@ class LocalReplicas:
         for one in self._replicas.values():
             self._end(one)
         self._replicas.clear()
-        self._selector.close()
+        for left in (self._selector, self._bell, self._rope):
+            left.close()
 
     def __enter__(self) -> Self:
         return self
@@ -187,11 +213,17 @@ class LocalReplicas:
         for kind, value in one.frames.arrived():
             if kind == "ready":
                 one.ready = self._served = True
+                if value is not None:
+                    count, self.about = value
+                    one.places.count = min(count, self._places)
                 self._start_more()
             elif kind == "answer":
                 place, answer = value
                 one.places.answered(place)
                 found.append(Answered(one.number * self._places + place, answer))
+            elif kind == "part":
+                place, part = value
+                found.append(Part(one.number * self._places + place, part))
             elif kind == "failed" and (one.ready or not self._served):
                 raise value
             elif kind == "failed":  # the others go on; it may be that there is no memory for one more

@@ -1,5 +1,6 @@
 """The questions that a replica holds which answers several at once."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,6 +11,31 @@ from typing import Any
 from specctl.replicas.replica import Answered, Replicas
 
 Asked = SimpleQueue[tuple[Any, Any]]
+Send = Callable[[Any, Any], None]
+"""Called with what a question is known by, and its answer or a part of that."""
+
+
+class Attendant(ABC):
+    """A replica that answers in parts, and may be told meanwhile that an answer is not wanted any more.
+
+    Attributes:
+        places: how many questions it answers at once.
+        about: what those who ask have to know of it; it is pickled.
+    """
+
+    places: int
+    about: Any
+
+    @abstractmethod
+    def attend(self, questions: Asked, part: Send, answer: Send) -> None:
+        """Answer questions as they come; never returns.
+
+        Args:
+            questions: each with its place; None in place of a question withdraws the one that is there, which is then
+                answered at once, with whatever.
+            part: sends a part of an answer.
+            answer: sends the end of it; another question may have the place then.
+        """
 
 
 @dataclass(slots=True)

@@ -30,7 +30,15 @@ class Lost:
     alone: bool = True
 
 
-Event = Answered | Lost
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a replica's answer; the answer comes after all of them."""
+
+    replica: int
+    value: Any
+
+
+Event = Answered | Lost | Part
 
 
 class Replicas(Protocol):

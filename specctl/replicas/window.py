@@ -8,7 +8,7 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any, Generic, TypeVar
 
-from specctl.replicas.replica import Answered, Replicas
+from specctl.replicas.replica import Answered, Lost, Replicas
 
 T = TypeVar("T")
 
@@ -103,6 +103,7 @@ def in_order(replicas: Replicas, tasks: Iterable[Task[T] | None], window: int | 
             if isinstance(event, Answered):
                 held.done, held.answer = True, event.answer
                 continue
+            assert isinstance(event, Lost), "records are answered whole"
             held.deaths += event.alone
             if held.deaths < DEATHS:
                 waiting.appendleft(held)

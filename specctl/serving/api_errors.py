@@ -7,7 +7,7 @@ from specctl.serving.waiting_line import BusyError, ClosedError
 
 RETRY_SECONDS = 1
 """What a client that comes when too many wait is told to wait."""
-_OURS = frozenset({"failed_pass", "out_of_memory", "not_a_number"})
+_OURS = frozenset({"failed_pass", "out_of_memory", "not_a_number", "worker_died"})
 """Kinds of a `RecordError` that are no mistake of the request."""
 
 
@@ -55,7 +55,7 @@ def told(error: Exception) -> ApiError:
         return ApiError(503, error.message, code="unavailable", kind="server_error")
     if isinstance(error, RecordError):
         if error.kind in _OURS:
-            status = 503 if error.kind == "out_of_memory" else 500
+            status = 503 if error.kind in ("out_of_memory", "worker_died") else 500
             return ApiError(status, error.message, code=error.kind, kind="server_error")
         if error.kind in ("invalid_grammar", "no_grammars"):
             return ApiError(400, error.message, "response_format", error.kind)

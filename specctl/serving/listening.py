@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from specctl.errors import ModelError, UsageError, reason
+from specctl.errors import ModelError, SpecctlError, UsageError, reason
 from specctl.serving.connection import Connection
 from specctl.serving.service import Service
 
@@ -102,7 +102,11 @@ class Listener(uvicorn.Server):
             sys.setswitchinterval(before)
         self._service.thread.join(LAST_SECONDS)
         if (died := self._service.thread.died) is not None:
-            what = f"{type(died).__name__}: {reason(died)}".rstrip(": ")
+            what = (
+                reason(died)
+                if isinstance(died, SpecctlError)
+                else f"{type(died).__name__}: {reason(died)}".rstrip(": ")
+            )
             raise ModelError(f"the models failed: {what}", "SPECCTL_DEBUG=1 shows where it happened.") from died
         if len(self._signals) > 1:
             if self._signals[-1] == signal.SIGINT:

@@ -71,6 +71,11 @@ class PairThread:
         return 1 if self._passes is None else self._passes[-1].rows
 
     @property
+    def ready(self) -> int:
+        """Pairs that can write."""
+        return int(self.died is None)
+
+    @property
     def running(self) -> int:
         """Texts that are being written."""
         return len(self._running) + (self._alone is not None)

@@ -5,7 +5,7 @@ import time
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specctl.serving.order import Ended
-from specctl.serving.pair_thread import PairThread
+from specctl.serving.writers import Writers
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/specctl", "/", "/health", "/metrics"})
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -15,12 +15,12 @@ class ServerMetrics:
     """Counts what a server does.
 
     Args:
-        thread: tells how many texts are written and wait.
+        thread: tells how many texts are written and wait, and how many pairs there are for them.
     """
 
     MEDIA_TYPE = CONTENT_TYPE_LATEST
 
-    def __init__(self, thread: PairThread) -> None:
+    def __init__(self, thread: Writers) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "specctl_requests",
@@ -46,6 +46,8 @@ class ServerMetrics:
         )
         waiting = Gauge("specctl_requests_waiting", "Requests that wait for a row.", registry=registry)
         waiting.set_function(lambda: thread.waiting)
+        ready = Gauge("specctl_workers_ready", "Pairs that are loaded and can write.", registry=registry)
+        ready.set_function(lambda: thread.ready)
 
     def request(self, path: str, status: int) -> None:
         """A request has ended."""

@@ -11,7 +11,6 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import light
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.text_rules import text_rules
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.base_tables import with_one_grammar
@@ -23,6 +22,10 @@ from specctl.serving.offer import offer
 from specctl.serving.order import Order, Ticket, Told
 from specctl.serving.pair_thread import PairThread
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
+from specctl.serving.text_writer import compile_grammar
+from specctl.serving.workers.replica_thread import ReplicaThread
+from specctl.serving.workers.replicated_pair import ReplicatedPair
+from specctl.serving.writers import Writers
 
 LOOK_SECONDS = 0.02
 """Between looks whether the models' thread has ended."""
@@ -48,24 +51,25 @@ class Limits:
 
 
 class Service:
-    """A loaded pair that answers requests.
+    """A loaded pair, or replicas of one, that answer requests.
 
     Args:
         pair: loaded; nobody else uses it.
         profile: how it is used, with the draft that is at work.
         name: what clients call it.
-        passes: as of `PairThread`.
-        limits: of requests.
+        passes: as of `PairThread`; replicas have their own.
+        limits: of requests, whoever writes their texts.
         warn: told what a user should know.
 
     Attributes:
+        thread: writes.
         failed: called once if the models fail.
         offer: a JSON document about what may be asked besides OpenAI's parameters.
     """
 
     def __init__(
         self,
-        pair: Pair,
+        pair: Pair | ReplicatedPair,
         profile: Profile,
         name: str,
         passes: Sequence[RowPasses] | None = None,
@@ -77,8 +81,14 @@ class Service:
         self.tokenizer = light(pair.tokenizer)
         self.spellings = Spellings(self.tokenizer)
         self.failed: Callable[[], None] = lambda: None
-        self.offer = offer(pair, profile, name)
-        self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
+        self.thread: Writers
+        if isinstance(pair, ReplicatedPair):
+            self.offer = pair.facts.offer
+            rows = pair.facts.rows * pair.workers
+            self.thread = ReplicaThread(pair.replicas, rows, self.limits.waiting, self._told)
+        else:
+            self.offer = offer(pair, profile, name)
+            self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
         self._texts = PromptFormat(self.tokenizer, chat=False)
         self._chats = PromptFormat(self.tokenizer, chat=True, system=profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,12 +140,13 @@ class Service:
         return Order(tuple(prompt), self._settings(body), policy, draft)
 
     def compile_grammar(self, order: Order) -> None:
-        """Have the grammar of an order ready before its turn, in which all other texts would wait for it.
+        """As of `specctl.serving.text_writer`; replicas do so themselves, each for the texts that it writes.
 
         Raises:
             RecordError: it cannot be compiled.
         """
-        text_rules(order.settings, self.pair.tokenizer, self.pair.eos, order.prompt, self.pair.vocabulary)
+        if not isinstance(self.pair, ReplicatedPair):
+            compile_grammar(self.pair, order)
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):

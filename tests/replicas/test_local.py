@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -13,10 +14,11 @@ from specctl.errors import ModelError, RecordError, UsageError
 from specctl.replicas import local
 from specctl.replicas.job import Job, ReplicaError, portable
 from specctl.replicas.local import LocalReplicas
-from specctl.replicas.replica import MOST_FAILURES, started
+from specctl.replicas.replica import MOST_FAILURES, Answered, Lost, Part, started
 from specctl.replicas.window import GivenUp, Task, in_order
 
 ECHO, ROWS = "tests.replicas.toy_jobs:echo", "tests.replicas.toy_jobs:rows"
+CLERK = "tests.replicas.toy_jobs:clerk"
 
 
 class Heard(list):
@@ -244,3 +246,52 @@ def test_one_that_ends_alone_in_its_replica_is_asked_again(start, tmp_path):
     replicas = start(1, ROWS, {"count": 2}, places=2)
     once = str(tmp_path / "died")
     assert [answer["said"] for answer in asked(replicas, {"said": 1, "dies_once": once}, {"said": 2})] == [1, 2]
+
+
+def until_ended(replicas, replica):
+    """What happens until the question of a replica has ended."""
+    found = []
+    while not any(isinstance(event, Answered | Lost) and event.replica == replica for event in found):
+        found += replicas.wait(20.0)
+    return found
+
+
+def test_an_attendant_answers_in_parts_as_many_questions_as_it_says_it_takes(start):
+    replicas = start(2, CLERK, {"places": 2}, places=8)
+    wait_until(lambda: replicas.ready == 2 or replicas.wait(0.1) is None)
+    assert replicas.idle() == [0, 1, 8, 9]
+    assert replicas.about in ({"by": 0}, {"by": 1})
+    replicas.ask(0, {"said": "one two..."})
+    assert replicas.idle() == [8, 9, 1], "the one with the fewest questions is the first"
+    replicas.ask(8, {"said": "three four"})
+    assert until_ended(replicas, 8)[-3:] == [Part(8, "three"), Part(8, "four"), Answered(8, "three four")]
+    replicas.ask(1, {"said": "five"})
+    until_ended(replicas, 1)
+    replicas.withdraw(0)
+    assert until_ended(replicas, 0)[-1] == Answered(0, "withdrawn")
+    assert 0 in replicas.idle()
+
+
+def test_an_attendant_that_was_killed_takes_questions_again(start, heard):
+    replicas = start(1, CLERK, {"places": 2}, places=8)
+    replicas.ask(0, {"said": "one..."})
+    replicas.ask(1, {"said": "two", "dies": True})
+    lost = [event for event in until_ended(replicas, 0) if isinstance(event, Lost)]
+    assert [(event.replica, event.alone) for event in lost] == [(1, False), (0, False)]
+    wait_until(lambda: replicas.idle() == [0] or replicas.wait(0.1) is None)
+    for _ in range(2):
+        replicas.ask(0, {"said": "again"})
+        assert until_ended(replicas, 0) == [Part(0, "again"), Answered(0, "again")]
+    assert replicas.idle() == [0, 1]
+    assert "was ended by signal 9; it is started again" in heard.warnings[0]
+
+
+def test_whoever_waits_is_woken_from_another_thread(start):
+    replicas = start(1)
+    thread = threading.Timer(0.01, replicas.wake)
+    thread.start()
+    assert replicas.wait() == []
+    thread.join()
+    for _ in range(100_000):  # more than a pipe holds
+        replicas.wake()
+    assert replicas.wait(0.0) == []

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from specctl.errors import ModelError, UsageError
+from specctl.replicas.places import Attendant
 from specctl.replicas.replica import Answered
 
 
@@ -61,6 +62,34 @@ class Rows:
 def rows(*, number, count):
     """Several at once."""
     return Rows(number, count)
+
+
+class Clerk(Attendant):
+    """Tells the words of a question one by one; one that ends with an ellipsis has no end but being withdrawn."""
+
+    def __init__(self, number, places):
+        self._act, self.places, self.about = echo(number=number), places, {"by": number}
+
+    def attend(self, questions, part, answer):
+        open_ = {}
+        while True:
+            place, question = questions.get()
+            if question is None:
+                if open_.pop(place, None):
+                    answer(place, "withdrawn")
+                continue
+            self._act(question)
+            for word in question["said"].split():
+                part(place, word)
+            if question["said"].endswith("..."):
+                open_[place] = question
+            else:
+                answer(place, question["said"])
+
+
+def clerk(*, number, places):
+    """Answers in parts."""
+    return Clerk(number, places)
 
 
 def records(*, number, traced, **_):

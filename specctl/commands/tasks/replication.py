@@ -134,6 +134,7 @@ class Replication:
         spare: bool = False,
         exclusive: bool = False,
         batch: "Batch" = 1,
+        places: int | None = None,
     ) -> "Iterator[Replicas]":
         """Start replicas, and wait until the first of them is ready.
 
@@ -147,6 +148,7 @@ class Replication:
             spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
             exclusive: whether nothing may share a replica's devices, because it measures time.
             batch: how many questions each answers at once; then its job is told so too.
+            places: the most that each is asked at once; by default as many as that.
 
         Raises:
             UsageError: they do not fit on this machine, or Ray is missing or not there.
@@ -168,7 +170,8 @@ class Replication:
             return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
 
         replicas: Replicas
-        places = PLACES if batch == "auto" else batch
+        if places is None:
+            places = PLACES if batch == "auto" else batch
         if self.cluster is not None:
             from specctl.replicas.on_ray import RayReplicas
 

@@ -154,7 +154,7 @@ class BareTokenizer:
         self._whole = whole or _no_other
         self._cleans = spelling.cleans
         self.chat_template: Any = spelling.chats
-        self._spelling = spelling
+        self.spelling = spelling
         self.all_special_tokens = [token for token, _ in spelling.specials]
         self.all_special_ids = [index for _, index in spelling.specials]
         self.eos_token_id = spelling.eos
@@ -192,7 +192,7 @@ class BareTokenizer:
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
     ) -> Any:
-        if self._spelling.template is not None and not tokenize:
+        if self.spelling.template is not None and not tokenize:
             with suppress(CannotRender):
                 return self._template.render(conversation, add_generation_prompt=add_generation_prompt)
         return self._whole().apply_chat_template(
@@ -201,7 +201,7 @@ class BareTokenizer:
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self._spelling.template or "", self._spelling.names)
+        return ChatTemplate(self.spelling.template or "", self.spelling.names)
 
 
 def _no_other() -> Tokenizer:

@@ -128,10 +128,14 @@ class Pair:
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; raises RecordError if the prompt leaves no room for a token."""
-        room = self.context - len(prompt)
-        if room < 1:
-            raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {self.context}")
-        return room
+        return room_in(self.context, prompt)
+
+
+def room_in(context: int, prompt: Sequence[int]) -> int:
+    """How many tokens of a context may follow a prompt; raises RecordError if there is no room for a token."""
+    if len(prompt) >= context:
+        raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {context}")
+    return context - len(prompt)
 
 
 def in_a_row(drafts: int) -> tuple[int | None, ...]:

@@ -1,0 +1,190 @@
+"""How orders are handed to replicas, and what becomes of texts whose replica ends."""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from attended import Scripted
+
+from specctl.errors import RecordError
+from specctl.profile.schema import SamplingTable
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.replicas.job import ReplicaError
+from specctl.replicas.replica import Answered, Lost, Part
+from specctl.serving.api_errors import told
+from specctl.serving.order import Order, Ticket, Told, Wrote
+from specctl.serving.waiting_line import BusyError, ClosedError
+from specctl.serving.workers.replica_thread import ReplicaThread
+
+SECONDS = 60.0
+"""More than anything here takes: a test that waits so long has failed."""
+
+
+def order(*prompt: int) -> Order:
+    return Order(prompt or (1,), SamplingTable())
+
+
+class Tickets:
+    """A `ReplicaThread` over `Scripted` replicas, and what is heard of its orders."""
+
+    def __init__(self, scripted: Scripted, most_waiting: int = 8) -> None:
+        self.scripted = scripted
+        self.heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self.thread = ReplicaThread(scripted, scripted.count, most_waiting, self._tell)  # type: ignore[arg-type]
+
+    def _tell(self, happened: Told) -> None:
+        for ticket, event in happened:
+            ticket.hear(event)
+
+    def submit(self, prompt: int) -> Ticket:
+        ticket = Ticket(order(prompt), lambda event: self.heard.put((prompt, event)))
+        self.thread.submit(ticket)
+        return ticket
+
+    def next(self) -> tuple[int, Any]:
+        return self.heard.get(timeout=SECONDS)
+
+    def happens(self, event: Any) -> None:
+        self.scripted.events.put(event)
+
+    def asked(self) -> dict[int, int]:
+        """The prompt that each replica has."""
+        return {number: question[0].prompt[0] for number, question in dict(self.scripted.asked).items()}
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something holds."""
+        due = monotonic() + SECONDS
+        while not true():
+            assert monotonic() < due, "it never came true"
+            sleep(0.001)
+
+
+@pytest.fixture
+def two() -> Tickets:
+    """Two replicas of two places."""
+    return Tickets(Scripted(2, 2))
+
+
+def round_(*tokens: int) -> Round:
+    steps = tuple(DraftStep(number, token) for number, token in enumerate(tokens[:-1], 1))
+    return Round(0, steps, len(steps), tokens[-1], ExtraToken.BONUS, StopReason.POLICY)
+
+
+def test_the_replica_with_the_fewest_texts_gets_the_next(two: Tickets) -> None:
+    two.thread.start()
+    for prompt in (1, 2, 3, 4, 5):
+        two.submit(prompt)
+    two.until(lambda: len(two.asked()) == 4)
+    assert two.asked() == {0: 1, 2: 2, 1: 3, 3: 4}
+    assert (two.thread.running, two.thread.waiting, two.thread.ready) == (4, 1, 2)
+    two.happens(Answered(2, "text"))
+    assert two.next() == (2, "text")
+    two.until(lambda: two.asked().get(2) == 5)
+
+
+def test_as_many_wait_as_may(two: Tickets) -> None:
+    two.thread = ReplicaThread(two.scripted, 4, 1, two._tell)  # type: ignore[arg-type]
+    two.submit(1)
+    with pytest.raises(BusyError):
+        two.submit(2)
+
+
+def test_a_text_whose_replica_ended_goes_on_where_it_was(two: Tickets) -> None:
+    two.thread.start()
+    two.submit(1)
+    two.until(lambda: 0 in two.asked())
+    two.happens(Part(0, Wrote(round_(5, 6))))
+    assert two.next()[1].tokens == (5, 6)
+    two.happens(Lost(0, "replica 1 was ended"))
+    two.until(lambda: two.asked() == {0: 1})
+    two.happens(Part(0, Wrote(round_(5))))
+    two.happens(Part(0, Wrote(round_(6, 7))))
+    two.happens(Part(0, Wrote(round_(6, 7, 8), known=2)))
+    assert two.next()[1].tokens == (7,)
+    assert two.next()[1].tokens == (8,)
+    two.happens(Answered(0, "text"))
+    assert two.next() == (1, "text")
+
+
+def test_a_text_that_goes_on_otherwise_is_an_error(two: Tickets) -> None:
+    two.thread.start()
+    two.submit(1)
+    two.until(lambda: 0 in two.asked())
+    two.happens(Part(0, Wrote(round_(5, 6))))
+    two.next()
+    two.happens(Lost(0, "replica 1 was ended"))
+    two.until(lambda: two.asked() == {0: 1})
+    two.happens(Part(0, Wrote(round_(9))))
+    error = two.next()[1]
+    assert isinstance(error, RecordError)
+    assert (told(error).status, told(error).code) == (503, "worker_died")
+    two.until(lambda: two.scripted.withdrawn == [0])
+
+
+def test_what_ends_two_replicas_alone_is_given_up(two: Tickets) -> None:
+    two.thread.start()
+    two.submit(1)
+    for alone in (True, False, True):
+        two.until(lambda: two.asked() == {0: 1})
+        two.happens(Lost(0, "replica 1 was ended by signal 9", alone=alone))
+    error = two.next()[1]
+    assert error.kind == "worker_died"
+    assert "signal 9" in error.message
+
+
+def test_what_nobody_wants_is_withdrawn_once_and_not_told(two: Tickets) -> None:
+    two.thread.start()
+    ticket = two.submit(1)
+    two.until(lambda: 0 in two.asked())
+    two.thread.cancel(ticket)
+    two.until(lambda: two.scripted.withdrawn == [0])
+    two.happens(Part(0, Wrote(round_(5))))
+    two.happens(Answered(0, None))
+    two.submit(2)
+    two.until(lambda: 2 in two.asked().values())
+    two.happens(Answered({prompt: number for number, prompt in two.asked().items()}[2], "text"))
+    assert two.next() == (2, "text")
+    assert two.scripted.withdrawn == [0]
+
+
+def test_the_end_waits_for_texts_and_not_for_those_that_wait(two: Tickets) -> None:
+    two.thread.start()
+    for prompt in range(5):
+        two.submit(prompt)
+    two.until(lambda: len(two.asked()) == 4)
+    two.thread.close()
+    prompt, error = two.next()
+    assert (prompt, type(error)) == (4, ClosedError)
+    two.happens(Lost(0, "replica 1 was ended"))
+    two.until(lambda: two.asked().get(0) == 0)
+    assert two.thread.alive
+    for number in range(4):
+        two.happens(Answered(number, "text"))
+    two.thread.join(SECONDS)
+    assert not two.thread.alive
+    assert {two.next()[1] for _ in range(4)} == {"text"}
+    with pytest.raises(ClosedError):
+        two.submit(6)
+
+
+def test_a_second_signal_does_not_wait(two: Tickets) -> None:
+    two.thread.start()
+    two.submit(1)
+    two.until(lambda: 0 in two.asked())
+    two.thread.give_up()
+    two.thread.join(SECONDS)
+    assert not two.thread.alive
+    assert isinstance(two.next()[1], ClosedError)
+
+
+def test_when_no_replica_is_left_everybody_hears_it(two: Tickets) -> None:
+    two.thread.start()
+    for prompt in range(5):
+        two.submit(prompt)
+    two.until(lambda: len(two.asked()) == 4)
+    two.happens(ReplicaError("no replica is left"))
+    assert {type(two.next()[1]) for _ in range(5)} == {ClosedError}
+    assert isinstance(two.thread.died, ReplicaError)
+    assert two.thread.closing
