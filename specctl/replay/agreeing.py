@@ -25,11 +25,13 @@ def agreeing(trace: Trace) -> Recorded:
     tails = {start: tail for tail, start in last.items()}
     found: list[float] = []
     for start, token in enumerate(trace.tokens):
-        agreement.begin(before)
-        tail = tails.get(start)
-        shared = [] if along is None else along.tokens[start : start + (1 if tail is None else draft.shared[start])]
-        found += [agreement.of(drafted) for drafted in shared][:1]
-        if tail is not None:
+        if along is not None:
+            agreement.begin(before)
+            found.append(agreement.of(along.tokens[start]))
+        if (tail := tails.get(start)) is not None:
+            agreement.begin(before)
+            for drafted in [] if along is None else along.tokens[start : start + draft.shared[start]]:
+                agreement.of(drafted)
             branch = branches[tail]
             branches[tail] = replace(branch, agreement=[agreement.of(drafted) for drafted in branch.tokens])
         before.append(token)

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 from test_replay_chains import DEPTH, DRAFTING, GREEDY, LENGTH, PROMPTS, VERIFYING, clock, greedy_pair, told
-from test_replay_law import HeadToy, traces
+from test_replay_law import BLOCK, PLAIN, HeadToy, Toy, traces
 from toys import Ticks
 
 from specctl.decoding import round as one_round
@@ -16,6 +16,7 @@ from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.copying.lookup_agreement import LONGEST, SHORTEST, Agreement
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
 from specctl.policies import Setting, agreement_curve
 from specctl.policies.agreement_curve import AgreementCurve
@@ -121,17 +122,24 @@ def test_what_cannot_have_the_signal_says_so() -> None:
         CostOptimal(use_agreement=True, use_head=True)
 
 
-def test_a_head_has_it_too_and_a_trace_of_one() -> None:
-    """Of rounds of which each has its own branch; what others than `cost-optimal` read is as it was."""
-    toy = HeadToy(1, 2, 6)
-    pair = toy.pair()
-    for trace, _ in islice(traces(toy), 20):
-        agreement = Agreement()
+@pytest.mark.parametrize(
+    ("toy", "sampling"), [(Toy(1, 2, 4), PLAIN), (Toy(1, 2, 4, ends=False), BLOCK), (HeadToy(1, 2, 4), BLOCK)]
+)
+def test_every_step_of_every_round_has_it(toy: Toy, sampling: Sampling) -> None:
+    """Whether rounds share their tokens or each has its own; and only where it is asked for."""
+    seen = set()
+    prompt = [1, 0, 1, 1, 0, 0, 0, 1, 0, 1, 1]  # in which all that is drafted occurred before
+    for recorded, _ in islice(traces(toy, sampling), 60):
+        trace = replace(recorded, prompt_ids=prompt, prompt_tokens=len(prompt))
         found = agreeing(trace)
         for start in range(len(trace.tokens)):
+            tail = found.tails[start]
+            count = found.shared[start] + (0 if tail is None else len(found.branches[tail]))
+            steps = [found.step(start, index) for index in range(1, count + 1)]
             text = [*trace.prompt_ids, *trace.tokens[:start]]
-            row = found.branches[start]
-            assert row.agreement == signals(agreement, text, row.tokens)
-        assert found.step(0, 1).agreement is not None
+            expected = signals(Agreement(), text, [step.token for step in steps])
+            assert [step.agreement for step in steps] == expected
+            seen |= {*expected}
         assert trace.draft.step(0, 1).agreement is None
-    assert "agreement" in readable(pair)
+    assert len(seen) > 2
+    assert "agreement" in readable(toy.pair())
