@@ -40,6 +40,7 @@ class TracedStep:
     accept_prob: Probability | None = None
     next_accept_prob: Probability | None = None
     own_accept_prob: Probability | None = None
+    agreement: Annotated[float, Field(ge=-1, le=1)] | None = None
     leaves: tuple[int, ...] = ()
     source: Literal["lookup"] | None = None
 

@@ -33,6 +33,8 @@ def readable(pair: Pair) -> frozenset[Signal]:
     signals |= {signal_of(predictor) for predictors in pair.named_predictors for predictor in predictors.values()}
     if any(draft.index is not None or draft.foresee is not None for draft in pair.drafts):
         signals.add("next_accept_prob")
+    if len(pair.drafts) == 1 and pair.drafts[0].index is None:
+        signals.add("agreement")
     return frozenset(signals)
 
 
@@ -143,6 +145,12 @@ def compose(
     if not stages or not stages[0].policy.drafts:
         return None
     top = stages[0]
+    alone = len(stages) == 1 and tree is None
+    if not alone and any("agreement" in stage.policy.signals for stage in stages):
+        raise ProfileError(
+            "agreement with a lookup is a signal of chains that one draft writes",
+            "set use_agreement = false, or leave out tree and [draft.draft]",
+        )
     if top.runner.index is not None:
         return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
     made: frozenset[Signal] = frozenset() if top.predictor is None else frozenset({signal_of(top.predictor)})
@@ -155,7 +163,7 @@ def compose(
             "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",
             "draft with a DSpark head that has a confidence head, or choose another policy",
         )
-    record = record - (TRAINED_SIGNALS - made)
+    record = record - (TRAINED_SIGNALS - made) - (frozenset() if alone else {"agreement"})
     if not foreseeing:
         record = record - {"next_accept_prob"}
     drafter: Drafter

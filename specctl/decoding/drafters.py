@@ -1,9 +1,10 @@
 """Drafters: they draft a block of tokens for a verifier."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
+from specctl.decoding.copying.lookup_agreement import Agreement
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator, Uniforms, sibling
 from specctl.decoding.rows.reading import (
@@ -120,7 +121,8 @@ class ModelDrafter:
         self.runner = self._model = runner
         self.policy = policy
         self._laws = laws
-        self._signals = policy.signals | record
+        self._agreement = Agreement() if "agreement" in policy.signals | record else None
+        self._signals = (policy.signals | record) - {"agreement"}  # what is read of laws
         self._predictor, self._disco = predictors_read(predictor, self._signals)
         self._foresees = "next_accept_prob" in self._signals
         self._foresee = runner.foresee
@@ -189,15 +191,18 @@ class ModelDrafter:
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
         runner, ahead = self.runner, self._steps
         self._start = len(sequence)
+        draw: Callable[[int], DraftStep] = self._read_step if runner.runs_ahead else self._next_step
+        if self._agreement is not None:
+            draw = self._agreement.telling(sequence, draw)
         self._pending, self._rows = sequence[runner.length :], []
         if runner.runs_ahead:
             most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
             ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
-            steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, runner.longest)
+            steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
             ahead.end()
             self._rows = ahead.laws(len(steps))
         else:
-            steps, stop = draft_phase(self.policy, budget, self._eos, self._next_step, runner.longest)
+            steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
         laws = stacked(self._rows[: len(steps)]) if steps and self._rows else None  # (K, N)
         if laws is not None and self._sampling.greedy:
             laws = rows_over(laws).laws(UNPROCESSED).numbers
@@ -287,8 +292,9 @@ class ModelDrafter:
         if not self._drafts:
             return  # nothing was read
         # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.
-        stay = len(round_.kept_tokens) if self.runner.reads_states else round_.accepted
-        self.rollback(self._start + stay)
+        self.rollback(self._start + (len(round_.kept_tokens) if self.runner.reads_states else round_.accepted))
 
     def rollback(self, length: int) -> None:
+        if self._agreement is not None:
+            self._agreement.rollback(length)
         self.runner.rollback(length)

@@ -25,6 +25,8 @@ NEXT_FORESEEN = Prior((0.0, 1.0, 0.2), (0.25, 0.1, 0.05))
 """The same, from log-odds of the draft's own prediction for the next token in place of sqrt(entropy)."""
 FIRST = Prior((0.9, 0.5), (0.5, 0.1))
 """Acceptance of a round's first token, from `TokenRates.surplus` of the last emitted token."""
+AGREEING = Prior((0.0, 1.0, 0.0), (0.02, 0.01, 0.5))
+"""Acceptance of a token with a match, from log-odds of what is expected otherwise and `DraftStep.agreement`."""
 DRIFT = 5e-4
 """Drift of the estimators' weights with each verified token, see `OnlineLogistic`."""
 

@@ -9,7 +9,7 @@ from specctl.records import DraftStep, Round
 if TYPE_CHECKING:
     from specctl.policies.joint import Joint
 
-Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob"]
+Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob", "agreement"]
 """A field of `DraftStep` that a policy may read."""
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 SIGNAL_NAMES = {
@@ -19,6 +19,7 @@ SIGNAL_NAMES = {
     "accept_prob": "predicted acceptance",
     "next_accept_prob": "acceptance predicted before drawing",
     "own_accept_prob": "acceptance predicted from the distribution",
+    "agreement": "agreement with a lookup",
 }
 """Names of the signals in tables."""
 DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")

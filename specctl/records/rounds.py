@@ -58,6 +58,9 @@ class DraftStep:
         next_accept_prob: a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if
             all before it are accepted, known before it is drawn; 0 where none can follow.
         own_accept_prob: a DISCO head's acceptance probability for this token, told from its distribution and index.
+        agreement: whether a lookup would copy this token: +L/4 if it is what followed the latest earlier occurrence of
+            the L tokens before it, -L/4 if another token did, 0 without such a match of at least 2 tokens; L is at
+            most 4, and the longest match counts.
     """
 
     index: int
@@ -68,6 +71,7 @@ class DraftStep:
     accept_prob: float | None = None
     next_accept_prob: float | None = None
     own_accept_prob: float | None = None
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from specctl.decoding.copying.chaining import Chaining
 from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round
+from specctl.replay.agreeing import agreeing
 from specctl.replay.chained_replay import Block, ChainedReplay
 from specctl.replay.recorded import Recorded
 from specctl.replay.replayed import Replay, columns
@@ -191,7 +192,8 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     chained = (
         None if players[0].chaining is None else ChainedReplay(players[0].chaining, top.policy, top.draft, trace, eos)
     )
-    draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
+    tokens, start, index = trace.tokens, 0, 0
+    draft = agreeing(trace) if "agreement" in players[0].policy.signals else trace.draft
     while start < len(tokens):
         drafted = (chained or top).draft(draft, start, trace.limit - start - 1)
         round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start))

@@ -28,6 +28,7 @@ class DraftSteps:
     further: dict[str, list[float]] | None = None
     next_accept_prob: list[float] | None = None
     top_probs: list[list[float]] | None = None
+    agreement: list[float] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -41,6 +42,7 @@ class DraftSteps:
             None if self.accept_prob is None else self.accept_prob[positions],
             next_accept_prob=None if self.next_accept_prob is None else self.next_accept_prob[positions],
             top_probs=None if self.top_probs is None else self.top_probs[positions],
+            agreement=None if self.agreement is None else self.agreement[positions],
         )
 
     def __add__(self, after: "DraftSteps") -> "DraftSteps":
@@ -78,6 +80,7 @@ class DraftSteps:
             accept_prob,
             None if self.next_accept_prob is None else self.next_accept_prob[position],
             self.own_accept_prob(position, index, disco),
+            None if self.agreement is None else self.agreement[position],
         )
 
     def own_accept_prob(self, position: int, index: int, disco: DiscoPredictor | None) -> float | None:

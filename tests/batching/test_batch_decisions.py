@@ -19,7 +19,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.policies import Setting
+from specctl.policies import Setting, agreement_curve
+from specctl.policies.agreement_curve import AgreementCurve
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode")
 
@@ -80,3 +81,17 @@ def test_texts_in_chains_are_those_of_each_alone_and_each_row_decides_for_itself
     texts, limits = written(40, GREEDY, replace(COST_OPTIMAL, lookup=True))
     assert texts == tuple(greedy_alone(row, 40) for row in range(3))
     assert limits == []
+
+
+@pytest.mark.parametrize("margin", [float("inf"), float("-inf")])
+def test_each_text_is_compared_with_a_lookup_in_itself(margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what that says of acceptance is learned from all of them."""
+    monkeypatch.setattr(agreement_curve, "MARGIN", margin)
+    learned = []
+    learn = AgreementCurve.learn
+    monkeypatch.setattr(AgreementCurve, "learn", lambda curve, *seen: (learned.append(curve), learn(curve, *seen)))
+    texts, limits = written(40, GREEDY, Setting.of({"name": "cost-optimal", "max_draft": 3, "use_agreement": True}))
+    assert texts == tuple(greedy_alone(row, 40) for row in range(3))
+    assert any(len(asked) == 3 for asked in limits)
+    assert len(learned) > 10
+    assert len({id(curve) for curve in learned}) == 1

@@ -94,6 +94,7 @@ SETTINGS: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"use_head": True, "cost_ratio": 0.5}, "policy"),
         ({"max_draft": 2}, "max_draft"),
         ({"use_foresight": True, "cost_ratio": 0.5}, "policy"),
+        ({"use_agreement": True, "cost_ratio": 0.5}, "policy"),
         ({"carry_over": False, "cost_ratio": 0.5}, "policy"),
         ({}, ""),
     ],

@@ -21,6 +21,7 @@ ALL_SIGNALS = {
     "accept_prob": 0.8,
     "next_accept_prob": 0.4,
     "own_accept_prob": 0.3,
+    "agreement": -0.75,
 }
 STEP = DraftStep(1, token=3, **ALL_SIGNALS)
 ADAPTIVE = {"max-confidence": MaxConfidence, "adaedl": AdaEdl}

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Gt
 
 from specctl.policies.acceptance_priors import estimators, features, foreseen, kept
+from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.base import Rule, Signal, read
 from specctl.policies.draft_account import DraftAccount
 from specctl.policies.draft_allowance import DraftAllowance
@@ -64,7 +65,7 @@ class CostOptimal(Rule):
     first times are known.
 
     With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
-    known yet.
+    known yet. With ``use_agreement``, whether a lookup would copy each token corrects its a_i (`AgreementCurve`).
 
     With ``use_foresight``, no distribution is read. A draft that predicts each token's acceptance before the token is
     written, as a lookup and a DSpark head do, tells E[a_k+1] by that prediction and the same rates. S_k is then the
@@ -80,11 +81,13 @@ class CostOptimal(Rule):
     carry_over: bool = True
     use_head: bool = False
     use_foresight: bool = False
+    use_agreement: bool = False
     _accepted: OnlineLogistic = field(init=False, repr=False)
     _accepted_as_predicted: OnlineLogistic = field(init=False, repr=False)
     _next: OnlineLogistic = field(init=False, repr=False)
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
+    _agreeing: AgreementCurve = field(init=False, repr=False)
     _times: RoundTimes = field(init=False, repr=False)
     _allowance: DraftAllowance = field(init=False, repr=False)
     _drafts: DraftSums = field(init=False, repr=False)
@@ -101,14 +104,13 @@ class CostOptimal(Rule):
     _following: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
-        if self.use_head and self.use_foresight:
-            raise ValueError("use_head and use_foresight exclude each other")
+        if self.use_head + self.use_foresight + self.use_agreement > 1:
+            raise ValueError("use_head, use_foresight and use_agreement exclude each other")
         self._restart()
 
     def _restart(self) -> None:
-        known = estimators(self.use_foresight)
-        self._accepted, self._accepted_as_predicted, self._next, self._first = known
-        self._rates = TokenRates(RATE_PRIOR)
+        self._accepted, self._accepted_as_predicted, self._next, self._first = estimators(self.use_foresight)
+        self._rates, self._agreeing = TokenRates(RATE_PRIOR), AgreementCurve()
         self._times = RoundTimes(self.cost_ratio)
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
@@ -120,11 +122,12 @@ class CostOptimal(Rule):
     def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:
         if values.get("use_foresight"):
             return frozenset({"next_accept_prob"})
-        return cls.reads | {"accept_prob"} if values.get("use_head") else cls.reads
+        more: dict[str, Signal] = {"use_head": "accept_prob", "use_agreement": "agreement"}
+        return cls.reads | {signal for name, signal in more.items() if values.get(name)}
 
     @property
     def signals(self) -> frozenset[Signal]:
-        return self.signals_of({"use_head": self.use_head, "use_foresight": self.use_foresight})
+        return self.signals_of({name: getattr(self, name) for name in ("use_head", "use_foresight", "use_agreement")})
 
     @property
     def current_threshold(self) -> float:
@@ -171,7 +174,8 @@ class CostOptimal(Rule):
                         *self._last_features, predicted_log_odds
                     )
                 self._survival_before, self._last_features = before, (confidence, outlook)
-            survival = before * self._accepted.predict(confidence, outlook)
+            accepted = self._accepted.predict(confidence, outlook)
+            survival = before * (self._agreeing.corrected(accepted, step) if self.use_agreement else accepted)
         self._survival = survival
         self._following = self._next.predict(outlook, self._rates.surplus(step.token))
 
@@ -281,6 +285,8 @@ class CostOptimal(Rule):
                 outlook = foreseen(step)
             else:
                 confidence, outlook = features(step)
+                if self.use_agreement:
+                    self._agreeing.learn(outcome, self._accepted.predict(confidence, outlook), step)
                 self._accepted.learn(outcome, confidence, outlook)
                 if self.use_head and position < len(steps):
                     # A step's accept_prob is about the token before it.
