@@ -213,7 +213,7 @@ def test_a_trace_contains_every_step(specctl, document, tmp_path):
         assert (round_["id"], round_["turn"], round_["drafted"]) == (1, 0, len(steps))
         assert [step["accepted"] for step in steps] == [place < round_["accepted"] for place in range(len(steps))]
         for step in steps:
-            assert list(step) == ["token", "accepted", "entropy", "top_prob", "token_prob", "accept_prob"]
+            assert list(step) == ["token", "accepted", "entropy", "top_prob", "token_prob", "accept_prob", "agreement"]
             assert 0 <= step["token_prob"] <= step["top_prob"] <= 1
             assert step["entropy"] >= 0
         emitted += [step["token"] for step in steps if step["accepted"]] + [round_["extra"]]
