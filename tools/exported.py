@@ -21,7 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ import numpy as np
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import SpecctlError, UsageError
-from specctl.export.exports import GivenCosts
 from specctl.export.foreign_engine import Names, Sampled
 from specctl.export.foreign_engines import ENGINES
 from specctl.export.rule_space import UNCAPPED, rule_space, words_of
@@ -48,7 +47,8 @@ from specctl.profile import resolve
 from specctl.profile.known_names import model_path
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import Suite, load_suite, sample
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.statistics.intervals import Interval
+from tools.timed_runs import Timed, compared, fit, flag_of
 
 LENGTHS = tuple(range(1, 13))
 TO_FIT = (2, 4, 8, 12)
@@ -63,31 +63,6 @@ COARSE: dict[str, tuple[float, ...]] = {
 }
 """The values of an engine's other rules that are run."""
 MEASURED = ("transformers", "onnxruntime-genai", "openvino", "llama.cpp", "vllm")
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Runs of S settings on P prompts, each array ``(S, P)``: times are the shortest of the repeats.
-
-    Attributes:
-        labels: S of them.
-        ms: milliseconds, the prompt's time included.
-        tokens, passes, drafted: generated tokens, target passes and draft tokens.
-        prompt_tokens: ``(P,)``.
-    """
-
-    labels: list[str]
-    ms: Floats
-    tokens: Floats
-    passes: Floats
-    drafted: Floats
-    prompt_tokens: Floats
-
-    def of(self, rows: Sequence[int]) -> "Timed":
-        """Those of some settings."""
-        columns = (self.ms, self.tokens, self.passes, self.drafted)
-        ms, tokens, passes, drafted = (one[list(rows)] for one in columns)
-        return Timed([self.labels[row] for row in rows], ms, tokens, passes, drafted, self.prompt_tokens)
 
 
 def length(k: int) -> Setting:
@@ -186,45 +161,6 @@ def _ids(formats: PromptFormat, data: Mapping[str, Any]) -> list[int]:
     if "turns" in data:
         return formats.conversation(data["turns"], [])
     return formats.messages(data["messages"]) if "messages" in data else formats.prompt(data["prompt"])
-
-
-def fit(runs: Timed) -> tuple[GivenCosts, float]:
-    """Milliseconds of a draft token, of a target pass with and without a draft and of a prompt's token, least squares.
-
-    Returns:
-        The costs, and the root mean square of the residuals over the mean of the times.
-    """
-    prompt = np.broadcast_to(runs.prompt_tokens, runs.ms.shape)
-    drafting = np.broadcast_to(runs.drafted.sum(1, keepdims=True) > 0, runs.ms.shape)
-    parts = [runs.drafted, runs.passes * drafting, prompt]
-    if not drafting.all():
-        parts.append(runs.passes * ~drafting)
-    columns = np.stack([part.ravel() for part in parts], axis=1)  # (S P, 3 or 4)
-    found, *_ = np.linalg.lstsq(columns, runs.ms.ravel(), rcond=None)
-    residuals = runs.ms.ravel() - columns @ found
-    draft, target, _, *alone = map(float, found)
-    off = float(np.sqrt((residuals**2).mean()) / runs.ms.mean())
-    return GivenCosts(draft, target, 0.0, *(alone or [target])), off
-
-
-def flag_of(costs: GivenCosts, engine: str) -> str:
-    """``--costs`` with these, without the passes that the replay adds for this engine."""
-    target = costs.target - ENGINES[engine].further_passes * costs.draft
-    alone = "" if costs.alone == costs.target else f",0,{costs.alone:.4g}"
-    return f"--costs {costs.draft:.4g},{target:.4g}{alone}"
-
-
-def compared(runs: Timed, exported: str) -> tuple[str, Interval]:
-    """The fastest of the grid, and how fast the exported setting is in relation to it, with an interval."""
-    totals = {label: runs.ms[row].sum() for row, label in enumerate(runs.labels)}
-    best = min(totals, key=lambda label: totals[label])
-    own, other = runs.ms[runs.labels.index(exported)], runs.ms[runs.labels.index(best)]
-
-    def ratio(weights: Floats) -> Floats:
-        ratios: Floats = (weights @ other) / (weights @ own)
-        return ratios
-
-    return best, bootstrap(ratio, len(own))
 
 
 Run = Callable[[Sequence[Setting], Suite], Timed]

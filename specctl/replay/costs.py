@@ -66,12 +66,7 @@ class CostTable:
 
     @classmethod
     def flat(
-        cls,
-        draft_ms: float,
-        verify_ms: float,
-        longest: int,
-        per_token_ms: float = 0.0,
-        alone_ms: float | None = None,
+        cls, draft_ms: float, verify_ms: float, longest: int, per_token_ms: float = 0.0, alone_ms: float | None = None
     ) -> "CostTable":
         """A table without overhead, with one time for every drafted token and one for every verifying pass.
 
