@@ -20,8 +20,8 @@ _TABLE = (
     Engine(
         "transformers",
         "transformers",
-        "5.23.0",
-        "2026-11-13",
+        "5.24.0",
+        "2026-11-21",
         "transformers/generation/candidate_generator.py",
         writing.transformers,
         "ratio",
