@@ -1,6 +1,5 @@
 """The one thread that runs the models: it takes orders as they come and writes as many texts at once as it has rows."""
 
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,14 +16,15 @@ from specctl.records import Completion, Round
 from specctl.replicas.replica import Answered
 from specctl.serving.order import Ended, Event, Ticket, Told
 from specctl.serving.text_writer import TextWriter
-from specctl.serving.waiting_line import CLOSING, FAILED, ClosedError, WaitingLine
+from specctl.serving.waiting_line import FAILED, ClosedError
+from specctl.serving.writers import Writers
 
 ROUND = 16
 """Passes after which rows have ended a round, or read long prompts: then a text that is alone has its next one."""
 
 
-class PairThread:
-    """Owns a loaded pair. Orders wait in a queue until a row is free; what is written is told after every round.
+class PairThread(Writers):
+    """Owns a loaded pair. Orders wait until a row is free; what is written is told after every round.
 
     Caches are kept from text to text: a prompt that begins like one that they hold is read from where they differ.
     A text that is alone is written by the pair itself, as `generate` writes one; others take rows of a batch.
@@ -33,8 +33,7 @@ class PairThread:
         pair: loaded; nobody else uses it.
         profile: how it is used.
         passes: for the rows, `specctl.batching.pair_rows.passes_of`; None to write one text at a time.
-        most_waiting: orders that may wait.
-        tell: called in the thread with what happened.
+        most_waiting, tell: as of `Writers`.
         warn: told that memory ran out.
     """
 
@@ -47,78 +46,30 @@ class PairThread:
         tell: Callable[[Told], None],
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__("models", most_waiting, tell)
         self._pair, self._profile, self._warn = pair, profile, warn
         self._passes = None if passes is None else keeping(pair, passes)
-        self._tell = tell
-        self._line = WaitingLine(most_waiting)
         self._happened: list[tuple[Ticket, Event]] = []
         self._running: dict[int, Ticket] = {}  # by row
         self._kept: dict[int, int] = {}  # by row, what was kept before its text began
         self._rounds = 0  # that have ended
         self._alone: tuple[Ticket, Generator[Round, bool | None, Completion]] | None = None
-        self._thread = threading.Thread(target=self._work, name="models", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
 
     @property
     def rows(self) -> int:
-        """Texts that may be written at once."""
         return 1 if self._passes is None else self._passes[-1].rows
 
     @property
     def ready(self) -> int:
-        """Pairs that can write."""
         return int(self.died is None)
 
     @property
     def running(self) -> int:
-        """Texts that are being written."""
         return len(self._running) + (self._alone is not None)
 
-    @property
-    def waiting(self) -> int:
-        """Orders that wait."""
-        return len(self._line)
-
-    @property
-    def closing(self) -> bool:
-        """Whether no more orders are taken."""
-        return self._line.closing
-
-    @property
-    def died(self) -> Exception | None:
-        """What ended the thread, if an error did."""
-        return self._line.died
-
-    def submit(self, ticket: Ticket) -> None:
-        """Take an order; raises as `WaitingLine.submit` does."""
-        self._line.submit(ticket)
-
-    def cancel(self, ticket: Ticket) -> None:
-        """End a text before its end, within a round; nothing more is told of it."""
-        self._line.remove(ticket)
-
-    def close(self) -> None:
-        """Take no more orders and tell those that wait so; what is being written is finished."""
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in self._line.close()])
-
-    def give_up(self) -> None:
-        """`close`, and end what is being written, whose clients are told so."""
-        self.close()
+    def _begun(self) -> list[Ticket]:
         alone = self._alone  # read once: the thread may end it meanwhile
-        written = [*self._running.values(), *([] if alone is None else [alone[0]])]
-        for ticket in written:
-            ticket.cancelled = True
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in written])
-
-    def join(self, seconds: float) -> None:
-        """Wait until what is being written is finished."""
-        self._thread.join(seconds)
+        return [*self._running.values(), *([] if alone is None else [alone[0]])]
 
     def _work(self) -> None:
         rows: RowReplicas | None = None
@@ -234,9 +185,7 @@ class PairThread:
             self._happened.append((ticket, new))
 
     def _die(self, error: Exception) -> None:
-        ended = [*self._running.values(), *self._line.close(error)]
-        if self._alone is not None:
-            ended.append(self._alone[0])
+        ended = [*self._begun(), *self._line.close(error)]
         self._tell([*self._happened, *((ticket, ClosedError(FAILED)) for ticket in ended)])
 
 

@@ -133,9 +133,10 @@ def test_a_worker_is_killed_and_the_server_is_told_to_end(tmp_path: Path) -> Non
 @needs_onnx
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_a_server_that_is_killed_and_at_a_second_signal(how: signal.Signals) -> None:
-    with serving("--batch", "1", "--workers", "1") as (url, process, _):
+    # On the slowest engine and without a draft, so that the text outlasts the second signal on a busy machine too.
+    with serving("--batch", "1", "--workers", "1", "--engine", "eager") as (url, process, _):
         workers = children(process.pid)
-        body = {"prompt": "The", "stream": True, **LONG, "max_tokens": 900}
+        body = {"prompt": "The", "stream": True, **LONG, "max_tokens": 900, "specctl": {"draft": False}}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as told:
             next(told.iter_lines())
             process.send_signal(how)

@@ -1,6 +1,5 @@
 """The one thread that hands orders to replicas of a pair, and tells what they write."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from specctl.replicas.replica import Event as Happened
 from specctl.replicas.replica import Lost, Part
 from specctl.replicas.window import DEATHS
 from specctl.serving.order import Event, Ticket, Told, Wrote
-from specctl.serving.waiting_line import CLOSING, FAILED, ClosedError, WaitingLine
+from specctl.serving.waiting_line import FAILED, ClosedError
+from specctl.serving.writers import Writers
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class _Asked:
     withdrawn: bool = False
 
 
-class ReplicaThread:
-    """`Writers` over replicas: orders wait in one queue, and the replica that writes the fewest texts gets the next.
+class ReplicaThread(Writers):
+    """Writes by replicas: the one that writes the fewest texts gets the next order.
 
     A text whose replica ends is begun again by another one. What was told of it stays told: a text that then goes on
     otherwise, as a sampled one may whose policy reads clocks, is an error.
@@ -40,24 +40,14 @@ class ReplicaThread:
     Args:
         replicas: each a `ReplicaWriter`; the thread alone uses them until it has ended.
         rows: how many texts they write at once in all.
-        most_waiting: orders that may wait.
-        tell: called in the thread with what happened.
+        most_waiting, tell: as of `Writers`.
     """
 
     def __init__(self, replicas: LocalReplicas, rows: int, most_waiting: int, tell: Callable[[Told], None]) -> None:
-        self._replicas, self._tell = replicas, tell
-        self._line = WaitingLine(most_waiting)
-        self._rows = rows
+        super().__init__("replicas", most_waiting, tell)
+        self._replicas, self._rows = replicas, rows
         self._again: deque[_Asked] = deque()  # whose replica ended, before all others
         self._asked: dict[int, _Asked] = {}  # by the number that replicas know it by
-        self._thread = threading.Thread(target=self._work, name="replicas", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
 
     @property
     def rows(self) -> int:
@@ -73,39 +63,27 @@ class ReplicaThread:
 
     @property
     def waiting(self) -> int:
-        return len(self._line) + len(self._again)
-
-    @property
-    def closing(self) -> bool:
-        return self._line.closing
-
-    @property
-    def died(self) -> Exception | None:
-        return self._line.died
+        return super().waiting + len(self._again)
 
     def submit(self, ticket: Ticket) -> None:
-        self._line.submit(ticket)
+        super().submit(ticket)
         self._replicas.wake()
 
     def cancel(self, ticket: Ticket) -> None:
-        self._line.remove(ticket)
+        super().cancel(ticket)
         if any(one.ticket is ticket for one in list(self._asked.values())):
             self._replicas.wake()
 
     def close(self) -> None:
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in self._line.close()])
+        super().close()
         self._replicas.wake()
 
     def give_up(self) -> None:
-        self.close()
-        written = [one.ticket for one in (*self._again, *list(self._asked.values()))]
-        for ticket in written:
-            ticket.cancelled = True
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in written])
+        super().give_up()
         self._replicas.wake()
 
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+    def _begun(self) -> list[Ticket]:
+        return [one.ticket for one in (*self._again, *list(self._asked.values()))]
 
     def _work(self) -> None:
         try:
@@ -125,7 +103,7 @@ class ReplicaThread:
 
     def _unwritten(self) -> list[Ticket]:
         """Those that were begun, and are wanted."""
-        return [one.ticket for one in (*self._again, *self._asked.values()) if not one.ticket.cancelled]
+        return [ticket for ticket in self._begun() if not ticket.cancelled]
 
     def _withdraw(self) -> None:
         for number, one in self._asked.items():
