@@ -19,6 +19,11 @@ UNLIKELY = 0.5
 """A first draft that is expected to bring fewer tokens brought nothing."""
 
 
+def trust_after(idle: int) -> float:
+    """How much the price of a draft is believed after so many rounds without one, from 1 down to 0."""
+    return float(0.5 ** (idle / DOUBTED))
+
+
 @dataclass(slots=True)
 class DraftAllowance:
     """Books what drafts save in a `DraftAccount`, by the prices of `RoundTimes`, and limits the next one.
@@ -50,7 +55,12 @@ class DraftAllowance:
         self.idle += rounds
         self._skipped += rounds
 
-    def book(self, drafted: float, width: float, kept: float, unread: int) -> None:
+    @property
+    def routine(self) -> bool:
+        """Whether drafts are expected to pay and have saved enough that a few of them may go wrong unseen."""
+        return self.account.proven and not (self.probing or self.idle or self._resting)
+
+    def book(self, drafted: float, width: float, kept: float, unread: int, passed: int = 0) -> None:
         """Book what a round's draft saved.
 
         Args:
@@ -58,6 +68,7 @@ class DraftAllowance:
             width: of `RoundTimes`.
             kept: how many of them stay, in expectation over the verdict where that is known.
             unread: tokens of the text that the draft had to read first.
+            passed: rounds with drafts before it that were not booked, for which it stands too.
         """
         if not drafted:
             gain = 0.0
@@ -69,7 +80,7 @@ class DraftAllowance:
             return
         gain = self._gained(drafted, width, kept)
         self._gain += GAIN_RATE * (gain - self._gain)
-        self._unseen += 1
+        self._unseen += 1 + passed
         if not self.times.knows_target and (kept < UNLIKELY or self.times.widening):
             self._resting = RESTING
             self._unbooked = drafted, width, kept  # what it lost is known when the target's time is
@@ -77,7 +88,8 @@ class DraftAllowance:
         if self._unseen >= UNSEEN and self._gain < SMALL:
             self._resting = RESTING
         reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
-        self.account.book(self.part * (gain - reading), probe=self.probing, rounds=self.part)
+        rounds = self.part * (1 + passed)
+        self.account.book(rounds * gain - self.part * reading, probe=self.probing, rounds=rounds)
 
     def _gained(self, drafted: float, width: float, kept: float) -> float:
         """Passes that a draft saved."""
@@ -95,7 +107,7 @@ class DraftAllowance:
         longest = 0
         if not self._resting and (pays or account.probes):
             reading = 0.0 if account.proven and pays else times.catching_up(unread)
-            doubt = self.part * 0.5 ** (self.idle / DOUBTED)
+            doubt = self.part * trust_after(self.idle)
             longest = account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
         lull = LULL if longest else min(LONGEST_LULL, max(LULL, self.idle // 4))
         self.asleep = lull - 1 if self.idle > LULL else 0

@@ -59,6 +59,11 @@ class RunningLine:
         return self._count > 0
 
     @property
+    def weight(self) -> float:
+        """How many observations it rests on, the older ones counted as parts."""
+        return self._count
+
+    @property
     def error(self) -> float:
         """The typical error of an observation in seconds."""
         return self._scale
@@ -66,6 +71,14 @@ class RunningLine:
     def at(self, k: float) -> float:
         """Seconds at ``k``."""
         return self.base + self.slope * k
+
+    def fade(self, factor: float) -> None:
+        """Multiply the weight of every observation."""
+        self._count *= factor
+        self._k *= factor
+        self._kk *= factor
+        self._t *= factor
+        self._kt *= factor
 
     def learn(self, k: float, seconds: float) -> None:
         """Add an observation; ``k`` must be above 0 for a line with an anchor."""

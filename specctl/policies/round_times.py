@@ -23,10 +23,10 @@ TRIED = 4
 """Until drafts of so many tokens were timed, each further one is taken to cost no more than `cost_ratio` says."""
 AT_ONCE = 6
 """Lengths that are computed beyond those asked for, since a longer draft asks next."""
-SETTLED, EVERY = 64, 2
-"""Once SETTLED drafts were timed, one round with a draft of EVERY is learned from: times hardly change then."""
 RISING = 1.02
 """By how much the least time of a pass is taken to have risen when the next one is timed."""
+USUAL, SURE = 2.0, 6.0
+"""The width of passes that are compared over time, and how many of any width must have been timed lately."""
 FEW = 4
 """Tokens that a draft reads in its first step for the time of one; what it takes to read more is learned apart."""
 
@@ -36,9 +36,12 @@ class RoundTimes:
     """The times of drafting, verifying, and of the target alone; and what follows from them for a draft.
 
     The time of a draft is a line through its length, and the time of a verification is known for each width. A pass of
-    the target alone is learned from rounds without a draft behind others without one: behind a draft, its weights
-    have left the processor's cache. A draft that first has to read more than `FEW` tokens of the text, since it was not
-    wanted for a while, takes longer than its steps: that surplus is a line through the number of tokens.
+    the target alone is another matter, learned from rounds without a draft behind others without one: behind a draft,
+    its weights have left the processor's cache. So while no draft is made, what one would cost stays known, though it
+    is believed less and less (`doubt`); and while drafts are made, a pass of the target alone is taken to have become
+    longer or shorter as those behind drafts have. A draft that first has to read more than `FEW` tokens of the text,
+    since it was not wanted for a while, takes longer than its steps: that surplus is a line through the number of
+    tokens.
 
     What slows drafts and verification alike for a while, such as other programs, is divided out.
 
@@ -47,6 +50,7 @@ class RoundTimes:
 
     Attributes:
         spent: what `upto` has computed since the last round.
+        timed: how many drafts were timed.
         widening: what each token more of a pass may take at most, as a share of a pass, until passes of two widths were
             timed; 0 where a pass reads one text, for it waits for weights, not for tokens.
         price: tokens that are lost by the time of one more token of a draft, at the speed of the last rounds.
@@ -57,9 +61,10 @@ class RoundTimes:
 
     cost_ratio: float
     spent: list[float] = field(init=False, default_factory=list)
+    timed: int = field(init=False, default=0)
     widening: float = field(init=False, default=0.0)
     _several: bool = field(init=False, default=False)
-    _risen: float = field(init=False, default=0.0)  # by how many seconds passes became longer since the target's alone
+    _beside: float = field(init=False, default=0.0)  # seconds of a pass behind a draft, back when one alone was
     price: float = field(init=False)
     entry: float = field(init=False)
     lost_entry: float = field(init=False)
@@ -83,9 +88,7 @@ class RoundTimes:
     _seconds: float = field(init=False, default=0.0)
     _prior: float = field(init=False, default=PRIOR_ROUNDS)
     _longest: float = field(init=False, default=0)
-    _timed: int = field(init=False, default=0)
     _least: dict[int, float] = field(init=False, default_factory=dict)  # seconds of a pass, by its width
-    _turn: int = field(init=False, default=0)
     _drafted_before: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,11 @@ class RoundTimes:
         """A round went by that is not learned from, with a draft or without one."""
         self._drafted_before = drafted
 
+    def doubt(self, factor: float) -> None:
+        """Multiply the weight of all that was learned of drafts, since it was long ago."""
+        self._draft.fade(factor)
+        self._verify.line.fade(factor)
+
     def further(self, drafted: float, more: float, steps: float) -> float:
         """Tokens that are lost by the time of so many steps, and of verifying ``more`` tokens besides ``drafted``."""
         verify = self._verify
@@ -133,7 +141,7 @@ class RoundTimes:
         if not self._draft.known:
             return self._step * drafted / alone + self.widening * width
         seconds = self._draft.at(drafted)
-        if self._timed < CONFIRMED:
+        if self.timed < CONFIRMED:
             seconds = min(seconds, self._most_a_step * drafted)
         return (seconds + self._wider(width, alone)) / alone
 
@@ -143,11 +151,7 @@ class RoundTimes:
         return PLAUSIBLE_STEP * self.cost_ratio * self._one_pass
 
     def read_several(self) -> None:
-        """From now on a pass reads several texts, and may take as long as their tokens do.
-
-        Then attention to growing texts is a larger part of a pass, so that one of the target alone is taken to become
-        longer as those of the same width do.
-        """
+        """From now on a pass reads several texts, and may take as long as their tokens do."""
         if not self._several:
             self._several, self.widening = True, MOST_WIDER
             self._set_prices()
@@ -156,12 +160,16 @@ class RoundTimes:
         """By how many seconds a pass over a draft is longer than one of the target alone."""
         if self.widening:
             return self.widening * width * alone
-        surplus, nearest = self._verify.surplus.get, round(width)
-        longer = self._verify.line.slope * width + surplus(nearest, 0.0) - surplus(0, 0.0)
-        if self._alone.known:  # a line through few passes is flat
+        verify, nearest = self._verify, round(width)
+        line, surplus = verify.line, verify.surplus.get
+        longer = line.slope * width + surplus(nearest, 0.0)
+        if self._alone.known:
+            longer += line.base - alone
             observed = self._least.get(nearest, 0.0) - alone
             if observed > longer:
                 longer = observed
+        else:
+            longer -= surplus(0, 0.0)
         most = MOST_WIDER * width * alone
         return longer if 0 <= longer <= most else most if longer > most else 0.0
 
@@ -199,19 +207,12 @@ class RoundTimes:
             steps, pass_ = draft.at(drafted), verify.line.at(width)
             if steps and pass_:  # a coarse clock may have told 0 of all drafts so far
                 slowdown.learn(drafting / steps, verifying / pass_)
-            if self._timed >= SETTLED:
-                self._turn = (self._turn + 1) % EVERY
-                if self._turn:
-                    self._drafted_before = True
-                    return
         drafting, verifying = drafting / slowdown.value, verifying / slowdown.value
-        verify.learn(width, verifying)
+        if drafted or self._drafted_before:
+            verify.learn(width, verifying)
         nearest = round(width)
         least = RISING * self._least.get(nearest, verifying)
-        least = verifying if verifying < least else least
-        if self._several:
-            self._risen = self._risen + least - self._least.get(nearest, least) if drafted else 0.0
-        self._least[nearest] = least
+        self._least[nearest] = verifying if verifying < least else least
         if behind:
             steps = draft.at(drafted) if draft.known else self.cost_ratio * verify.at(0) * drafted
             # Reading tokens at once takes a part of what as many draft steps take.
@@ -222,13 +223,18 @@ class RoundTimes:
             draft.learn(drafted, drafting)
             if drafted > self._longest:
                 self._longest = drafted
-            self._timed += 1
+            self.timed += 1
         elif not self._drafted_before:
             self._alone.learn(0, verifying)
+            self._beside = 0.0
         if len(self._least) > 1:
             self.widening = 0.0
-        alone = self._alone.base
-        self._one_pass = max(alone, alone + self._risen) if self._alone.known else min(self._least.values())
+        self._one_pass = self._alone.base if self._alone.known else min(self._least.values())
+        if self._alone.known and verify.line.weight >= SURE:
+            # What the machine or a growing text does to passes behind drafts, it does to those of the target alone.
+            now = verify.line.at(USUAL)
+            self._beside = self._beside or now
+            self._one_pass *= now / self._beside
         self._drafted_before = drafted > 0
         self._emitted = SPEED_MEMORY * self._emitted + emitted
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
@@ -250,7 +256,7 @@ class RoundTimes:
         wider = max(0.0, self._wider(1, alone) - most)
         self.price, self.entry = (step + slope) * self._speed, (entry + wider) * self._speed
         self._begin = base * self._speed
-        if self._timed < CONFIRMED:
+        if self.timed < CONFIRMED:
             entry, real = 0.0, min(real, self._most_a_step)
         self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(most, MOST_WIDER * alone)) / alone
 

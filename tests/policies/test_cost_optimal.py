@@ -1,6 +1,7 @@
 """The rule that learns what a draft is worth and what it costs."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from math import exp, sqrt
 
@@ -12,8 +13,7 @@ from specctl.policies.draft_account import MOST, SHARE
 from specctl.policies.draft_allowance import LULL
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
-from specctl.policies.rules import cost_optimal
-from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
+from specctl.policies.rules.cost_optimal import AHEAD, EVERY, SETTLED, CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 
@@ -106,7 +106,7 @@ def test_widths_that_are_cheap_are_gone_to() -> None:
 def test_costs_that_change_are_followed() -> None:
     policy = after(CostOptimal(), 200, step_seconds=0.2)
     long = length(policy)
-    after(policy, 120, step_seconds=3.0)
+    after(policy, 200, step_seconds=3.0)
     assert length(policy) < long / 2
 
 
@@ -183,6 +183,42 @@ def test_rounds_that_it_rests_in_may_be_told_together() -> None:
     assert one.rests() > LULL
 
 
+def test_what_a_draft_costs_stays_known_while_none_is_made() -> None:
+    """A pass behind a draft is one from cold caches: passes behind others tell nothing of it."""
+    policy = CostOptimal()
+    for place in range(60):
+        policy.observe(replace(played(0, policy.draft_limit(), 0.5, 12.0), index=place + 1, context=40 + place))
+    step = policy._times.price / policy._times._speed  # in seconds
+    for place in range(2000):
+        policy.observe(replace(played(0, 0, 0.0, 8.0), index=place + 61, context=100 + place))
+        assert policy._times.price / policy._times._speed == pytest.approx(step)
+    assert policy._times.lost(1, 1) == pytest.approx((0.5 + 4.0) / 8.0, rel=0.1)
+    for place in range(2000):  # the target alone becomes as slow as a pass behind a draft is
+        policy.observe(replace(played(0, 0, 0.0, 12.0), index=place + 181, context=220 + place))
+    assert policy._times.lost(1, 1) == pytest.approx(0.5 / 12.0, rel=0.2)
+
+
+def test_a_machine_that_slows_down_while_drafts_are_made_slows_the_target_alone_too() -> None:
+    policy = CostOptimal()
+    for place in range(12):
+        policy.observe(replace(played(0, 0, 0.0, 8.0), index=place + 1, context=40 + place))
+    for place in range(400):
+        slow = 1 + min(place, 200) / 200
+        policy.observe(replace(played(2, 3, slow, 10.0 * slow), index=place + 13, context=60 + 3 * place))
+    assert policy._times.lost(3, 3) == pytest.approx((3 + 10 - 8) / 8, rel=0.2)
+
+
+def test_what_was_measured_long_ago_counts_less() -> None:
+    policy = CostOptimal()
+    for place in range(60):
+        policy.observe(replace(played(2, 3, 2.0, 16.0), index=place + 1, context=40 + place))
+    for place in range(600):
+        policy.observe(replace(played(0, 0, 0.0, 6.0), index=place + 61, context=100 + place))
+    assert policy._times._verify.at(3) > 14
+    policy.observe(replace(played(2, 3, 0.5, 8.0), index=661, context=700))
+    assert policy._times._verify.at(3) == pytest.approx(8.0, rel=0.1), "a machine that is twice as fast"
+
+
 def test_it_drafts_again_once_that_pays() -> None:
     policy = CostOptimal()
     for _ in range(300):
@@ -225,20 +261,26 @@ def test_a_new_sequence_keeps_what_was_learned_unless_told_otherwise() -> None:
     assert fresh == CostOptimal(carry_over=False)
 
 
-def test_rounds_that_are_learned_from_together_teach_what_each_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, together, kept = CostOptimal(), CostOptimal(), 0
-    for place in range(201):
-        round_ = played(3 if place % 4 else 1, 3, 0.5, 8.0 + place % 3)
-        known = together._times.price
-        together.observe(round_)
-        kept += together._times.price == known
-        with monkeypatch.context() as patch:
-            patch.setattr(cost_optimal, "TOGETHER", 1)
-            at_once.observe(round_)
-    assert kept > 100
-    assert learned(at_once) != learned(together)
-    together.reset()
-    assert (learned(at_once), at_once._times) == (learned(together), together._times)
+def test_where_drafts_have_saved_much_one_round_of_four_stands_for_all() -> None:
+    policy = CostOptimal()
+    taught, balances = [], []
+    for place in range(400):
+        before, known = policy._times.timed, deepcopy(learned(policy))
+        policy.observe(replace(played(2, 3, 0.5, 8.0), index=place + 1, context=30 + 3 * place))
+        taught.append(policy._times.timed > before)
+        assert taught[-1] == (learned(policy) != known)
+        balances.append(policy._allowance.account.balance)
+    settled = balances.index(MOST) + SETTLED
+    assert all(taught[:SETTLED])
+    assert taught[settled:].count(True) == pytest.approx((400 - settled) / EVERY, abs=1)
+    # What was saved is booked for those between, too: a sudden change of the text is noticed as soon in passes.
+    for place in range(3):  # the target's own time
+        policy.observe(replace(played(0, 0), index=place + 1, context=3000 + place))
+    for place in range(200):
+        if policy._allowance.account.balance < 5:
+            break
+        policy.observe(replace(played(0, 3, 0.5, 8.0), index=place + 4, context=3003 + place))
+    assert place * policy._times.lost(3, 3) == pytest.approx(MOST - 5, abs=EVERY)
 
 
 def test_a_texts_first_round_is_not_timed_even_if_others_drafted_it() -> None:
@@ -246,7 +288,7 @@ def test_a_texts_first_round_is_not_timed_even_if_others_drafted_it() -> None:
     read, copied = CostOptimal(), CostOptimal()
     read.observe(played(1, 2, 0.5, 9.0))
     copied.observe(replace(played(1, 2, 0.5, 9.0), index=3))
-    assert (read._times._timed, copied._times._timed) == (0, 1)
+    assert (read._times.timed, copied._times.timed) == (0, 1)
 
 
 def test_logistic_regression_finds_the_weights_and_follows_them() -> None:

@@ -170,7 +170,7 @@ def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
         joint.run(views)
         for view in views:
             view.drafted = 0
-        assert (joint.shared._times._timed > 0) == (number >= CROWDED)
+        assert (joint.shared._times.timed > 0) == (number >= CROWDED)
         assert len(passed) == min(number + 1, CROWDED)
     times = joint.shared._times
     assert (times._draft.at(1), times._verify.line.at(1)) == pytest.approx((8e-3, 16e-3), rel=0.05)

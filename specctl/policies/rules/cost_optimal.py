@@ -10,7 +10,7 @@ from specctl.policies.acceptance_priors import estimators, features, foreseen, k
 from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.base import Rule, Signal, read
 from specctl.policies.draft_account import DraftAccount
-from specctl.policies.draft_allowance import DraftAllowance
+from specctl.policies.draft_allowance import DraftAllowance, trust_after
 from specctl.policies.drafting import TextRead
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import DraftSums, TokenRates
@@ -24,9 +24,9 @@ AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
-TOGETHER = 4
-"""The most rounds that are learned from together: code that follows a pass of the target runs from cold caches, so that
-the first round takes three times as long as the others."""
+SETTLED, EVERY = 64, 4
+"""Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
+pass of the target runs from cold caches, and takes three times as long as elsewhere."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class CostOptimal(Rule):
     Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
     token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
-    times of the rounds, of every second one once some dozens of drafts were timed; a round's weight fades within some
-    dozens of rounds, so the estimates follow a growing context. While what was saved covers whatever the next drafts
-    may lose, up to 4 rounds are learned from together.
+    times of the rounds; a round's weight fades within some dozens of them, so the estimates follow a growing context.
+    Once some dozens of drafts were timed, and while they have saved much, every fourth round stands for those since the
+    one before it.
     Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
     divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
     first times are known.
@@ -93,8 +93,7 @@ class CostOptimal(Rule):
     _drafts: DraftSums = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
-    _covered: int = field(init=False, repr=False)
-    _ended: list[Round] = field(init=False, repr=False, default_factory=list)
+    _passed: int = field(init=False, repr=False, default=0)  # rounds since the last one that was learned from
     _read: TextRead = field(init=False, repr=False)
     _begins: bool = field(init=False, repr=False)
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
@@ -115,7 +114,7 @@ class CostOptimal(Rule):
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
         self._last_token, self._begins, self._read = None, True, TextRead()
-        self._ended.clear()
+        self._passed = 0
         self._decide(0)
 
     @classmethod
@@ -138,7 +137,6 @@ class CostOptimal(Rule):
         if not self.carry_over:
             self._restart()
             return
-        self._learn_ended()
         # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
         self._last_token, self._read, self._begins = None, TextRead(), True
         self._allowance.asleep = 0  # a text's first round is looked at
@@ -209,23 +207,17 @@ class CostOptimal(Rule):
         if allowance.asleep and not round_.steps:
             allowance.doze()
             return
-        ended = self._ended
-        ended.append(round_)
-        self._covered -= len(round_.steps)
-        if self._covered < self.max_draft // 2 or len(ended) == TOGETHER or not round_.steps or allowance.idle:
-            self._decide(self._learn_ended())
+        times = self._times
+        if round_.steps and self._passed < EVERY - 1 and times.timed >= SETTLED and allowance.routine:
+            self._passed += 1
+            self._begins = False
+            self._read_on(round_)
+            times.pass_over(drafted=True)
         else:
-            self._limit = min(self.max_draft, self._covered)
-
-    def _learn_ended(self) -> int:
-        """Learn from the rounds that ended; how many tokens of the text the next draft has to read first."""
-        unread = 0
-        for round_ in self._ended:
-            unread = self._learn(round_)
-        self._ended.clear()
-        return unread
+            self._decide(self._learn(round_))
 
     def _learn(self, round_: Round) -> int:
+        """Learn from a round; how many tokens of the text the next draft has to read first."""
         allowance = self._allowance
         first, self._begins = self._begins and not round_.index, False  # in a chain a copy may have come before it
         if not round_.steps:
@@ -239,7 +231,8 @@ class CostOptimal(Rule):
                 self._drafts.learn(round_)
         else:
             self._times.pass_over(bool(round_.steps))
-        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
+        passed, self._passed = self._passed, 0
+        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread, passed)
         return self._read.missing(round_.context + emitted)
 
     def rests(self) -> int:
@@ -250,15 +243,20 @@ class CostOptimal(Rule):
 
     def wake(self) -> None:
         """A draft was made, the first one for long."""
-        self._first.age(AGING * self._allowance.idle)
-        self._allowance.idle = 0
+        idle, self._allowance.idle = self._allowance.idle, 0
+        self._first.age(AGING * idle)
+        self._times.doubt(trust_after(idle))
 
     def learn_text(self, round_: Round) -> tuple[int, int]:
         """Learn what was accepted; how many tokens were added to the text, and how many of it the draft had to read."""
-        emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
-        unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if round_.steps:
             self._learn_verdicts(round_)
+        return self._read_on(round_)
+
+    def _read_on(self, round_: Round) -> tuple[int, int]:
+        """Take down how far the text and the draft are; as `learn_text`."""
+        emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
+        unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if emitted:
             self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
         return emitted, unread
@@ -268,8 +266,7 @@ class CostOptimal(Rule):
         times = self._times
         first = self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
-        self._covered = self._allowance.longest(pays, unread)
-        self._limit = min(self.max_draft, self._covered)
+        self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
 
     def first_gain(self) -> float:
         """The probability that the first token of the next draft is accepted."""
