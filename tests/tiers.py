@@ -33,8 +33,7 @@ def sort_into_tiers(items: list[pytest.Item]) -> dict[str, set[str]]:
     """Mark cases by the markers of their tests, and return what `LOST` says of them.
 
     ``crossed``: cases with a policy of `OTHERS` are ``exhaustive``. ``representatives(*names)``: cases with none of
-    these names in their parameters are ``slow``; with ``slow=names`` those that have one of these names are, and the
-    others ``exhaustive``.
+    these names in their parameters are ``exhaustive``, but for those with one of ``slow=names``, which are ``slow``.
     """
     missing = dict[str, set[str]]()
     for item in items:
@@ -42,9 +41,9 @@ def sort_into_tiers(items: list[pytest.Item]) -> dict[str, set[str]]:
         if item.get_closest_marker("crossed") and named(item.name, OTHERS):
             item.add_marker("exhaustive")
         if marker := item.get_closest_marker("representatives"):
-            second = marker.kwargs.get("slow")
-            first, found = named(case, marker.args), named(case, second or ())
-            missing[test] = missing.get(test, {*marker.args, *(second or ())}) - first - found
+            second = marker.kwargs.get("slow", ())
+            first, found = named(case, marker.args), named(case, second)
+            missing[test] = missing.get(test, {*marker.args, *second}) - first - found
             if not first:
-                item.add_marker("slow" if second is None or found else "exhaustive")
+                item.add_marker("slow" if found else "exhaustive")
     return {test: names for test, names in missing.items() if names}

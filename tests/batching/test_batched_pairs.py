@@ -165,7 +165,7 @@ def test_a_draft_head_of_a_middle_model_reads_its_states() -> None:
 @needs_onnx
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["T=1"]], ids=["greedy", "T=1"])
-@pytest.mark.representatives(slow=("greedy", "T=1-dspark", "T=1-eagle3"))
+@pytest.mark.representatives(slow=("greedy-eagle3", "greedy-dspark", "T=1-eagle3"))
 def test_texts_with_draft_heads_on_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling, kind: str) -> None:
     target, head = sure_runner(verifier(), VOCABULARY), sure_head(HEADS[kind]())
     target.watch(head.layers)

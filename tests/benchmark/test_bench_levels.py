@@ -199,7 +199,7 @@ def test_a_family_is_the_same_policies_on_the_same_models() -> None:
     assert len({FULL.family, once.family, candidate("self-verify").family}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results = some(COSTS)

@@ -84,7 +84,7 @@ def test_a_whole_report(tmp_path: Path, drawn: bool, monkeypatch: pytest.MonkeyP
     assert all(f"({name})" in markdown for name in names if name.endswith("png"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "one")}
     assert first == {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "two")}

@@ -225,7 +225,7 @@ def test_trees_are_compared_with_chains(prompts, tmp_path):
     assert "nodes" in table
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ours_runs_eagerly_too_beside_transformers_own_loop(prompts, tmp_path):
     asked = ["-i", prompts, "--limit", "1", "-n", "8", "--policy", "svip", "--peer", "hf-constant", "-q"]
     path = tmp_path / "static.jsonl"

@@ -104,6 +104,7 @@ def test_the_levels_are_shown(whole):
     assert re.search(headings, whole[1]), "a wide table has headings of two lines"
 
 
+@pytest.mark.exhaustive
 def test_a_killed_benchmark_continues_where_it_stopped(whole, folder, options):
     path = folder / "half.jsonl"
     lines = whole[0].read_text(encoding="utf-8").splitlines(keepends=True)

@@ -155,7 +155,7 @@ def test_a_peer_that_hangs_is_given_up(tmp_path, prompts, models, monkeypatch):
     assert ended(int((tmp_path / "fake" / "pid").read_text(encoding="utf-8")))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interrupt_ends_the_peers_too(tmp_path, prompts, models):
     program = install(tmp_path / "fake", {}, "hang")
     command = [sys.executable, "-m", "specctl", "bench", *options(prompts, models, program)]

@@ -42,7 +42,7 @@ def rough_costs() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_costs_measured_as_thoroughly_as_the_program_does(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:2]), encoding="utf-8")
@@ -275,7 +275,7 @@ def test_mistakes_about_levels_are_reported(hierarchy, arguments, message):
         calibrate("-p", "embedded-hsddw", *options, "--no-verify")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_setting_that_cannot_be_replayed_is_run_live(hierarchy):
     settings = "name=svip", "keep_trigger=false", "max_draft=8"
     dropping = [text for setting in settings for text in ("--set", f"draft.policy.{setting}")]
@@ -332,7 +332,7 @@ def test_mistakes_about_heads_are_reported(folder, sweep, tmp_path, arguments, m
         calibrate(*(argument.format(**places) for argument in arguments), "--no-verify")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_drafts_of_several_profiles_side_by_side(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8")

@@ -67,6 +67,7 @@ def test_greedy_settings_are_shown_with_their_curves(prompts, tmp_path):
     assert "give --costs" not in again.stderr
 
 
+@pytest.mark.exhaustive
 def test_sampled_texts_are_read_as_each_engine_keeps_tokens(prompts):
     names = ("transformers", "vllm", "sglang", "mlx-lm", "llama.cpp")
     asked = [word for name in names for word in ("--export", name)]

@@ -96,7 +96,7 @@ def test_a_panel_leaves_the_answer_as_it_is() -> None:
     assert chat("--live", said=QUESTION) == chat(said=QUESTION)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_conversation_is_saved_in_an_input_or_output(tmp_path: Path) -> None:
     said, answered = tmp_path / "said.txt", tmp_path / "answers.txt"
     said.write_text(f"{QUESTION}\n/save {said}\n/save {answered}\n")
@@ -184,7 +184,7 @@ def test_exit_is_a_turn_like_any_other_in_a_pipe() -> None:
     assert chat(said="exit\n").stdout.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_demonstration_models_say_so_and_exit_leaves(tmp_path: Path) -> None:
     child = pexpect.spawn(
         sys.executable,

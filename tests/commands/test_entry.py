@@ -258,7 +258,7 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
     assert ("\x1b[" in output) is coloured
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_packages_for_quantised_weights_say_nothing_on_import():
     """torchao's import logs about kernels for other machines; transformers imports it wherever it is installed."""
     pytest.importorskip("torchao")

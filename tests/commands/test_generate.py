@@ -107,7 +107,7 @@ def test_the_rounds_add_up_to_the_metrics(document):
     assert {round_["stop"] for round_ in rounds} <= {"policy", "max_draft", "budget", "eos"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_prompt_in_a_pipe_writes_plain_text_only(document):
     done = subprocess.run(
         [SPECCTL, "generate", PROMPT, "-n", "24", "--no-progress"],
@@ -462,7 +462,7 @@ def stop_after(process, path, lines, sent):
     return process.returncode, said.decode()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whole, tmp_path):
     source, out = write_records(tmp_path / "in.jsonl", *RECORDS), tmp_path / "out.jsonl"
     trace = tmp_path / "trace.jsonl"
@@ -563,7 +563,7 @@ def test_another_run_goes_on_anyway_and_is_then_the_one_that_made_the_results(sp
     assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume").code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_decides_no_text_may_change(specctl, left):
     """Greedy text does not depend on the draft, nor on how passes run, nor on where the models are."""
     policy = ["--policy", "constant", "--threads", "1", "--workers", "1"]

@@ -52,6 +52,7 @@ def test_they_can_be_benched(models_: tuple[str, ...], prompts: Path, engine: st
     assert len(read_results(output).runs) == 4
 
 
+@pytest.mark.exhaustive
 def test_they_can_be_calibrated(models_: tuple[str, ...], prompts: Path, tmp_path: Path) -> None:
     options = ("--policy", "svip", "-n", 6, "--engine", "eager", "--samples", 2, "-q", "-o", tmp_path / "fast.toml")
     invoke("calibrate", *models_, "-i", prompts, *options)

@@ -85,6 +85,7 @@ def test_the_policy_stops_by_the_head(folder: Path) -> None:
     assert found["own_accept_prob"]["tokens"] == found["entropy"]["tokens"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("whole")
 def test_calibrate_finds_its_threshold(folder: Path) -> None:
     profile = ["-p", str(folder / "pair.toml"), "-q", "--no-verify", "--json"]

@@ -137,7 +137,7 @@ def test_bench_compares_heads(folder: Path) -> None:
     assert "The draft's head adds" in invoke("bench", "--from", str(folder / "results.jsonl")).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_killed_in_collection_and_in_training_gives_the_same_head(folder: Path, whole: tuple[Path, Any]) -> None:
     """Examples and head are the same as without interruption, byte for byte."""
     arguments = options(folder, "torn", "-i", str(folder / "prompts.jsonl"), *TRAINING, "-q")
@@ -166,7 +166,7 @@ def kill_when(arguments: list[str], ready: Any) -> None:
     assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple[Path, Any]) -> None:
     data = ["--examples", str(whole[0] / "examples"), "--sweep", "--epochs", "1", "--lr", "0.01", "-q"]
     shown = invoke(*options(folder, "sweep", *data)).stdout

@@ -92,6 +92,7 @@ def test_the_policy_stops_by_it(folder: Path) -> None:
     assert all(0 < step["accept_prob"] < 1 for round_ in rounds for step in round_["steps"][1:])
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_goes_on_to_the_same_head(
     folder: Path, whole: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -331,7 +331,7 @@ def test_chances_are_those_of_keeping_one_more(rule: Verification, seed: int) ->
 OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog was sad because", "One day, Lily")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of ten draft tokens, each judged by both rules; and the same seeds answered under either."""
     profile = resolve("embedded", overrides=["engine=eager", "sampling.temperature=0.7"]).profile

@@ -253,7 +253,7 @@ def test_output_has_the_law_of_the_target(case: Case, lengths: tuple[int, int]) 
     assert found.extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
     case = Case("constant", "T=1", {"draft_length": 2})
     middle = related_table(table(8, eos_logit=-0.5, spread=1.0, vocabulary=3), seed=5, noise=0.6)

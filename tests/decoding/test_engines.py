@@ -111,7 +111,7 @@ def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sa
         assert written(ENGINES[engine](model), ENGINES[engine](copy), name, prompt, sampling, seed) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_tokens_are_those_of_generate() -> None:
     """Of one layer, because every pass and every policy's reader is compiled; two are in `test_engine_choice`."""
@@ -133,7 +133,7 @@ OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
-@pytest.mark.representatives(slow=("static",))
+@pytest.mark.exhaustive
 def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16(engine: str) -> None:
     changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", f"engine={engine}", "deterministic=true"]
     profile = resolve("embedded", overrides=[*changes, "sampling.max_new_tokens=64"]).profile

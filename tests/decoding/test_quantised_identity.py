@@ -130,7 +130,7 @@ def test_no_way_to_draft_changes_the_text_of_onnxruntimes_forms(form: Form, way:
     assert not greedy_differs(form, way, "llama")
 
 
-@pytest.mark.representatives(slow=("onnx, int8",))
+@pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.parametrize("form", ONNX, ids=str)
 def test_no_way_to_draft_changes_the_text_of_the_trained_target(form: Form) -> None:
@@ -153,7 +153,7 @@ def test_no_way_to_draft_changes_the_text_of_torchaos_forms(form: Form, way: str
 @needs_onnx
 @pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *CHAINS])
 @pytest.mark.parametrize("form", ONNX, ids=str)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_way_to_draft_changes_the_law_of_onnxruntimes_forms(form: Form, way: str) -> None:
     assert law_error(form, way, "T=1") < ROUNDED
 
@@ -166,7 +166,7 @@ def test_block_verification_keeps_the_law_of_onnxruntimes_forms(form: Form) -> N
 
 
 @pytest.mark.crossed
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *OTHER_WAYS])
 @pytest.mark.parametrize("form", TORCHAO, ids=str)
 def test_no_way_to_draft_changes_the_law_of_torchaos_forms(form: Form, way: str) -> None:

@@ -284,7 +284,7 @@ def test_what_cannot_run_in_shards_falls_back_or_is_refused(families):
         families("llama").sharded(engine="onnx")
 
 
-@pytest.mark.representatives(slow=("130",))
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT] * 2, 130), ([signal.SIGTERM], 143)])
 def test_a_command_whose_follower_was_stopped_can_be_ended(tmp_path, signals, code):
     """A collective waits in native code for the follower, for half an hour."""

@@ -380,7 +380,7 @@ def fewest_passes(trace: Trace) -> int:
     return passes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_oracle_takes_the_fewest_passes_that_there_can_be() -> None:
     pair, _ = greedy("toy")
     saved = 0
@@ -407,7 +407,7 @@ def test_nobody_takes_fewer_passes_than_one_who_knows_where_the_target_disagrees
     assert best <= min(len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].starts) for name, settings in CASES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_signal_bound_is_not_slower_than_fixed_lengths() -> None:
     """And it knows that a token's chances fall with its number in the round."""
     pair, _ = greedy("toy")

@@ -201,7 +201,7 @@ def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
 
-@pytest.mark.representatives(slow=("token",))
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
 def test_so_have_longer_texts_that_may_end(sampling: Sampling) -> None:
     for name, settings, _ in [*POLICIES_ALONE, DROPPING][: 10 + (sampling is BLOCK)]:
@@ -268,7 +268,7 @@ CHANCE = [(HeadToy(1, 2, 4), PLAIN, 3000), (HeadToy(1, 3, 3), BLOCK, 1500), (Toy
 
 
 @pytest.mark.parametrize(("toy", "sampling", "count"), CHANCE, ids=str)
-@pytest.mark.representatives(slow=("Toy(drafts=1", "HeadToy(drafts=1, vocabulary=3"))
+@pytest.mark.exhaustive
 def test_so_have_rounds_replayed_from_traces_as_chance_makes_them(toy: Toy, sampling: Sampling, count: int) -> None:
     """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
     pair, parts = toy.pair(), [PAIRS]

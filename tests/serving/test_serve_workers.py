@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Barrier
 from time import monotonic, sleep
@@ -76,7 +77,7 @@ def events(lines: Any) -> list[str]:
     return [line.removeprefix("data: ") for line in lines if line]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 @needs_onnx
 def test_a_worker_is_killed_and_the_server_is_told_to_end(tmp_path: Path) -> None:
@@ -133,17 +134,22 @@ def test_a_worker_is_killed_and_the_server_is_told_to_end(tmp_path: Path) -> Non
 @needs_onnx
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_a_server_that_is_killed_and_at_a_second_signal(how: signal.Signals) -> None:
-    # On the slowest engine and without a draft, so that the text outlasts the second signal on a busy machine too.
     with serving("--batch", "1", "--workers", "1", "--engine", "eager") as (url, process, _):
         workers = children(process.pid)
         body = {"prompt": "The", "stream": True, **LONG, "max_tokens": 900, "specctl": {"draft": False}}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as told:
             next(told.iter_lines())
+            if how == signal.SIGTERM:  # the text must outlast the second signal
+                for worker in workers:
+                    os.kill(worker, signal.SIGSTOP)
             process.send_signal(how)
             if how == signal.SIGTERM:
                 wait_until(lambda: httpx.get(f"{url}/health", timeout=60).status_code == 503)
                 process.send_signal(how)
             assert process.wait(60) == (143 if how == signal.SIGTERM else -9)
+        for worker in filter(alive, workers):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGCONT)
         wait_until(lambda: not any(map(alive, workers)))
 
 

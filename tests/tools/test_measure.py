@@ -126,7 +126,7 @@ def test_every_option_that_is_used_exists(step: Step) -> None:
     assert not [option for option in options if option not in shown]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_benchmark_becomes_a_table(tmp_path: Path) -> None:
     part = Part("p", "Which?", "As it is.", (BENCH,))
     _run(part, BENCH, tmp_path / "p")

@@ -16,7 +16,7 @@ from specctl.training.drafts.lessons import Teacher
 from specctl.training.epochs import Schedule, Training
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("eagle3", "dflash"))
 @pytest.mark.parametrize("kind", COURSES)
 def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
     target = chain_target()

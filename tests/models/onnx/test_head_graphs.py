@@ -77,7 +77,7 @@ def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["dspark", "gated", "rnn"])
-@pytest.mark.slow
+@pytest.mark.representatives(slow=("dspark",))
 def test_a_block_foresees_what_its_network_foresees(kind: str) -> None:
     runners = pair_of(kind)
     shown(runners, 0, 20)

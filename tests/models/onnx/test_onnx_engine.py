@@ -105,7 +105,7 @@ def test_torch_runs_a_model_whose_graph_has_no_room_anywhere(monkeypatch: pytest
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_onnx
 def test_a_graph_that_computes_something_else_for_one_token_or_for_branches_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
