@@ -57,7 +57,7 @@ class AnswerBody:
         """What a stream begins with, if with anything."""
         return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
 
-    def more(self, piece: Piece, round_: Round) -> str | None:
+    def more(self, piece: Piece, rounds: Sequence[Round]) -> str | None:
         """A piece of a stream, as JSON; None where there is nothing to tell."""
         if not (piece.text or piece.logprobs or self.rounds):
             return None
@@ -69,7 +69,7 @@ class AnswerBody:
             return self._around[0] + encoded(piece.text) + self._around[1]
         chunk = self._piece(piece, None)
         if self.rounds:
-            chunk["specctl"] = {"rounds": [told_round(round_, self.spellings)]}
+            chunk["specctl"] = {"rounds": [told_round(one, self.spellings) for one in rounds]}
         return encoded(chunk)
 
     def last(self, ended: Ended, piece: Piece) -> list[dict[str, Any]]:

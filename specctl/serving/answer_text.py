@@ -72,14 +72,15 @@ class AnswerText:
     def __post_init__(self) -> None:
         self._stream = TextStream(self.tokenizer, self.prompt)
 
-    def add(self, wrote: Wrote) -> Piece:
-        """What a round adds."""
+    def add(self, heard: Sequence[Wrote]) -> Piece:
+        """What rounds add."""
         if self.logprobs:
-            for token, told in zip(wrote.tokens, (wrote.round.logprobs or ())[wrote.known :], strict=True):
-                self._text += self._stream.push([token])
-                self._waiting.append((len(self._text), told))
+            for wrote in heard:
+                for token, told in zip(wrote.tokens, (wrote.round.logprobs or ())[wrote.known :], strict=True):
+                    self._text += self._stream.push([token])
+                    self._waiting.append((len(self._text), told))
         else:
-            self._text += self._stream.push(wrote.tokens)
+            self._text += self._stream.push([token for wrote in heard for token in wrote.tokens])
         before, self._shown = self._shown, shown_length(self._text, self._shown, self.stops)
         return Piece(self._text[before : self._shown], self._passed())
 

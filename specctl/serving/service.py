@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from specctl.record_settings import NAMES
 from specctl.serving.answer_text import Spellings
 from specctl.serving.api_errors import ApiError
 from specctl.serving.offer import offer
-from specctl.serving.order import Order, Ticket, Told
+from specctl.serving.order import Event, Order, Ticket, Told, Wrote
 from specctl.serving.pair_thread import PairThread
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
 from specctl.serving.text_writer import compile_grammar
@@ -29,6 +30,8 @@ from specctl.serving.writers import Writers
 
 LOOK_SECONDS = 0.02
 """Between looks whether the models' thread has ended."""
+GATHERED_SECONDS = 0.01
+"""How long rounds that come behind others may wait: where one takes a millisecond, telling it would take as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,9 @@ class Service:
         self._texts = PromptFormat(self.tokenizer, chat=False)
         self._chats = PromptFormat(self.tokenizer, chat=True, system=profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = deque[tuple[Ticket, Event]]()
+        self._looks = False  # the event loop, soon
+        self._next: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to write; in the event loop in which requests are answered."""
@@ -183,12 +189,28 @@ class Service:
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 
     def _told(self, told: Told) -> None:
-        """Called in the models' thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hand_out, told)
+        """Called in the models' thread: rounds behind others wait for the next look, the end of a text for nothing."""
+        self._news.extend(told)
+        waits = self._looks and all(isinstance(event, Wrote) for _, event in told)
+        if not waits and self._loop is not None and not self._loop.is_closed():
+            self._looks = True
+            self._loop.call_soon_threadsafe(self._look)
 
-    def _hand_out(self, told: Told) -> None:
-        for ticket, event in told:
+    def _look(self) -> None:
+        """Hand out what has happened and look again soon, until nothing has: from then on the thread has to call."""
+        if self._next is not None:
+            self._next.cancel()
+        self._looks = False  # before what is there is taken, so that nothing can come behind it unseen
+        if self._hand_out():
+            self._looks = True
+            self._next = asyncio.get_running_loop().call_later(GATHERED_SECONDS, self._look)
+
+    def _hand_out(self) -> bool:
+        if not self._news:
+            return False
+        while self._news:
+            ticket, event = self._news.popleft()
             ticket.hear(event)
         if self.thread.died is not None:
             self.failed()
+        return True
