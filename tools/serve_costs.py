@@ -28,8 +28,8 @@ pair = specctl.load(profile, overrides=["threads=1"])
 for line in sys.stdin:
     prompts = json.loads(line)
     began = time.process_time()
-    for _ in pair.generate_many(prompts, batch=rows, max_new_tokens=tokens, logit_bias={0: -100.0}):
-        pass
+    for text in pair.generate_many(prompts, batch=rows, max_new_tokens=tokens, logit_bias={"0": -100.0}):
+        assert text.tokens, text
     print(time.process_time() - began, flush=True)
 """
 

@@ -98,7 +98,7 @@ class Endpoints:
                 stream = EventStream(answer, text, ended) if body.stream else None
                 left = self.service.limits.seconds - (time.monotonic() - began)
                 if stream is not None:
-                    hearing = Hearing(request.receive, left, stream.round)
+                    hearing = Hearing(request.receive, left, stream.rounds)
                 else:
                     hearing = Hearing(request.receive, left)
                 stack.callback(hearing.close)

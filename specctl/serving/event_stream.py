@@ -1,7 +1,7 @@
 """Answers that are sent as they are written."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,27 +34,17 @@ class EventStream(Response):
         super().__init__()
         self._answer, self._text, self._ended = answer, text, ended
         self._unsent: list[str] = [] if (begins := answer.first()) is None else [encoded(begins)]
-        self._heard: list[Wrote] = []
         self._write: Callable[[bytes], None] | None = None
         self._more = asyncio.Event()
 
-    def round(self, wrote: Wrote) -> None:
-        """Send what a round adds, with all others that are heard of now."""
-        if not self._heard:
-            asyncio.get_running_loop().call_soon(self._send)
-        self._heard.append(wrote)
-
-    def _send(self) -> None:
-        self._tell_heard()
-        if self._unsent and self._write is not None:
-            self._write(self._taken())
-        elif self._unsent:
-            self._more.set()
-
-    def _tell_heard(self) -> None:
-        heard, self._heard = self._heard, []
-        if heard and (document := self._answer.more(self._text.add(heard), [one.round for one in heard])) is not None:
+    def rounds(self, heard: Sequence[Wrote]) -> None:
+        """Send what rounds add."""
+        if (document := self._answer.more(self._text.add(heard), [one.round for one in heard])) is not None:
             self._unsent.append(document)
+            if self._write is not None:
+                self._write(self._taken())
+            else:
+                self._more.set()
 
     def hold(self, hearing: Hearing, held: ExitStack) -> None:
         """What is heard, and what is closed behind the stream."""
@@ -68,7 +58,6 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
                 self._write = scope.get(WIRE)
                 ended = await self._until_the_end(send)
-                self._tell_heard()
                 documents: Iterable[Any] = self._answer.last(ended, self._text.end(ended.completion))
                 self._ended(ended)
             except Gone:
