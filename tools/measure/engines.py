@@ -28,11 +28,11 @@ def engines_table(results: Mapping[str, RunSet]) -> tuple[list[str], list[list[s
     for name, found in results.items():
         for what, weight in _weights(found.header.lengths).items():
             headings.append(f"{name}: {what}")
-            speeds = {label: _speeds(found.of(policy), found.of(label), weight) for label in labels}
+            speeds = {label: speeds_of(found.of(policy), found.of(label), weight) for label in labels}
             for label, (speed, ratio) in speeds.items():
-                cells[label].append(f"{speed:.0f}" if label == policy else f"{speed:.0f}, {_written(ratio)}")
+                cells[label].append(f"{speed:.0f}" if label == policy else f"{speed:.0f}, {written(ratio)}")
             fastest = max(peers, key=lambda label: speeds[label][0])
-            nearest.append(f"{_written(speeds[fastest][1])} of `{fastest}` ({name}: {what})")
+            nearest.append(f"{written(speeds[fastest][1])} of `{fastest}` ({name}: {what})")
     told = f"`{policy}` over the fastest peer: {'; '.join(nearest)}."
     compared = [run for found in results.values() for run in found.runs if run.candidate != BASELINE]
     gaps = [run.difference.gap for run in compared if run.difference is not None]
@@ -55,7 +55,7 @@ def _weights(lengths: Sequence[int]) -> dict[str, Weight]:
     return {"decoding": decoding, "whole calls": whole}
 
 
-def _speeds(ours: Sequence[Run], theirs: Sequence[Run], weight: Weight) -> tuple[float, Interval]:
+def speeds_of(ours: Sequence[Run], theirs: Sequence[Run], weight: Weight) -> tuple[float, Interval]:
     """Tokens/s of a candidate, and those of ours over them, on the prompts that both finished."""
 
     def figures(run: Run) -> tuple[float, float]:
@@ -67,6 +67,6 @@ def _speeds(ours: Sequence[Run], theirs: Sequence[Run], weight: Weight) -> tuple
     return tokens / seconds, bootstrap(lambda weights: speed_ratio(weights @ sums), len(sums))
 
 
-def _written(ratio: Interval) -> str:
+def written(ratio: Interval) -> str:
     interval = "" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
     return f"{ratio.value:.2f}{interval}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from specctl.observing.results import RunSet
 from tools.measure.engines import engines_table
+from tools.measure.rules import rules_table
 
 Summary = Mapping[str, Any]
 """What the JSON document of `specctl bench` says of one candidate under ``overall``."""
@@ -93,6 +94,7 @@ ALIKE = (
     "--policy",
     "cost-optimal",
 )
+RULES = ("--policy", "cost-optimal", "--policy", "constant", "--policy", "max-confidence")
 CALIBRATE = (
     "calibrate",
     "-p",
@@ -152,6 +154,23 @@ PARTS = (
                 for name, t in ((GREEDY, 0), (DRAWN, 1))
             ),
         ),
+    ),
+    Part(
+        "simple",
+        "Is it ever slower than a simple rule?",
+        "`cost-optimal`, which knows nothing of the pair when a run begins, over `constant` with 5 tokens and over "
+        "`max-confidence`, live on 48 prompts, each three times.",
+        tuple(
+            _bench(
+                f"{engine}, {name}",
+                *("-p", "embedded-cost-optimal", *RULES, "--engine", engine, "-n", "96", "--threads", "1"),
+                *("--samples-per-category", "12", "--repeats", "3"),
+                temperature=t,
+            )
+            for engine in ("onnx", "eager")
+            for name, t in ((GREEDY, 0), (DRAWN, 1))
+        ),
+        table=rules_table,
     ),
     Part(
         "policies",
