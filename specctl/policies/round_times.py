@@ -17,6 +17,8 @@ AT_MOST, MOST_WIDER = 0.15, 0.5
 takes at most, as a share of a pass over one."""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
 """Until so many drafts were timed, a step is taken to last at most so many times what `cost_ratio` says."""
+COLDEST = 8.0
+"""How many times as long a draft behind a pass of the target alone takes at most for its cold caches."""
 FIRST = 4.0
 """`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
 TRIED = 4
@@ -41,7 +43,8 @@ class RoundTimes:
     is believed less and less (`doubt`); and while drafts are made, a pass of the target alone is taken to have become
     longer or shorter as those behind drafts have. A draft that first has to read more than `FEW` tokens of the text,
     since it was not wanted for a while, takes longer than its steps: that surplus is a line through the number of
-    tokens.
+    tokens. The first draft after a round without one is cold, too, and tells nothing of the next ones' steps, unless it
+    took implausibly long.
 
     What slows drafts and verification alike for a while, such as other programs, is divided out.
 
@@ -139,7 +142,7 @@ class RoundTimes:
         """
         alone = self._one_pass
         if not self._draft.known:
-            return self._step * drafted / alone + self.widening * width
+            return (self._step * drafted + self._wider(width, alone)) / alone
         seconds = self._draft.at(drafted)
         if self.timed < CONFIRMED:
             seconds = min(seconds, self._most_a_step * drafted)
@@ -214,17 +217,17 @@ class RoundTimes:
         least = RISING * self._least.get(nearest, verifying)
         self._least[nearest] = verifying if verifying < least else least
         if behind:
-            steps = draft.at(drafted) if draft.known else self.cost_ratio * verify.at(0) * drafted
+            steps = self._expected(drafted)
             # Reading tokens at once takes a part of what as many draft steps take.
             most = AT_MOST * unread * steps / drafted
             self._catching_up.learn(unread, max(0.0, min(most, drafting - steps)))
             drafting = steps
-        elif drafted:
+        elif drafted and (self._drafted_before or drafting > COLDEST * self._expected(drafted)):
             draft.learn(drafted, drafting)
             if drafted > self._longest:
                 self._longest = drafted
             self.timed += 1
-        elif not self._drafted_before:
+        elif not drafted and not self._drafted_before:
             self._alone.learn(0, verifying)
             self._beside = 0.0
         if len(self._least) > 1:
@@ -240,6 +243,10 @@ class RoundTimes:
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
         self._prior *= SPEED_MEMORY
         self._set_prices()
+
+    def _expected(self, drafted: float) -> float:
+        """Seconds of a draft; a pass must have been timed."""
+        return self._draft.at(drafted) if self._draft.known else self.cost_ratio * self._verify.line.at(0) * drafted
 
     def _set_prices(self) -> None:
         line, draft, alone = self._verify.line, self._draft, self._one_pass
