@@ -94,7 +94,7 @@ def test_a_pass_that_a_draft_makes_longer_is_paid_for_from_the_first_one_on() ->
 
 @pytest.mark.parametrize(("step", "least"), [(1.0, 36), (1.5, 34)])
 def test_a_first_draft_that_is_slow_as_first_ones_are_keeps_few_good_drafts_away(step: float, least: int) -> None:
-    """Its steps come from cold caches; behind another draft they take a third of the time. Some begin with rejections."""
+    """Steps from cold caches take three times as long as those behind a draft. Some texts begin with rejections."""
     found = 0
     for seed in range(40):
         played = Simulated(CostOptimal(), lambda _: 0.7, step, wider=0.3 * PASS, cold=3.0, seed=seed).write(2)
