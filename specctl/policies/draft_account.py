@@ -8,7 +8,7 @@ ALLOWANCE, ADVANCE = 1.5, 1.0
 """The balance of a new run, in passes: what its first drafts may lose; and how much of it are shares of rounds to come,
 which add nothing until it is made up for."""
 SCANTY = 0.5
-"""The balance up to which drafts have one token."""
+"""The balance up to which drafts have one token, where their beginning costs no more than that."""
 MOST = 20.0
 """The largest balance: a text that is of another kind than those before loses no more than that."""
 MOST_TOKENS = 1 << 10
@@ -65,8 +65,8 @@ class DraftAccount:
         """
         if self.balance < entry + step:
             return 0
-        if self.balance <= SCANTY or self.balance < entry + 2 * step:
-            return 1
+        if self.balance < entry + 2 * step or (self.balance <= SCANTY and entry <= step):
+            return 1 if entry <= step else 0  # a token alone hardly makes up for a beginning that costs more
         spare = RISK * self.balance - entry
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
 
