@@ -63,10 +63,11 @@ class DraftAccount:
             entry: what a draft may lose whatever its length, in passes.
             step: what each token may lose besides.
         """
-        if self.balance < entry + step:
+        least = 1 if entry <= step else 2  # a token alone hardly makes up for a beginning that costs more
+        if self.balance < entry + least * step:
             return 0
-        if self.balance < entry + 2 * step or (self.balance <= SCANTY and entry <= step):
-            return 1 if entry <= step else 0  # a token alone hardly makes up for a beginning that costs more
+        if least == 1 and (self.balance <= SCANTY or self.balance < entry + 2 * step):
+            return 1
         spare = RISK * self.balance - entry
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
 
