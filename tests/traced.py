@@ -6,6 +6,7 @@ import torch
 from toys import seeded, toy_disco
 
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
@@ -22,11 +23,19 @@ from specctl.replay.traces import Trace
 def live(
     pair: Pair, setting: Setting, prompt: Sequence[int], length: int, sampling: Sampling, seed: int = 0
 ) -> list[Round]:
-    """The rounds in which a pair with a single draft, its caches emptied, writes up to ``length`` tokens."""
-    drafter = build_drafter(pair, setting)
+    """`live_with` of a new drafter."""
+    return live_with(pair, build_drafter(pair, setting), prompt, length, sampling, seed)
+
+
+def live_with(
+    pair: Pair, drafter: Drafter | None, prompt: Sequence[int], length: int, sampling: Sampling, seed: int = 0
+) -> list[Round]:
+    """The rounds in which a pair, its caches emptied, writes up to ``length`` tokens; a drafter keeps what it knows."""
     with torch.inference_mode():
-        pair.target.rollback(0)
-        pair.drafts[0].rollback(0)
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+        if drafter is not None:
+            drafter.rollback(0)
         prefill(pair.target, drafter, prompt)
         return list(decode(pair.target, drafter, prompt, length, sampling, pair.eos, seeded(seed)))
 

@@ -6,16 +6,14 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-import torch
 from test_replay_chains import DEPTH, DRAFTING, GREEDY, LENGTH, PROMPTS, VERIFYING, clock, greedy_pair, told
 from test_replay_law import BLOCK, PLAIN, HeadToy, Toy, traces
 from toys import Ticks
+from traced import live_with
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.copying.lookup_agreement import LONGEST, SHORTEST, Agreement
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
 from specctl.policies import Setting, agreement_curve
@@ -97,11 +95,7 @@ def test_greedy_rounds_are_those_of_a_live_run(believed: bool, monkeypatch: pyte
     players, without = players_of(AGREEING, [clock]), players_of(WITHOUT, [clock])
     seen, same = set(), True
     for prompt, trace in zip(PROMPTS, known, strict=True):
-        with torch.inference_mode():
-            pair.target.rollback(0)
-            drafter.rollback(0)
-            prefill(pair.target, drafter, prompt)
-            expected = list(decode(pair.target, drafter, prompt, LENGTH, GREEDY, frozenset(), None))
+        expected = live_with(pair, drafter, prompt, LENGTH, GREEDY)
         found = list(play(players, trace, frozenset()))
         assert [*map(told, found)] == [*map(told, expected)]
         agreements = [[step.agreement for step in one.steps] for one in found]

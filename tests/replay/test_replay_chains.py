@@ -6,17 +6,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from test_replay_law import BLOCK, EXACT, PLAIN, HeadToy, Toy, first_two, traces
-from toys import Ticks, noisy_copy, random_model, round_of, seeded
-from traced import live, pair_of, shape, trace_of
+from toys import Ticks, noisy_copy, random_model, round_of
+from traced import live, live_with, pair_of, shape, trace_of
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.copying.chaining import Chaining
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerRunner
@@ -74,11 +71,7 @@ def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, monkeypatch: py
     players = players_of(chained(setting), [clock])
     seen = set()
     for prompt, trace in zip(PROMPTS, known, strict=True):
-        with torch.inference_mode():
-            pair.target.rollback(0)
-            drafter.rollback(0)
-            prefill(pair.target, drafter, prompt)
-            expected = list(decode(pair.target, drafter, prompt, LENGTH, GREEDY, frozenset(), None))
+        expected = live_with(pair, drafter, prompt, LENGTH, GREEDY)
         assert [*map(told, play(players, trace, frozenset()))] == [*map(told, expected)]
         seen |= {(one.copied == one.drafted, one.summary.accepted_copies > 0) for one in expected if one.copied}
     assert {copies for copies, _ in seen} == {True, False}
@@ -102,12 +95,7 @@ def laws(toy: Toy, sampling: Sampling, setting: Setting, *, as_chain: bool) -> f
     prompt = (1, 1)
 
     def lived() -> Hashable:
-        drafter = build_drafter(pair, chained(setting))
-        with torch.inference_mode():
-            for runner in (pair.target, *pair.drafts):
-                runner.rollback(0)
-            prefill(pair.target, drafter, prompt)
-            found = list(decode(pair.target, drafter, prompt, toy.limit, sampling, pair.eos, seeded(0)))
+        found = live(pair, chained(setting), prompt, toy.limit, sampling)
         return first_two(found), tuple(played.copied for played in found[:2])
 
     def replayed(trace: Trace) -> Hashable:

@@ -43,6 +43,13 @@ class Tickets:
         self.thread.submit(ticket)
         return ticket
 
+    def begin(self) -> Ticket:
+        """Start, with a text that the first replica writes."""
+        self.thread.start()
+        ticket = self.submit(1)
+        self.until(lambda: 0 in self.asked())
+        return ticket
+
     def next(self) -> tuple[int, Any]:
         return self.heard.get(timeout=SECONDS)
 
@@ -92,9 +99,7 @@ def test_as_many_wait_as_may(two: Tickets) -> None:
 
 
 def test_a_text_whose_replica_ended_goes_on_where_it_was(two: Tickets) -> None:
-    two.thread.start()
-    two.submit(1)
-    two.until(lambda: 0 in two.asked())
+    two.begin()
     two.happens(Part(0, Wrote(round_(5, 6))))
     assert two.next()[1].tokens == (5, 6)
     two.happens(Lost(0, "replica 1 was ended"))
@@ -109,9 +114,7 @@ def test_a_text_whose_replica_ended_goes_on_where_it_was(two: Tickets) -> None:
 
 
 def test_a_text_that_goes_on_otherwise_is_an_error(two: Tickets) -> None:
-    two.thread.start()
-    two.submit(1)
-    two.until(lambda: 0 in two.asked())
+    two.begin()
     two.happens(Part(0, Wrote(round_(5, 6))))
     two.next()
     two.happens(Lost(0, "replica 1 was ended"))
@@ -135,9 +138,7 @@ def test_what_ends_two_replicas_alone_is_given_up(two: Tickets) -> None:
 
 
 def test_what_nobody_wants_is_withdrawn_once_and_not_told(two: Tickets) -> None:
-    two.thread.start()
-    ticket = two.submit(1)
-    two.until(lambda: 0 in two.asked())
+    ticket = two.begin()
     two.thread.cancel(ticket)
     two.until(lambda: two.scripted.withdrawn == [0])
     two.happens(Part(0, Wrote(round_(5))))
@@ -170,9 +171,7 @@ def test_the_end_waits_for_texts_and_not_for_those_that_wait(two: Tickets) -> No
 
 
 def test_a_second_signal_does_not_wait(two: Tickets) -> None:
-    two.thread.start()
-    two.submit(1)
-    two.until(lambda: 0 in two.asked())
+    two.begin()
     two.thread.give_up()
     two.thread.join(SECONDS)
     assert not two.thread.alive
