@@ -9,20 +9,22 @@ clock. With several clients the server's texts share passes, and so do those of 
 import argparse
 import asyncio
 import json
-import re
 import subprocess
 import sys
-from typing import Any
 
 import httpx
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 
+from specctl.statistics.intervals import Interval, bootstrap
+from tools.measure.engines import written
+from tools.own_server import own_server
+from tools.server_stress import OPENINGS, PATH
+
 TOKENS = 160
-OPENINGS = ("Once upon a time", "The old man", "One day, a girl", "It was", "The river and", "A dog", "Tom said", "Why")
 PAIR = ("-p", "embedded-constant", "--set", "threads=1")
 WRITER = """
-import json, os, sys, time, specctl
+import json, sys, time, specctl
 profile, tokens, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 pair = specctl.load(profile, overrides=["threads=1"])
 for line in sys.stdin:
@@ -34,32 +36,23 @@ for line in sys.stdin:
 """
 
 
-class Server:
-    """A server of its own, and what a block of requests costs it."""
+async def ask(url: str, prompts: list[str], *, stream: bool) -> None:
+    """Requests for texts, all at once."""
 
-    def __init__(self, rows: int) -> None:
-        command = [sys.executable, "-m", "specctl", "serve", "--port", "0", "--batch", str(rows), *PAIR]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.url = next(found[0] for line in self.process.stderr if (found := re.search(r"http://[^/\s]+", line)))
-        self._costs = psutil.Process(self.process.pid)
-
-    def seconds(self, prompts: list[str], *, stream: bool) -> float:
-        """Of CPU for a block, its requests all at once."""
-        before = sum(self._costs.cpu_times()[:2])
-        asyncio.run(self._ask(prompts, stream))
-        return float(sum(self._costs.cpu_times()[:2]) - before)
-
-    async def _ask(self, prompts: list[str], stream: bool) -> None:
-        async with httpx.AsyncClient(timeout=600) as client:
-            await asyncio.gather(*(self._one(client, prompt, stream) for prompt in prompts))
-
-    async def _one(self, client: httpx.AsyncClient, prompt: str, stream: bool) -> None:
+    async def one(prompt: str) -> None:
         body = {"prompt": prompt, "max_tokens": TOKENS, "logit_bias": {"0": -100}, "stream": stream, "temperature": 0}
-        async with client.stream("POST", f"{self.url}/v1/completions", json=body) as answer:
+        async with client.stream("POST", f"{url}{PATH}", json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for _ in answer.aiter_bytes():
                 pass
+
+    async with httpx.AsyncClient(timeout=600) as client:
+        await asyncio.gather(*map(one, prompts))
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    spent = process.cpu_times()
+    return float(spent.user + spent.system)
 
 
 class Writer:
@@ -76,32 +69,33 @@ class Writer:
         return float(self.process.stdout.readline())
 
 
-def interval(ratios: list[float]) -> str:
-    """The mean with a bootstrap's 95%."""
-    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios))).mean(1)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return f"{np.mean(ratios):.3f} [{low:.3f}, {high:.3f}]"
-
-
-def measure(concurrency: int, blocks: int) -> dict[str, Any]:
-    """The ratios of blocks, streamed and whole."""
-    server, writer = Server(concurrency), Writer(concurrency)
+def measure(concurrency: int, blocks: int) -> dict[str, Interval]:
+    """The ratios over blocks, streamed and whole."""
     rounds = max(1, 8 // concurrency)
     prompts = [f"{OPENINGS[number % len(OPENINGS)]} {number}" for number in range(concurrency * rounds)]
     parts = [prompts[start : start + concurrency] for start in range(0, len(prompts), concurrency)]
     found: dict[str, list[float]] = {"whole": [], "stream": []}
-    try:
-        for block in range(-1, blocks):  # the first warms up
-            alone = sum(writer.seconds(part) for part in parts)
-            for kind, ratios in found.items():
-                taken = sum(server.seconds(part, stream=kind == "stream") for part in parts)
-                if block >= 0:
-                    ratios.append(taken / alone)
-    finally:
-        for process in (server.process, writer.process):
-            process.kill()
-            process.wait()
-    return {kind: interval(ratios) for kind, ratios in found.items()}
+    writer = Writer(concurrency)
+    with own_server("--batch", str(concurrency), *PAIR) as (url, process):
+        server = psutil.Process(process.pid)
+        try:
+            for block in range(-1, blocks):  # the first warms up
+                alone = sum(map(writer.seconds, parts))
+                for kind, ratios in found.items():
+                    before = cpu_seconds(server)
+                    for part in parts:
+                        asyncio.run(ask(url, part, stream=kind == "stream"))
+                    if block >= 0:
+                        ratios.append((cpu_seconds(server) - before) / alone)
+        finally:
+            writer.process.kill()
+            writer.process.wait()
+    return {kind: mean(ratios) for kind, ratios in found.items()}
+
+
+def mean(ratios: list[float]) -> Interval:
+    values = np.array(ratios)
+    return bootstrap(lambda weights: weights @ values / len(values), len(values))
 
 
 def main() -> None:
@@ -111,7 +105,7 @@ def main() -> None:
     asked = parser.parse_args()
     for concurrency in asked.concurrency:
         for kind, ratio in measure(concurrency, asked.blocks).items():
-            print(f"{concurrency} at once, {kind}: {ratio} of the CPU time without a server", flush=True)
+            print(f"{concurrency} at once, {kind}: {written(ratio)} of the CPU time without a server", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import asyncio
 import json
 import random
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,6 +21,8 @@ from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
+
+from tools.own_server import own_server
 
 PATH = "/v1/completions"
 CONCURRENCIES = (1, 4, 16, 64)
@@ -212,18 +213,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     flags = ["--batch", options.batch, "--policy", "constant:draft_length=3", "--set", "sampling.verification=token"]
-    command = [sys.executable, "-m", "specctl", "serve", "--port", "0", "--engine", "onnx", "--threads", "1", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        url = next(found[0] for line in process.stderr if (found := re.search(r"http://[^/]+", line)))
-        with open("/dev/null", "w") as nowhere:
-            log = subprocess.Popen(["cat"], stdin=process.stderr, stdout=nowhere)
-        try:
-            counts = asyncio.run(campaign(url, psutil.Process(process.pid), options))
-        finally:
-            process.terminate()
-            code = process.wait(60)
-            log.wait(10)
+    with own_server("--engine", "onnx", "--threads", "1", *flags) as (url, process):
+        counts = asyncio.run(campaign(url, psutil.Process(process.pid), options))
+    code = process.returncode
     for what, count in sorted(counts.items()):
         print(f"{what:>24}  {count}")
     failed = sum(count for what, count in counts.items() if what.startswith("FAILED"))
