@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from invoked import invoke
 
-from specctl.errors import UsageError
 from specctl.benchmark.cost_model import CostModel, oracle_bound, signal_speed
+from specctl.errors import UsageError
 from specctl.observing.results import read_results
 
 PROMPTS = [
