@@ -20,14 +20,14 @@ def same_texts(to: Recorder, stage: Stage) -> None:
     """Greedy texts in float32, all compared with the target alone, eager, on the CPU."""
     settings = SamplingTable(max_new_tokens=stage.sized(64, 16))
     prompts = PROMPTS[: stage.sized(3, 1)]
-    reference = _pair("cpu", "eager", to)
+    reference = embedded_pair("cpu", "eager", to)
     ids: list[list[int]] = [reference.tokenizer.encode(prompt) for prompt in prompts]
     wanted = [Session(reference, None).generate(prompt, settings).tokens for prompt in ids]
     for engine in ("eager", "static", "graph") if not stage.rehearsal else ("eager", "static"):
-        pair = _pair(stage.device, engine, to)
+        pair = embedded_pair(stage.device, engine, to)
         for policy, texts in _texts(pair, ids, settings, to):
             claim = f"{pair.target.engine}, drafts by {policy}: the CPU's own text"
-            to.check(claim, texts == wanted, _difference(texts, wanted))
+            to.check(claim, texts == wanted, difference(texts, wanted))
 
 
 def _texts(
@@ -49,19 +49,24 @@ def _texts(
         yield policy, [one.tokens for one in done]
 
 
-def _pair(device: str, engine: str, to: Recorder) -> Pair:
-    tables = {"device": device, "dtype": "float32"}
+def embedded_pair(
+    device: str, engine: str, to: Recorder, *, dtype: str = "float32", deterministic: bool = False
+) -> Pair:
+    """The embedded pair on a device."""
+    tables = {"device": device, "dtype": dtype}
     profile = Profile.model_validate(
         {
             "target": {"model": "embedded:target", **tables},
             "draft": {"model": "embedded:draft", **tables},
             "engine": engine,
+            "deterministic": deterministic,
         }
     )
     return load_pair(profile, engines=EngineSettings.of(profile, notice=to.note), measured=False)
 
 
-def _difference(found: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> str:
+def difference(found: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> str:
+    """Where texts first differ from those that were wanted, or how many tokens they have."""
     for number, (text, other) in enumerate(zip(found, wanted, strict=True)):
         if text != other:
             place = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(other))
