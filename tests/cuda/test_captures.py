@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,32 @@ def test_graphs_outlive_the_growth_of_buffers_and_other_models_graphs(version: t
         for which, length in ((0, 30), (1, 30), (0, 600), (1, 40), (1, 600), (0, 30)):
             assert read(runners[which], length) == read(eager, length)
         assert heard == []
+
+
+def test_graphs_may_go_while_what_they_made_is_held() -> None:
+    """As the numbers of a draft step are, which are read before the next replay and not copied."""
+    with Devices() as cuda:
+        heard: list[str] = []
+        runner, eager = graph(cuda, heard=heard), EagerRunner(on(cuda, MODEL, "cuda:0"), VOCABULARY)
+        held = []
+        for length in (30, 600):
+            runner.rollback(0)
+            runner.extend(TEXT[:length], keep=0)
+            held.append(runner.read([TEXT[length]], Reader(Sampling()), None))
+        assert read(runner, 30) == read(eager, 30)
+        assert heard == []
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
+def test_a_draft_step_is_captured_whatever_leaves_tokens_out(filters: dict[str, Any]) -> None:
+    with Devices() as cuda:
+        heard: list[str] = []
+        runner = graph(cuda, heard=heard)
+        runner.extend(TEXT[:30], keep=0)
+        for place in (30, 31):
+            runner.read([TEXT[place]], Reader(Sampling(0.8, **filters), tops=True), 0.5)
+        assert heard == []
+        assert any(one.replays for one in cuda.captures)
 
 
 def waiting(devices: Devices) -> tuple[Capturing, list[str]]:

@@ -167,6 +167,7 @@ class CUDAGraph:
             if isinstance(tensor, torch.Tensor):
                 self._owned.add(tensor.untyped_storage()._cdata)
                 self._memory.append(tensor)
+                self._at.memory.lay(tensor, self.pool_id)
 
     def multiplies(self) -> None:
         """A matrix product takes the stream's workspace."""

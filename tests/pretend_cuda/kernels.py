@@ -189,8 +189,8 @@ class Kernels:
         patient = not (named.get("non_blocking", False) or (not whole and len(args) > 2 and args[2]))
         if to.type == "cuda":
             self._require_known([dtype])
-        if source.device == to or (not whole and not source.dim() and source.device.type == "cpu"):
-            return self.launch(function, args, named, name)  # a number of the host goes along as an argument
+        if source.device == to:
+            return self.launch(function, args, named, name)
         if at.capturing is not None and any(
             at.recording(at.streams.current(x)) for x in (source.device, to) if x.type == "cuda"
         ):

@@ -31,6 +31,7 @@ class Memory:
 
     Attributes:
         pools: of each pool of graphs, how many of them are left.
+        lying: of each pool, the storages that were asked for in it.
         underway: the graphs that the allocator believes to be captured right now.
         workspaces: by stream.
         written: by storage, the stream and the number of the work that wrote it last.
@@ -40,6 +41,7 @@ class Memory:
     """
 
     pools: dict[Any, int] = field(default_factory=dict)
+    lying: dict[Any, list[StorageWeakRef]] = field(default_factory=dict)
     underway: list[Any] = field(default_factory=list)
     workspaces: dict[Stream, Workspace] = field(default_factory=dict)
     written: dict[int, tuple[StorageWeakRef, Stream, int]] = field(default_factory=dict)
@@ -67,13 +69,19 @@ class Memory:
         """A stream's workspace; from a pool if a capture wants it first."""
         return self.workspaces.setdefault(stream, Workspace(pool))
 
+    def lay(self, tensor: torch.Tensor, pool: Any) -> None:
+        """A tensor is made in a pool, which stays as long as it is held."""
+        self.lying.setdefault(pool, []).append(StorageWeakRef(tensor.untyped_storage()))
+
     def empty_cache(self) -> None:
         if self.underway:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED (CUDACachingAllocator.cpp)")
         # Pools without graphs go, but for those in which something lies.
         held = {workspace.pool for workspace in self.workspaces.values() if workspace.alive}
+        held |= {pool for pool, lying in self.lying.items() if not all(storage.expired() for storage in lying)}
         for pool in [pool for pool, graphs in self.pools.items() if not graphs and pool not in held]:
             del self.pools[pool]
+            self.lying.pop(pool, None)
 
     def write(self, tensor: torch.Tensor, stream: Stream) -> None:
         storage = StorageWeakRef(tensor.untyped_storage())  # as long as it is held, no other has its address

@@ -58,10 +58,12 @@ class CudaTensor(torch.Tensor):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place = self[key]
-        if isinstance(value, torch.Tensor):
-            aten.copy_(place, value)
+        # Of a number torch makes a tensor of the host, which is copied and waited for if it has the place's shape.
+        there = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=self.dtype)
+        if there.device.type == "cpu" and not there.dim() and place.dim():
+            aten.fill_(place, there.item())
         else:
-            aten.fill_(place, value)
+            aten.copy_(place, there)
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         return aten.copy_(self, source, non_blocking)

@@ -29,7 +29,7 @@ def processed(logits: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (.
         ascending, order = scores.sort(dim=-1)
         # On CUDA float32 sums differ from run to run, enough to move the edge.
         tail = ascending.softmax(-1).cumsum(-1, dtype=torch.float64) <= 1 - sampling.top_p
-        tail[..., -1] = False  # the most probable token always stays
+        tail[..., -1:] = False  # the most probable token always stays; a single place would be waited for
         scores = scores.masked_fill(torch.empty_like(tail).scatter_(-1, order, tail), -torch.inf)
     probs = scores.softmax(-1)
     if sampling.min_p > 0:

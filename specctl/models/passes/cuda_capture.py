@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -20,6 +21,8 @@ class CudaCapture:
     cuBLAS keeps a workspace for each stream, and torch (from 2.12) gives it back with the first graph of that stream
     that is destroyed. So no other model may be captured on it, and all graphs of a model are to be dropped together.
     The first passes, which are not captured, run on the same stream, so that the workspace lies outside of the pool.
+    When all graphs are gone, the next ones have a new pool: torch takes no capture into one that has lost its graphs
+    while a tensor that was made in it is still held, such as the numbers of the last draft step.
 
     Args:
         device: the model's, with its number.
@@ -28,8 +31,9 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         with torch.cuda.device(device):
-            self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._pool: Any = None
 
     def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
         """Capture a pass, which runs twice before.
@@ -42,6 +46,8 @@ class CudaCapture:
             self._warm_up(step)
             usual = torch.cuda.current_stream()
             graph = torch.cuda.CUDAGraph()
+            if not self._graphs:
+                self._pool = torch.cuda.graph_pool_handle()
             try:
                 with warnings.catch_warnings():
                     # Of a pass that ran somewhere else and was not captured: its replays would do nothing.
@@ -55,6 +61,8 @@ class CudaCapture:
                 with suppress(AttributeError, RuntimeError):
                     torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 raise
+
+        self._graphs.add(graph)
 
         def replay() -> Any:
             graph.replay()

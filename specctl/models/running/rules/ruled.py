@@ -143,5 +143,5 @@ def _filled(like: Numbers, value: float) -> Numbers:
 def _certain(token: int, like: Numbers) -> Numbers:
     """Logits ``(1, V)`` of which only one token has a probability, where and as others are."""
     row = _filled(like, -np.inf)
-    row[0, token] = 0
+    row[0, token : token + 1] = 0  # a single place of a device would be waited for
     return row
