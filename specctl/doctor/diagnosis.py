@@ -25,7 +25,6 @@ from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import context_length
-from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
 from specctl.printable import gib
@@ -165,8 +164,6 @@ def _examine(
     engine = profile.engine
     work = working_bytes(need, placement.dtype, CACHE_TOKENS, engine, on_cuda=on_cuda, first=first)
     _advise_on_room(checkpoint, work, room, on_cuda, report)
-    if on_cuda and facts.key == "target" and engine == "auto" and not GRAPHS_MEASURED:
-        report.advice.append(f"The target runs eagerly on CUDA ({UNMEASURED}).")
     if making := engine_named(engine).making:
         _advise_on_graph(checkpoint, int(making * need.weight_bytes(placement.dtype)), room, report)
     return placement

@@ -14,10 +14,22 @@ from specctl.profile import resolve
 pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
-@pytest.mark.parametrize("engine", ["eager", "static", "graph"])
-def test_masks_are_numbers_in_aligned_rows(engine: str) -> None:
+@pytest.mark.parametrize("engine", ["static", "graph"])
+def test_few_tokens_attend_in_groups_and_prompts_as_usual(engine: str) -> None:
     with Devices() as cuda:
         runner = runner_of(engine, on(cuda, tiny_model(), "cuda:0"))
+        runner.extend(TEXT[:100], keep=1)
+        assert cuda.attended
+        cuda.attended.clear()
+        for width in (1, 2, 5):
+            runner.extend(TEXT[:width], keep=width)
+        runner.extend_tree(TEXT[:3], [0, 0])
+        assert not cuda.attended
+
+
+def test_masks_are_numbers_in_aligned_rows() -> None:
+    with Devices() as cuda:
+        runner = runner_of("eager", on(cuda, tiny_model(), "cuda:0"))
         runner.extend(TEXT[:21], keep=1)
         for width in (1, 2, 5):
             runner.extend(TEXT[:width], keep=width)

@@ -41,9 +41,9 @@ BUDGETS = {
     ("eager", GREEDY): Budget(Tally(97, 2, 1), Tally(106, 2, 1), Tally(100, 2, 1)),
     ("eager", SAMPLED): Budget(Tally(102, 2, 1), Tally(112, 2, 1), Tally(136, 3, 1)),
     ("eager", FILTERED): Budget(Tally(116, 2, 1), Tally(126, 2, 1), Tally(149, 3, 1)),
-    ("static", GREEDY): Budget(Tally(102, 2, 1), Tally(106, 2, 1), Tally(100, 2, 1)),
-    ("static", SAMPLED): Budget(Tally(108, 2, 1), Tally(112, 2, 1), Tally(136, 3, 1)),
-    ("static", FILTERED): Budget(Tally(122, 2, 1), Tally(126, 2, 1), Tally(149, 3, 1)),
+    ("static", GREEDY): Budget(Tally(108, 2, 1), Tally(112, 2, 1), Tally(106, 2, 1)),
+    ("static", SAMPLED): Budget(Tally(114, 2, 1), Tally(118, 2, 1), Tally(142, 3, 1)),
+    ("static", FILTERED): Budget(Tally(128, 2, 1), Tally(132, 2, 1), Tally(155, 3, 1)),
     # A drafted token is one replay, a small copy each way and one wait; its distribution is kept by one more kernel.
     ("graph", GREEDY): Budget(Tally(1, 2, 1), Tally(1, 2, 1), Tally(6, 2, 1)),
     ("graph", SAMPLED): Budget(Tally(2, 2, 1), Tally(3, 2, 1), Tally(42, 3, 1)),

@@ -10,36 +10,22 @@ from specctl.calibration.calibrated import measured_engine
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import place
-from specctl.models.running import engines
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.graph import GraphRunner
 from specctl.profile import resolve
 
-SAID = 'eager (graph would be chosen; not yet measured on a device: set engine = "graph")'
 
-
-def test_auto_is_eager_and_says_what_it_would_be() -> None:
-    with Devices() as cuda, torch.inference_mode():
-        runner = build_runner(on(cuda, tiny_model(), "cuda:0"), VOCABULARY, "it", EngineSettings())
-        assert isinstance(runner, EagerRunner)
-        assert engine_report(runner, "auto") == SAID
-        assert engine_report(runner, "eager") == "eager"
-        windowed = build_runner(on(cuda, random_model("mistral"), "cuda:0"), VOCABULARY, "it", EngineSettings())
-        assert engine_report(windowed, "auto") == "eager"
-    assert engine_report(EagerRunner(tiny_model(), VOCABULARY), "auto") == "eager"
-
-
-def test_one_constant_makes_graph_the_automatic_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "GRAPHS_MEASURED", True)
+def test_auto_is_graph_where_a_model_can_be_captured() -> None:
     heard: list[str] = []
     settings = EngineSettings(notice=heard.append)
     with Devices() as cuda, torch.inference_mode():
         runner = build_runner(on(cuda, tiny_model(), "cuda:0"), VOCABULARY, "it", settings)
         assert isinstance(runner, GraphRunner)
-        assert engine_report(runner, "auto") == "graph"
+        assert engine_report(runner) == "graph"
         windowed = build_runner(on(cuda, random_model("mistral"), "cuda:0"), VOCABULARY, "it", settings)
         assert isinstance(windowed, EagerRunner)
+        assert engine_report(windowed) == "eager"
     assert isinstance(build_runner(tiny_model(), VOCABULARY, "it", settings), EagerRunner)
     assert heard == []
 
@@ -47,7 +33,7 @@ def test_one_constant_makes_graph_the_automatic_choice(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("asked", "device", "ran", "written"),
     [
-        ("auto", "cuda:0 (NVIDIA H100)", SAID, {"engine": "eager", "compile": False}),
+        ("auto", "cuda:0 (NVIDIA H100)", "graph", {"engine": "graph", "compile": False}),
         ("auto", "cuda:0 (NVIDIA H100)", "static, compiled", {"engine": "static", "compile": True}),
         ("auto", "cpu (a processor, 1 threads)", "eager", {}),
         ("graph", "cuda:0 (NVIDIA H100)", "graph", {}),

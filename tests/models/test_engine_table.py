@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from specctl.models.placing import engine_table
 from specctl.models.placing.engine_table import ENGINES, chosen, chosen_for_head
-from specctl.models.running import engines
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import Engine, EngineSettings, Where
 from specctl.models.running.runner import Runner
@@ -60,22 +59,18 @@ def test_shards_are_neither_captured_nor_run_by_onnxruntime_and_pipelines_not_co
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "measured", "engine"),
+    ("asked", "device", "engine"),
     [
-        ("eager", "cuda:0", True, "static"),
-        ("static", "cuda:0", False, "static"),
-        ("onnx", "cpu", False, "static"),
-        ("graph", "cuda:0", False, "graph"),
-        ("graph", "cpu", False, "static"),
-        ("auto", "cuda:0", False, "static"),
-        ("auto", "cuda:0", True, "graph"),
-        ("auto", "cpu", True, "static"),
+        ("eager", "cuda:0", "static"),
+        ("static", "cuda:0", "static"),
+        ("onnx", "cpu", "static"),
+        ("graph", "cuda:0", "graph"),
+        ("graph", "cpu", "static"),
+        ("auto", "cuda:0", "graph"),
+        ("auto", "cpu", "static"),
     ],
 )
-def test_draft_heads_run_over_fixed_buffers(
-    asked: EngineName, device: str, measured: bool, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines, "GRAPHS_MEASURED", measured)
+def test_draft_heads_run_over_fixed_buffers(asked: EngineName, device: str, engine: str) -> None:
     assert chosen_for_head(asked, Where((device,), 1), EngineSettings(asked)).name == engine
 
 

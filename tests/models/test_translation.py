@@ -220,7 +220,7 @@ def test_a_pair_of_two_tokenizers_is_loaded_and_told_of(tmp_path: Path) -> None:
     (runner,) = pair.drafts
     assert isinstance(runner, TranslatedRunner)
     shared = map_of(OTHERS(), PIECES()).told
-    assert engine_report(runner, "eager") == f"eager ({shared})"
+    assert engine_report(runner) == f"eager ({shared})"
     assert [line for line in told if "another tokenizer" in line and line.endswith(shared)]
     assert pair.context == pair.target.context
     assert isinstance(pair.eagerly().drafts[0], TranslatedRunner)

@@ -24,6 +24,15 @@ PICKS = {"embedding", "index_select", "gather", "index"}
 DRAWS = {"exponential_", "uniform_", "normal_", "random_", "log_", "neg_"}
 
 
+def _wider(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.bmm(left.to(dtype), right.to(dtype))
+
+
+_wider.__name__ = "bmm"
+STAND_INS = {torch.ops.aten.bmm.dtype: _wider}
+"""For what a CPU does not have."""
+
+
 class Mode(TorchDispatchMode):
     """Sends every operation of a thread to some devices."""
 
@@ -57,6 +66,7 @@ class Kernels:
         wanted = named.get("device")
         if not ours and (wanted is None or torch.device(wanted).type != "cuda"):
             return function(*args, **named)
+        function = STAND_INS.get(function, function)
         name = known_of(function).name
         if name == "_local_scalar_dense":
             return self._down(ours[0], "item").item()

@@ -78,7 +78,8 @@ def speeds(to: Recorder, stage: Stage) -> None:
         prompts = [stage.prompt(context + shift) for shift in range(size if size > 1 else stage.sized(2, 1))]
         passes = passes_of(pair, size) if size > 1 else []
         for setting in (None, CONSTANT, ADAPTIVE):
-            first, again = (_rate(pair, passes, setting, prompts, limit, stage) for _ in range(2))
+            # What is captured, and how far a policy looks, settles within two runs.
+            first, _, again = (_rate(pair, passes, setting, prompts, limit, stage) for _ in range(3))
             usual = usual or again
             drafts = "none" if setting is None else setting.label
             speed = {"first tokens/s": first, "again tokens/s": again, "of none alone": again / usual}

@@ -14,6 +14,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.passes.cache import cache_argument
+from specctl.models.passes.masks import WITH_MASKS
 from specctl.models.running.context import ENDLESS, context_length
 
 _HINT = "Draft with a small model instead, or use a head of another kind that was made for this target."
@@ -45,7 +46,7 @@ def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
     for key, value in depths.items():
         if getattr(config, key, None) is not None:
             setattr(config, key, value)
-    if config._attn_implementation != "sdpa":
+    if config._attn_implementation not in WITH_MASKS:
         raise _cannot_run(config, "its attention takes no ready-made mask")
     if type(DynamicCache(config=config).layers[0]) is not DynamicLayer:
         raise _cannot_run(config, "it has a sliding window, a recurrent state or a cache of its own kind")

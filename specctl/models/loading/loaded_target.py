@@ -14,6 +14,7 @@ from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer
 from specctl.models.loading.profile_models import Level, find_all, load_found
 from specctl.models.loading.vocabularies import require_own_tokenizers, translated
 from specctl.models.passes.cache import cannot_go_back
+from specctl.models.passes.masks import USUAL, WITH_MASKS
 from specctl.models.placing.memory import device_memory
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import in_a_row
@@ -48,7 +49,8 @@ def form_of(model: PreTrainedModel) -> list[Any]:
     """
     weights = [(name, weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()]
     config = model.config
-    return [model, config.to_dict(), getattr(config, "_attn_implementation", None), weights]
+    attention = getattr(config, "_attn_implementation", None)  # of `WITH_MASKS` a runner itself may choose another
+    return [model, config.to_dict(), USUAL if attention in WITH_MASKS else attention, weights]
 
 
 def assembled(target: LoadedModel, draft: DraftTable, given: PreTrainedModel | None) -> Assembled:

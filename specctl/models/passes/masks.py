@@ -11,6 +11,12 @@ from specctl.models.passes.weights import device_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+USUAL = "sdpa"
+"""transformers' name of torch's own scaled dot-product attention."""
+GROUPED = "specctl_grouped"
+"""The name under which a model of transformers knows `grouped_attention.grouped`."""
+WITH_MASKS = (USUAL, GROUPED)
+"""Attentions that take a ready-made mask ``(1, 1, T, S)``."""
 ALIGNMENT = 8
 """CUDA's attention takes masks whose rows begin at multiples of so many numbers, and copies others in every layer."""
 
@@ -45,7 +51,7 @@ def takes_masks(model: "PreTrainedModel") -> bool:
         "position_ids" in known
         and "logits_to_keep" in known
         and model.config.model_type not in {"bloom", "falcon", "mpt", "opt", "xglm"}
-        and getattr(model.config, "_attn_implementation", None) == "sdpa"
+        and getattr(model.config, "_attn_implementation", None) in WITH_MASKS
         and attends_to_everything(model)
     )
 

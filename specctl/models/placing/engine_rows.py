@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from specctl.models.running import engines
-from specctl.models.running.engines import Engine, EngineSettings, Where, compiler_for, eager
+from specctl.models.running.engines import LONG_RUN, Engine, EngineSettings, Where, compiler_for, eager
 from specctl.profile.schema import Engine as EngineName
 
 if TYPE_CHECKING:
@@ -30,9 +29,7 @@ class EagerEngine(Engine):
             return f"auto; {why}"
         if settings.compiles and (why := where.no_compiler):
             return f"auto; {why}"
-        if where.device.type == "cuda":
-            return f"auto; {engines.UNMEASURED}"
-        return f"auto; static and compiled in runs of {engines.LONG_RUN:,} tokens or more"
+        return f"auto; static and compiled in runs of {LONG_RUN:,} tokens or more"
 
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":  # noqa: ARG002
         return eager(model, vocabulary)
@@ -85,7 +82,7 @@ class GraphEngine(StaticEngine):
         return None if where.device.type == "cuda" else f"graphs need a CUDA device, and it is on {where.device.type}"
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:  # noqa: ARG002
-        return "auto" if engines.GRAPHS_MEASURED and self.why_not(model, where) is None else None
+        return "auto" if self.why_not(model, where) is None else None
 
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":
         from specctl.models.passes.cuda_capture import CudaCapture

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from specctl.models.onnx.kept_graph import HEAD_CHAINS
 from specctl.models.placing.engine_rows import EagerEngine, GraphEngine, OnnxEngine, StaticEngine
-from specctl.models.running import engines
 from specctl.models.running.engines import Choice, Engine, EngineSettings, Where
 from specctl.profile.schema import Engine as EngineName
 
@@ -94,7 +93,7 @@ def chosen_for_head(
 
 def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> Choice:
     """The engine of a draft head's torch network, whose passes always run over fixed buffers."""
-    beside = ENGINES["graph"] if asked == "auto" and engines.GRAPHS_MEASURED else engine_named(asked)
+    beside = ENGINES["graph"] if asked == "auto" else engine_named(asked)
     captured = ENGINES["graph"] if beside.captures and where.device.type == "cuda" else None
     engine = captured or ENGINES["static"]
     compiles = beside.compiles_heads and engine.compiles(settings)

@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 LONG_RUN = 50_000
 """Compiling pays from this many tokens to generate, even for small models."""
 
-GRAPHS_MEASURED = False
-"""Whether ``auto`` is the graph engine on CUDA. Until a run on a device has shown that it is right and faster there,
-``auto`` stays eager, and `engine_report` says what it would have been."""
-
-UNMEASURED = 'graph would be chosen; not yet measured on a device: set engine = "graph"'
-"""Why ``auto`` is eager on CUDA."""
-
 Say = Callable[[str], None]
 
 
@@ -244,26 +237,9 @@ def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str
     return CheckedRunner(runner, lambda: eager(model, vocabulary), name)
 
 
-def engine_report(runner: Runner, asked: EngineName) -> str:
-    """A runner's engine, which tokens a draft with another tokenizer drafts, and what ``auto`` would have been on CUDA.
-
-    Args:
-        runner: any.
-        asked: the profile's engine.
-    """
-    told = [] if runner.translates is None else [runner.translates]
-    if asked == "auto" and not GRAPHS_MEASURED and runner.device.type == "cuda" and not runner.captures:
-        told += [] if _captures_nothing(runner) else [UNMEASURED]
-    return f"{runner.engine} ({'; '.join(told)})" if told else runner.engine
-
-
-def _captures_nothing(runner: Runner) -> bool:
-    """Whether a runner's model could not run on the graph engine either."""
-    from specctl.models.running.eager import EagerRunner
-    from specctl.models.running.static import obstacle
-
-    bare = runner.bare
-    return isinstance(bare, EagerRunner) and bool(obstacle(bare.model))
+def engine_report(runner: Runner) -> str:
+    """A runner's engine, and which tokens a draft with another tokenizer drafts."""
+    return runner.engine if runner.translates is None else f"{runner.engine} ({runner.translates})"
 
 
 def compiler_for(name: str, settings: EngineSettings) -> "Compiler | None":
