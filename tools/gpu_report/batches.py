@@ -15,7 +15,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
-from specctl.records import Completion
+from specctl.records import Completion, Round
 from specctl.replicas.window import Task, in_order
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Stage
@@ -79,11 +79,15 @@ def speeds(to: Recorder, stage: Stage) -> None:
         passes = passes_of(pair, size) if size > 1 else []
         for setting in (None, CONSTANT, ADAPTIVE):
             # What is captured, and how far a policy looks, settles within two runs.
-            first, _, again = (_rate(pair, passes, setting, prompts, limit, stage) for _ in range(3))
+            runs = [_run(pair, passes, setting, prompts, limit, stage) for _ in range(3)]
+            (first, _), (again, rounds) = runs[0], runs[-1]
             usual = usual or again
             drafts = "none" if setting is None else setting.label
             speed = {"first tokens/s": first, "again tokens/s": again, "of none alone": again / usual}
-            to.row("Several texts at once", engine=pair.target.engine, texts=size, drafts=drafts, **speed)
+            drafted = sum(round_.drafted for round_ in rounds) / len(rounds)
+            accepted = sum(round_.accepted for round_ in rounds) / len(rounds)
+            shares = {"drafted a round": drafted, "accepted a round": accepted}
+            to.row("Several texts at once", engine=pair.target.engine, texts=size, drafts=drafts, **speed, **shares)
     with torch.inference_mode():
         began = perf_counter()
         chosen = fastest_passes(pair, stage.sized(MOST, 2), stage.sized(10_000, 100))
@@ -91,15 +95,15 @@ def speeds(to: Recorder, stage: Stage) -> None:
     to.row("What auto takes", engine=pair.target.engine, texts=texts, seconds=perf_counter() - began)
 
 
-def _rate(
+def _run(
     pair: Pair,
     passes: Sequence[RowPasses],
     setting: Setting | None,
     prompts: Sequence[list[int]],
     limit: SamplingTable,
     stage: Stage,
-) -> float:
-    """Tokens a second of all texts."""
+) -> tuple[float, list[Round]]:
+    """Tokens a second of all texts, and their rounds."""
     stage.wait()
     began = perf_counter()
     if passes:
@@ -108,4 +112,5 @@ def _rate(
         session = Session(pair, None if setting is None else build_drafter(pair, setting))
         done = [session.generate(prompt, limit) for prompt in prompts]
     stage.wait()
-    return sum(len(one.tokens) for one in done) / (perf_counter() - began)
+    seconds = perf_counter() - began
+    return sum(len(one.tokens) for one in done) / seconds, [round_ for one in done for round_ in one.rounds]
