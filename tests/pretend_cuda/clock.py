@@ -27,7 +27,7 @@ class Costs:
     replay: float = 10e-6
     wait: float = 8e-6
     kernel: float = 2.5e-6
-    node: float = 1.3e-6
+    node: float = 2.2e-6
     capture: float = 0.15
     bandwidth: float = 2.7e12
     link: float = 25e9

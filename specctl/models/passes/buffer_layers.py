@@ -96,11 +96,14 @@ class RowCursor:
 
     Attributes:
         rows: ``(n,)`` int64, the rows of the cache that the pass's sequences have.
+        whole: whether the k-th sequence writes to row k and looks at it, so that keys and values need no copy; only
+            what pads the pass may write to another one.
         slots: ``(n, W)`` int64, where in its row each of their tokens is written.
         span: how many slots its tokens may attend to.
     """
 
     rows: torch.Tensor
+    whole: bool
     slots: torch.Tensor
     span: int
 
@@ -122,6 +125,8 @@ class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
         places = rows[:, None], slots
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
+        if self._cursor.whole:
+            return self.keys[: len(rows), :, :span], self.values[: len(rows), :, :span]
         return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
 
     def copy(self, source: int, row: int, start: int, stop: int) -> None:

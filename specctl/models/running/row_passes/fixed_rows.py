@@ -21,6 +21,9 @@ from specctl.models.running.runner import RowRequest
 WIDE = 16
 """Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
 than it saves."""
+TOGETHER = 1024
+"""On CUDA so many tokens of such sequences have a pass, padding counted: with fewer the device waits for the launches,
+which take as long whatever their sizes."""
 SPARE = 256
 
 
@@ -42,7 +45,8 @@ class FixedRows:
     """`RowPasses` of a model of transformers without a `static.obstacle`, over buffers with a row for each sequence.
 
     Sequences of a pass are padded on the left to the widest, so that their last tokens stand in one column; padding is
-    written to a slot that nothing attends to. Sequences that do not take part are not in the pass.
+    written to a slot that nothing attends to. Sequences that do not take part are not in the pass, or padding in it
+    where it is over all rows: each then has the place of its row, and no keys have to be picked.
 
     Args:
         model: in eval mode, on one device.
@@ -83,17 +87,28 @@ class FixedRows:
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
         found: dict[int, Forward] = {}
-        apart: list[list[RowRequest]] = []
+        wide: list[RowRequest] = []
         together: dict[int, list[RowRequest]] = {}
         for request in requests:
             if len(request.tokens) > WIDE:
-                apart.append([request])
+                wide.append(request)
             else:
                 span = 0 if self._width is None else self._span(request.after + len(request.tokens))
                 together.setdefault(span, []).append(request)
-        for part in (*apart, *together.values()):
+        for part in (*self._wide(wide), *together.values()):
             found |= self._pass(part)
         return [found[request.row] for request in requests]
+
+    def _wide(self, requests: Sequence[RowRequest]) -> list[list[RowRequest]]:
+        """Passes of sequences that are too wide for one with all others."""
+        parts: list[list[RowRequest]] = []
+        joined = self._device.type == "cuda" and self._width is None
+        for request in sorted(requests, key=lambda one: len(one.tokens)):
+            if joined and parts and (len(parts[-1]) + 1) * len(request.tokens) <= TOGETHER:
+                parts[-1].append(request)
+            else:
+                parts.append([request])
+        return parts
 
     def copy(self, source: int, row: int, start: int, stop: int) -> None:
         for layer in self._layers:
@@ -109,7 +124,8 @@ class FixedRows:
             self._last.watch([LAST])
         logits, states, last = self._results(shape, self._packed(requests, shape), hidden)
         found = {}
-        for place, request in enumerate(requests):
+        for number, request in enumerate(requests):
+            place = request.row if self._whole(shape) else number
             kept = slice(shape.keep - request.keep, shape.keep)
             own = slice(shape.width - len(request.tokens), shape.width)
             seen = None if states is None else {layer: rows[place, own] for layer, rows in states.items()}
@@ -133,13 +149,18 @@ class FixedRows:
 
     def _packed(self, requests: Sequence[RowRequest], shape: Shape) -> list[int]:
         """``(n, 2 W + 1)`` in a row: of each sequence its ids, their slots, and its row."""
-        found: list[int] = []
-        for request in requests:
-            padding = shape.width - len(request.tokens)
-            found += [*[0] * padding, *request.tokens, *[self._capacity] * padding]
-            found += [*range(request.after, request.after + len(request.tokens)), request.row]
         nobody = [*[0] * shape.width, *[self._capacity] * shape.width, self._rows]
-        return found + nobody * (shape.count - len(requests))
+        found = [nobody] * shape.count
+        for number, request in enumerate(requests):
+            padding, last = shape.width - len(request.tokens), request.after + len(request.tokens)
+            slots = [*[self._capacity] * padding, *range(request.after, last)]
+            place = request.row if self._whole(shape) else number
+            found[place] = [*[0] * padding, *request.tokens, *slots, request.row]
+        return [value for one in found for value in one]
+
+    def _whole(self, shape: Shape) -> bool:
+        """Whether a pass is over all rows, so that each sequence stands in the place of its row."""
+        return shape.count == self.rows
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:
         return self._network(shape, sent(packed, self._device), hidden)
@@ -149,6 +170,7 @@ class FixedRows:
         numbers = packed.view(shape.count, 2 * width + 1)
         slots = numbers[:, width : 2 * width]  # (n, W)
         self._cursor.rows, self._cursor.slots, self._cursor.span = numbers[:, -1], slots, shape.span
+        self._cursor.whole = self._whole(shape)
         positions = slots.masked_fill(slots == self._capacity, 0)
         seen = torch.arange(shape.span, device=self._device) <= positions[:, :, None]  # (n, W, S)
         output = self._model(
