@@ -213,7 +213,7 @@ def _function_at(source: str, line: int) -> str:
 
 
 KNOWN: tuple[tuple[str, str], ...] = (
-    ("        del self._text[self.runner.length :]\n", "        del self._text[length:]\n"),
+    ("        del self._text[self.length :]\n", "        del self._text[length:]\n"),
     ("self._target is None or self._target.forms != forms", "self._target is None"),
     ("next_rank <= rank and rank >= 0", "next_rank < rank and rank >= 0"),
     ("        if 0 <= needed < begin:\n            kept = min(kept, needed)\n", ""),
@@ -223,7 +223,7 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ('self.head_ms[name] - self.signal_ms.get("accept_prob", 0.0)', "self.head_ms[name]"),
     ('> 1 else float("inf")\n    return found if found == found else float("inf")', "> 1 else 0.0\n    return found"),
     ("one.heard = monotonic()", "pass"),
-    ("one.failures, one.careful = 0, max(0, one.careful - 1)", "one.careful = max(0, one.careful - 1)"),
+    ("self.failures, self.careful = 0, max(0, self.careful - 1)", "self.careful = max(0, self.careful - 1)"),
     ("trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces", "trace.prompt_tokens for trace in traces"),
     ("own = round_.extra if round_.leaf is None else round_.leaf", "own = round_.extra"),
     ("[list(word) for word in words if all(", "[list(word) for word in words if any("),

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.code_faults import faults_in, some_of
+from tests.faults.code_faults import faults_in, known_faults, some_of
 from tests.faults.mutants import ROOMS, chosen_faults, near
 from tests.faults.reached import Reached, ReachPlugin
+from tests.faults.trials import PACKAGE, ROOT
 
 SOURCE = '''"""Über 1 < 2."""
 LIMIT = 1
@@ -109,3 +110,7 @@ def test_what_is_called_is_told_once() -> None:
     assert "code_faults.py faults_in" in shared
     assert "code_faults.py some_of" in called
     assert "code_faults.py faults_in" not in called
+
+
+def test_every_fault_that_was_found_once_still_fits_the_package() -> None:
+    assert known_faults(ROOT / PACKAGE)[1] == []
