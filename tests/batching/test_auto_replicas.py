@@ -75,6 +75,7 @@ def test_a_question_that_is_there_alone_waits_for_no_other() -> None:
     assert (played.alone, played.counts, played.passes.passes) == ([3, 5, 2], [], [])
 
 
+@pytest.mark.slow
 def test_several_that_are_there_share_passes() -> None:
     played = Played()
     assert answers(played, iter([3, 2, 2, *LATE, 7, *LATE, 1])) == [(3, 30), (2, 20), (2, 20), (7, 70), (1, 10)]

@@ -206,6 +206,7 @@ def test_a_prompt_is_not_captured() -> None:
         assert cuda.captures == []
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_draft_head_is_not_captured() -> None:
     with Devices() as cuda:
         settings = EngineSettings(engine="graph", notice=unexpected)

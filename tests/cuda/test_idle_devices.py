@@ -128,7 +128,7 @@ def test_a_step_is_not_started_where_the_round_mostly_ends() -> None:
     [(Constant(4), Sampling()), (Constant(4), Sampling(1.0)), (Svip(c=1.0, threshold=2.0377), Sampling(1.0))],
     ids=["constant, greedy", "constant, T=1", "svip, T=1"],
 )
-@pytest.mark.representatives("svip, T=1")
+@pytest.mark.representatives(slow=("svip, T=1",))
 def test_rounds_are_the_same(policy: StoppingPolicy, sampling: Sampling) -> None:
     """Numbers that are read before they have arrived, or memory that is used again too early, would show."""
     found = []

@@ -74,7 +74,7 @@ def text() -> list[int]:
 
 
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")], ids="-".join)
-@pytest.mark.representatives("cuda:0-cuda:1")
+@pytest.mark.representatives(slow=("cuda:0-cuda:1",))
 def test_pairs(cuda: Devices, devices: tuple[str, str], text: list[int]) -> None:
     sampled = []
     for engine in ("eager", "static", "graph"):
@@ -135,7 +135,7 @@ def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("engine", ["eager", "graph"])
-@pytest.mark.representatives("graph-sampled")
+@pytest.mark.representatives(slow=("graph-sampled",))
 def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
     tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))

@@ -65,7 +65,7 @@ def test_what_a_run_replays_is_captured_before_it() -> None:
 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
-@pytest.mark.representatives("block")
+@pytest.mark.representatives(slow=("block",))
 def test_what_a_draft_head_replays_is_captured_before_it(make: Callable[[], Any]) -> None:
     """A head reads again what was accepted: any number of tokens from one to a whole draft and the target's token."""
     with Devices() as cuda:

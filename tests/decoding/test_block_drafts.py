@@ -80,7 +80,7 @@ def test_greedy_text_is_the_targets_own(prompt: list[int], kind: MarkovKind | No
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("gated-graph", slow=("rnn-uncompiled", "None-graph"))
+@pytest.mark.representatives(slow=("gated-graph", "rnn-uncompiled", "None-graph"))
 def test_what_a_block_drafts_does_not_depend_on_earlier_rounds(kind: MarkovKind | None, engine: str) -> None:
     rounds = play(drafter_of(kind, engine), PROMPT, 40)
     assert sum(round_.accepted < round_.drafted for round_ in rounds) > 3, "nothing was ever taken back"
@@ -161,7 +161,7 @@ def test_a_block_cut_after_its_later_tokens_were_drawn_is_caught(kind: MarkovKin
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids="{0[0]} of {0[1]}".format)
-@pytest.mark.representatives("2 of 3")
+@pytest.mark.representatives(slow=("2 of 3",))
 def test_output_of_a_hierarchy_over_a_block_has_the_law_of_the_target(lengths: tuple[int, int]) -> None:
     middle = related_table(table(8, eos_logit=-0.5, spread=1.0, vocabulary=3), seed=5, noise=0.6)
 

@@ -86,7 +86,7 @@ def test_output_has_the_law_of_the_target(block: int, sampling: str) -> None:
 
 @pytest.mark.parametrize("sampling", ["T=1", BY_BLOCK])
 @pytest.mark.parametrize("length", [2, 4])
-@pytest.mark.representatives("2", slow=("4-T=1 by block",))
+@pytest.mark.representatives("2-T=1 by block", slow=("2-T=1]", "4-T=1 by block"))
 def test_output_of_longer_blocks_has_the_law_of_the_target(length: int, sampling: str) -> None:
     found = enumerate_decode(lambda: drafter(3), SAMPLINGS[sampling], length)
     assert error(found, expected_law(SAMPLINGS[sampling], length)) < EXACT
@@ -149,7 +149,7 @@ def test_one_coin_for_two_tokens_is_caught() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 3])
-@pytest.mark.representatives("3")
+@pytest.mark.representatives(slow=("3",))
 def test_sampled_output_follows_the_law_of_the_target(block: int) -> None:
     """The same through the program's own randomness."""
     found = fit(sample(drafter(block), PLAIN, 1000), PLAIN)

@@ -117,6 +117,7 @@ def loaded_from_a_profile(family: Family) -> Pair:
     return pair
 
 
+@pytest.mark.slow
 def test_a_profile_loads_its_target_in_shards(families):
     """The first test: it starts followers of its own, and the others go on with them."""
     family = families("llama")

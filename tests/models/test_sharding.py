@@ -328,6 +328,7 @@ def gone(pid: int, within: float = 20.0) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_a_killed_leader_leaves_no_follower():
     process, follower = leader(first='group.wait_for("ready")')  # it now waits for the other ranks, for half an hour
@@ -361,7 +362,10 @@ while True:  # native code that no signal ends, as a collective is
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's locks")
-@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT] * 2, 130), ([signal.SIGTERM], 143)])
+@pytest.mark.parametrize(
+    ("signals", "code"), [([signal.SIGINT] * 2, 130), ([signal.SIGTERM], 143)], ids=["interrupts", "SIGTERM"]
+)
+@pytest.mark.representatives("interrupts", slow=("SIGTERM",))
 def test_signals_end_a_pass_that_waits_for_a_stopped_follower(signals, code):
     process, follower = leader(STUCK)
     os.kill(follower, signal.SIGSTOP)
@@ -382,6 +386,7 @@ def test_signals_end_a_pass_that_waits_for_a_stopped_follower(signals, code):
     assert gone(follower)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's locks")
 def test_one_interrupt_leaves_a_pass_that_waits_for_a_follower_to_it():
     process, follower = leader(STUCK)
@@ -440,6 +445,7 @@ def test_folders_of_other_users_are_left_alone(tmp_path, monkeypatch):
     assert not theirs.exists()
 
 
+@pytest.mark.slow
 def test_a_leader_that_waits_for_a_person_is_left_alone():
     process, follower = leader("time.sleep(0.1)")
     os.kill(follower, signal.SIGKILL)

@@ -329,7 +329,7 @@ SHORT = ("full", "SpecDec++ over SVIP", "cost-optimal twice")
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
-@pytest.mark.representatives(SHORT[2], slow=("DISCO over DISCO", *SHORT[:2]))
+@pytest.mark.representatives(slow=("DISCO over DISCO", *SHORT))
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()

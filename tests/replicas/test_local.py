@@ -158,6 +158,7 @@ def test_each_starts_once_the_one_before_is_ready(start):
     assert len(replicas.pids) == 3
 
 
+@pytest.mark.slow
 def test_one_that_is_silent_counts_as_dead(start, heard):
     replicas = start(2, beat=0.2)
     answers = asked(replicas, {"stops": True}, {"said": 1})

@@ -59,6 +59,7 @@ def test_parts_that_crash_or_raise_end_alone(report: Callable[..., tuple[int, st
     assert "REHEARSAL" not in page
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     for limit in (2, 10, 50):  # a busy machine may take long to start it
         found = run_part(ended("hangs", str(tmp_path / "pid")), limit, {}, rehearse=False)

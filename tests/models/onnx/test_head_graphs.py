@@ -55,7 +55,7 @@ def off(runners: tuple[DraftHeadRunner, ...], tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives("eagle3", "dflash")
+@pytest.mark.representatives("eagle3", slow=("dflash",))
 def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> None:
     """Over prompts of several passes, of one token, and where places were not witnessed."""
     runners = pair_of(kind)

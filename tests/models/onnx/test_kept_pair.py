@@ -255,6 +255,7 @@ def test_rules_of_the_target_take_the_model(profile: Profile, tmp_path: Path) ->
     assert written(pair, plain) == written(load_pair(plain), plain)
 
 
+@pytest.mark.slow
 def test_trees_are_read_by_a_graph_that_was_made_for_them(profile: Profile) -> None:
     assert opened(profile, trees=True) is None
     settings = replace(EngineSettings.of(profile), trees=True)

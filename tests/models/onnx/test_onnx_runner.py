@@ -85,6 +85,7 @@ def test_over_memory_of_torch_as_a_device_has_it(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.representatives("llama", slow=("gemma2",))
 def test_states_of_watched_layers(family: str) -> None:
     runner, plain = sure_runner(model_of(family), VOCABULARY), EagerRunner(random_model(family), VOCABULARY)
     assert runner.extend(TOKENS[:3], keep=1).states is None

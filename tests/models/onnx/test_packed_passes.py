@@ -52,6 +52,7 @@ def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> No
                 np.testing.assert_allclose(found.hidden, wanted.hidden, rtol=0, atol=error)
 
 
+@pytest.mark.slow
 def test_who_reads_trees_or_has_no_graph_of_its_own_reads_one_text() -> None:
     trees = onnx_runner(random_model.__wrapped__("qwen3"), VOCABULARY, trees=True)
     assert trees is not None
