@@ -80,3 +80,19 @@ def test_another_error_takes_nobodys_place() -> None:
     with rows_of(Room(1, error), 2, begun, said.append) as rows:
         assert dict(in_order(rows, [Task(question, question) for question in (3, 2)])) == {3: 30, 2: 20}
     assert (len(begun), said) == (2, [])
+
+
+def test_a_text_that_waits_for_room_may_be_given_up_and_the_others_begin_again() -> None:
+    passes, begun, said = Room(2, OUT_OF_MEMORY[0]), list[tuple[int, int]](), list[str]()
+    with rows_of(passes, 4, begun, said.append) as rows:
+        for row, question in enumerate((2, 2, 3, 3)):
+            rows.ask(row, question)
+        assert rows.wait() == []
+        assert said == ["memory ran out with 4 texts at once; 2 are written from here on"]
+        rows.give_up(2)
+        answers = dict[int, int]()
+        for _ in range(20):
+            answers |= {event.replica: event.answer for event in rows.wait()}  # type: ignore[union-attr]
+        assert answers == {0: 20, 1: 20, 3: 30}
+        assert begun.count((2, 3)) == 1
+        assert 2 in rows.idle()

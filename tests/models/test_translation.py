@@ -273,3 +273,15 @@ def test_text_is_written_where_shared_tokens_are_too_small_a_part_of_texts(monke
 def test_one_tokenizer_is_shared_whatever_is_asked(tmp_path: Path) -> None:
     asked = profile(saved(tmp_path / "big", BYTES()), saved(tmp_path / "small", BYTES()), vocabulary="intersection")
     assert load_pair(asked, measured=False).drafts[0].translates is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pass_over_tokens_that_change_how_those_before_are_cut_gives_the_rows_of_single_ones(seed: int) -> None:
+    draws, logits = Random(seed), table(1, vocabulary=5)
+    tokens = toy_map(("<end>", "a", "b", "c"), ("b", "ab", "<stop>", "a", "abc"))
+    text = [draws.choice((1, 1, 2, 3)) for _ in range(24)]
+    whole, single = (TranslatedRunner(TableRunner(logits), tokens) for _ in range(2))
+    for start in range(0, len(text), 8):
+        block = text[start : start + 8]
+        rows = [single.extend([token], 1).rows for token in block]
+        torch.testing.assert_close(whole.extend(block, len(block)).rows, torch.cat(rows))
