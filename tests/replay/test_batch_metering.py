@@ -14,8 +14,10 @@ from specctl.commands.tasks.replication import batch_sizes
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.forward import Forward
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowRequest
-from specctl.replay.recording.batch_metering import IN_A_ROW, REPEATS, measure_batches, require_batches
+from specctl.replay.recording.batch_metering import IN_A_ROW, REPEATS, TYPICAL, measure_batches, require_batches
+from specctl.replay.recording.metering import timed_round
 
 VOCABULARY = 120
 
@@ -49,6 +51,20 @@ def test_every_text_takes_part_in_every_pass_and_the_tables_are_by_number() -> N
     assert (costs.lengths[-1], costs.contexts.tolist()) == (40, [10, 100])
     assert (costs.verify_ms > 0).all()
     assert (costs.overhead_ms, list(costs.signal_ms)) == (1.5, ["entropy"])
+
+
+def test_a_round_of_a_batch_takes_what_all_its_texts_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    def round_of(pair: Pair, sequence: list[int], length: int, signals: Any, *more: Any) -> tuple[float, float]:
+        timed_round(pair, sequence, length, signals, *more)
+        return length + (4.0 if signals else 1.0), 10.0
+
+    monkeypatch.setattr("specctl.replay.recording.batch_metering.timed_round", round_of)
+    target, draft = (Rows(table(seed, vocabulary=VOCABULARY)) for seed in (1, 2))
+    found = measure_batches(pair_of(target, draft), [3], flat_costs(1.0, 10.0), [frozenset({"entropy"})], Sampling())
+    costs = found[3]
+    assert costs.draft_ms.tolist() == [[3 * (length + 1.0) for length in costs.lengths]] * 2
+    assert (costs.verify_ms == 30.0).all()
+    assert costs.signal_ms["entropy"] * min(TYPICAL, costs.lengths[-1]) == pytest.approx(3.0)
 
 
 def test_a_pair_that_writes_one_text_at_a_time_has_no_numbers() -> None:
