@@ -233,6 +233,7 @@ KNOWN: tuple[tuple[str, str], ...] = (
 )
 EQUIVALENT: tuple[tuple[str, str], ...] = (
     ("while start < len(piece):", "(start <= len(piece))"),  # an empty rest is no piece
+    ('seen: "torch.Tensor", *, hidden: bool = False', "True"),  # who calls it says so, or it is an interface
     ('name="signs of life", daemon=True', "False"),  # the process ends without waiting for threads
     # Two speeds that were measured are never the same.
     ("if fastest <= found.oracle", "(fastest < found.oracle.score.tokens_per_second * 1.005)"),

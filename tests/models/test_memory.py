@@ -8,6 +8,7 @@ from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
+from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing import accelerator
 from specctl.models.placing.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate
 from specctl.models.placing.placement import after, named_devices, place
@@ -243,3 +244,8 @@ def test_an_accelerator_needs_a_driver_and_a_build_for_it(
     (tmp_path / driver).parent.mkdir(exist_ok=True)
     (tmp_path / driver).touch()
     assert accelerator.may_be_there(tmp_path) is there
+
+
+def test_weights_take_the_bytes_of_their_numbers() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2).bfloat16())
+    assert weight_bytes(model) == 4 * (6 + 2) + 2 * (4 + 2)

@@ -53,6 +53,15 @@ def test_a_shorter_draft_is_tried_where_little_is_accepted() -> None:
     assert policy == ProbedLength(least=1)
 
 
+def test_tokens_behind_a_rejection_are_not_judged() -> None:
+    policy = ProbedLength(least=1, max_draft=3)
+    while policy.draft_limit() < 3:
+        played(policy, 1)
+    for _ in range(40):
+        played(policy, 0.4)  # one accepted and one rejected: half of those judged, which is not too little
+    assert policy.draft_limit() == 3
+
+
 def test_three_rounds_in_vain_are_followed_by_one_without_a_draft() -> None:
     policy = ProbedLength(least=2, max_draft=2, cooldown=True)
     assert [played(policy, 0) for _ in range(6)] == [2, 2, 2, 0, 2, 2]
