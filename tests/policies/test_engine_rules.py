@@ -55,7 +55,7 @@ def test_a_shorter_draft_is_tried_where_little_is_accepted() -> None:
 
 def test_tokens_behind_a_rejection_are_not_judged() -> None:
     policy = ProbedLength(least=1, max_draft=3)
-    while policy.draft_limit() < 3:
+    for _ in range(20):
         played(policy, 1)
     for _ in range(40):
         played(policy, 0.4)  # one accepted and one rejected: half of those judged, which is not too little
