@@ -19,6 +19,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.vocabularies import covered, token_map
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.runner import Forward
+from specctl.models.translation.columns import Columns
 from specctl.models.translation.draft_text import DraftText
 from specctl.models.translation.token_bytes import TokenBytes
 from specctl.models.translation.translated_runner import TranslatedRunner
@@ -273,6 +274,14 @@ def test_text_is_written_where_shared_tokens_are_too_small_a_part_of_texts(monke
 def test_one_tokenizer_is_shared_whatever_is_asked(tmp_path: Path) -> None:
     asked = profile(saved(tmp_path / "big", BYTES()), saved(tmp_path / "small", BYTES()), vocabulary="intersection")
     assert load_pair(asked, measured=False).drafts[0].translates is None
+
+
+def test_of_several_rows_those_named_are_taken() -> None:
+    numbers = torch.arange(12.0).reshape(3, 4)
+    taken = Columns(np.array([1, 3]))
+    assert taken.of(numbers[:1], [0]).tolist() == [[1, 3]]
+    assert taken.of(numbers[:2], [1, 0]).tolist() == [[5, 7], [1, 3]]
+    assert taken.of(numbers, [2]).tolist() == taken.of(numbers.numpy(), [2]).tolist() == [[9, 11]]
 
 
 @pytest.mark.parametrize("seed", range(3))

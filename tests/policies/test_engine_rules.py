@@ -55,11 +55,9 @@ def test_a_shorter_draft_is_tried_where_little_is_accepted() -> None:
 
 def test_tokens_behind_a_rejection_are_not_judged() -> None:
     policy = ProbedLength(least=1, max_draft=3)
-    for _ in range(20):
-        played(policy, 1)
-    for _ in range(40):
-        played(policy, 0.4)  # one accepted and one rejected: half of those judged, which is not too little
-    assert policy.draft_limit() == 3
+    assert [played(policy, 1) for _ in range(20)][-1] == 3
+    # One accepted and one rejected: half of those judged, which is not so little that a shorter draft is tried.
+    assert {played(policy, 0.4) for _ in range(40)} == {3}
 
 
 def test_three_rounds_in_vain_are_followed_by_one_without_a_draft() -> None:
