@@ -11,6 +11,7 @@ import pytest
 import specctl
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.policies import POLICIES
+from specctl.prompts.suites import Suite
 from specctl.replay.recording import metering
 
 PROMPT = "Tom had a red kite. One windy day"
@@ -166,6 +167,15 @@ def test_a_calibration_becomes_a_profile(pair: specctl.Decoder, tmp_path: Path) 
     assert best.profile.provenance is not None
     drafting = specctl.speculative(policy=best.profile)._drafting
     assert drafting.table.setting.label == found.policy
+
+
+def test_as_many_prompts_are_held_out_as_choose(pair: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collected(_: object, __: object, suite: Suite, *___: object, **____: object) -> None:
+        raise UsageError(f"{len(suite.prompts)} prompts")
+
+    monkeypatch.setattr("specctl.api.calibration.collect_traces", collected)
+    with pytest.raises(UsageError, match=r"^6 prompts"):
+        specctl.calibrate(pair, [f"text {number}" for number in range(20)], policy="constant", samples=3)
 
 
 def test_without_a_draft_there_is_nothing_to_calibrate(alone: specctl.Decoder) -> None:

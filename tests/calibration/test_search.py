@@ -1,5 +1,7 @@
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space
 from specctl.calibration.calibrated import calibrated_profile, profile_text
-from specctl.calibration.calibration_tables import as_document, calibration_tables, curve, verdict
+from specctl.calibration.calibration_tables import _curve, as_document, calibration_tables, curve, verdict
 from specctl.calibration.decision import Decision
 from specctl.calibration.grids import grid
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
@@ -243,3 +245,11 @@ def test_a_calibrated_profile_is_short_and_reads_back(tmp_path):
     text = profile_text(record, found)
     assert tomllib.loads(text) == record
     assert len(text[text.index("[provenance.costs]") :].splitlines()) == 1 + len(below.as_record())
+
+
+def test_of_a_long_curve_every_few_values_are_shown_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = [SimpleNamespace(tokens_per_second=100.0 + (place == 7)) for place in range(40)]
+    points = [(place, speed) for place, speed in enumerate(speeds)]
+    monkeypatch.setattr("specctl.calibration.calibration_tables.curve", lambda _: ("draft_length", points))
+    found: Any = SimpleNamespace(curve=[SimpleNamespace(setting=Setting.of({"name": "constant"}))])
+    assert [row[0] for row in _curve(found).rows] == [str(place) for place in sorted({*range(0, 40, 3), 7})]

@@ -18,6 +18,7 @@ from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.known_names import predictor_path
+from specctl.replay.recording import batch_metering
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 
@@ -54,6 +55,35 @@ def test_costs_measured_as_thoroughly_as_the_program_does(tmp_path):
 
 
 calibrate = partial(invoke, "calibrate")
+
+
+def test_what_is_chosen_for_several_texts_is_run_with_several(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:3]), encoding="utf-8")
+    with patch.multiple(batch_metering, LENGTHS=(0, 1, 40), IN_A_ROW=2, REPEATS=1):
+        given = (
+            "-i",
+            path,
+            "-n",
+            4,
+            "--policy",
+            "constant",
+            "--grid",
+            "paper",
+            "--batch",
+            2,
+            "-o",
+            tmp_path / "it.toml",
+        )
+        document = json.loads(calibrate(*given, "--json").stdout)
+    (size,) = document["batches"]
+    measured = [one for one in document["measured"] if one["texts"] == 2]
+    assert size["texts"] == 2
+    assert {json.dumps(one["policy"]) for one in measured} >= {json.dumps(size["chosen"]), '{"name": "none"}'}
+    assert all(one["measured_tokens_per_second"] > 0 for one in measured)
+    written = resolve(str(tmp_path / "it.toml")).profile.draft
+    assert written is not None
+    assert written.setting.at(2).table == size["chosen"]
 
 
 @pytest.fixture(scope="module")

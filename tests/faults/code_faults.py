@@ -234,6 +234,8 @@ KNOWN: tuple[tuple[str, str], ...] = (
 EQUIVALENT: tuple[tuple[str, str], ...] = (
     ("while start < len(piece):", "(start <= len(piece))"),  # an empty rest is no piece
     ('seen: "torch.Tensor", *, hidden: bool = False', "True"),  # who calls it says so, or it is an interface
+    ("self._seen = np.ones((1, 1), dtype=bool)", "(2)"),  # only its first place is read before it is another one
+    ("[n / (n + 2) for n in range(LONGEST_RATED + 1)]", "(2)"),  # the last one is never asked for
     ('name="signs of life", daemon=True', "False"),  # the process ends without waiting for threads
     # Two speeds that were measured are never the same.
     ("if fastest <= found.oracle", "(fastest < found.oracle.score.tokens_per_second * 1.005)"),
