@@ -2,13 +2,15 @@
 
 import random
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from tests.faults import trials
 from tests.faults.code_faults import faults_in, known_faults, some_of
 from tests.faults.mutants import ROOMS, chosen_faults, near
 from tests.faults.reached import Reached, ReachPlugin
-from tests.faults.trials import PACKAGE, ROOT
+from tests.faults.trials import PACKAGE, ROOT, in_fork
 
 SOURCE = '''"""Über 1 < 2."""
 LIMIT = 1
@@ -114,3 +116,9 @@ def test_what_is_called_is_told_once() -> None:
 
 def test_every_fault_that_was_found_once_still_fits_the_package() -> None:
     assert known_faults(ROOT / PACKAGE)[1] == []
+
+
+def test_a_fork_that_waits_for_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_fork(lambda: [1, 2], tmp_path / "log") == [1, 2]
+    monkeypatch.setattr(trials, "PATIENCE", 0.2)
+    assert in_fork(Event().wait, tmp_path / "log") is None

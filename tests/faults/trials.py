@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -24,11 +25,14 @@ PACKAGE = "specctl"
 OWN = ("tests", "tools", PACKAGE)
 APART = ("ray", "xdist", "execnet", "_pytest", "_hypothesis_pytestplugin")
 """Plugins of pytest's, which it imports itself, and what starts threads."""
+PATIENCE = 600.0
+"""Seconds after which a fork that waits for something that never comes is ended."""
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 
 
 def in_fork(work: Callable[[], Any], log: Path) -> Any:
-    """What a fork of this process answers, which JSON can hold, or None if it was killed; what it writes is logged."""
+    """What a fork of this process answers, which JSON can hold, or None if it was killed, which it is after `PATIENCE`;
+    what it writes is logged."""
     answer = log.with_suffix(".answer")
     answer.unlink(missing_ok=True)
     child = os.fork()
@@ -45,11 +49,17 @@ def in_fork(work: Callable[[], Any], log: Path) -> Any:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(0)
+    until, ended = monotonic() + PATIENCE, 0
     try:
-        os.waitpid(child, 0)
+        while not ended and monotonic() < until:
+            ended, _ = os.waitpid(child, os.WNOHANG)
+            if not ended:
+                sleep(0.02)
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)  # what its tests have started
+        if not ended:
+            os.waitpid(child, 0)
     return json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else None
 
 
