@@ -166,3 +166,13 @@ def test_what_ray_is_told_of_a_method_leaves_it_as_it_is(monkeypatch, name):
     arguments = {"answer": ("life", 3), "watch": ("life",)}.get(name, ())
     getattr(made, name)(*arguments)
     assert called == [(made, *arguments)]
+
+
+def test_an_actor_answers_in_the_life_that_is_meant():
+    actor = Actor(Job(ECHO, {}), 3, 0.0)
+    how, life = actor.life()
+    assert (how, actor.begin(life)) == ("done", ("done", True))
+    how, answer = actor.answer(life, {"said": 7})
+    assert (how, answer["said"], answer["by"]) == ("done", 7, 3)
+    assert actor.answer("another", {"said": 7})[0] == "gone"
+    assert actor.answer(life, {"raises": "too long"})[0] == "failed"
