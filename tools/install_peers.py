@@ -24,6 +24,7 @@ EXPORTERS = {
         *("huggingface-hub==1.21.0", "httpx==0.28.1", "httpcore==1.0.9", "nncf==3.4.0", "openvino==2026.4.1"),
         *("openvino-tokenizers==2026.4.1.0", "openvino-telemetry", "natsort", "ninja", "pandas", "pydot"),
         *("scikit-learn", "joblib", "narwhals", "threadpoolctl", "cloudpickle"),
+        *("requests", "charset-normalizer", "urllib3", "idna", "certifi"),
     ),
     "llama.cpp": ("sentencepiece",),
 }
