@@ -50,8 +50,8 @@ class ReadPasses:
 
     def _known(self, reader: PassReader) -> PassReader:
         """The first of the readers that are equal to one: texts have their own, and comparing them takes long."""
-        known = self._readers.get(id(reader))
-        if known is None or known[0] is not reader:
+        known = self._readers.get(id(reader))  # which holds it, so that no other has its id
+        if known is None:
             if len(self._readers) > READERS:
                 self._readers.clear()
             equal = next((first for _, first in self._readers.values() if first == reader), reader)

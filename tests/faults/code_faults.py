@@ -239,6 +239,8 @@ EQUIVALENT: tuple[tuple[str, str], ...] = (
     ("ends = range(min(len(piece), start + self._longest), start, -1)", "max"),  # no longer piece is a token
     ("earlier: int = 0) -> None:", "(1)"),  # room for one token holds no answer
     ("_crossed(draft_length=(2, 5, 8),", "(3)"),  # which values are tried is a choice
+    ("runner.extend(pending, keep=0)", "(1)"),  # a row of logits more, which nobody looks at
+    ("any(any(layer.is_recurrent_states_initialized.values()) for layer in layers)", "all"),  # layers are alike
     ('name="signs of life", daemon=True', "False"),  # the process ends without waiting for threads
     # Two speeds that were measured are never the same.
     ("if fastest <= found.oracle", "(fastest < found.oracle.score.tokens_per_second * 1.005)"),

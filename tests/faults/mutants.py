@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ ROOMS = (
     "decoding", "policies", "models/running", "models/passes", "models/translation", "batching", "replay",
     "calibration", "api", "replicas",
 )  # fmt: skip
+NEEDED = {"replicas/on_ray.py": "ray"}
+"""Packages without which the tests of a module skip."""
 ENOUGH = 0.95
 """The share of faults that must be seen."""
 FAREST = 2
@@ -89,6 +92,8 @@ def chosen_faults(count: int, seed: int, only: str | None) -> tuple[list[CodeFau
     for room in ROOMS:
         for path in sorted((package / room).rglob("*.py")):
             module = path.relative_to(package).as_posix()
+            if find_spec(NEEDED.get(module, "torch")) is None:
+                continue
             found = [fault for fault in faults_in(module, path.read_text(encoding="utf-8")) if not _is_equal(fault)]
             drawn += some_of(found, count, random.Random(f"{seed} {module}"))
     random.Random(seed).shuffle(drawn)

@@ -244,3 +244,10 @@ def test_a_compiler_is_told_which_passes_read_one_token() -> None:
     for count in (3, 1, 4, 1):
         runner.extend(TOKENS[:count], keep=1)
     assert sorted(compiler.told) == [(False, False), (True, True)]
+
+
+def test_tokens_that_are_read_one_by_one_outgrow_the_buffers() -> None:
+    runner, reader = StaticRunner(random_model("llama"), VOCABULARY, capacity=8), Reader(Sampling())
+    runner.extend(TOKENS[:60], keep=0)
+    found = [int(runner.read([token], reader, None)[0][0]) for token in TOKENS[60:75]]
+    assert found == from_scratch("llama", TOKENS[:75])[60:].argmax(-1).tolist()
