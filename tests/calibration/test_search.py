@@ -13,7 +13,9 @@ from specctl.calibration.calibrated import calibrated_profile, profile_text
 from specctl.calibration.calibration_tables import _curve, as_document, calibration_tables, curve, verdict
 from specctl.calibration.decision import Decision
 from specctl.calibration.grids import grid
+from specctl.calibration.scores import Score
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
+from specctl.calibration.speedup_cells import plain_interval
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
@@ -253,3 +255,15 @@ def test_of_a_long_curve_every_few_values_are_shown_and_the_fastest(monkeypatch:
     monkeypatch.setattr("specctl.calibration.calibration_tables.curve", lambda _: ("draft_length", points))
     found: Any = SimpleNamespace(curve=[SimpleNamespace(setting=Setting.of({"name": "constant"}))])
     assert [row[0] for row in _curve(found).rows] == [str(place) for place in sorted({*range(0, 40, 3), 7})]
+
+
+def test_rates_of_a_score_are_over_all_its_prompts() -> None:
+    numbers = (np.array(some, dtype=np.float64) for some in ([6, 4], [20, 30], [3, 2], [8, 4], [3, 2]))
+    one = Score(Setting.of({"name": "constant"}), *numbers)
+    assert (one.tokens_per_second, one.acceptance_rate) == (200.0, 5 / 12)
+    assert (one.discard_rate, one.verification_rate, one.mean_acceptance_length) == (0.7, 0.5, 2.0)
+
+
+def test_an_interval_in_a_document_has_four_places_and_may_be_missing() -> None:
+    assert plain_interval(None) is None
+    assert plain_interval(Interval(1.23456, None, 2.0)) == {"value": 1.2346, "low": None, "high": 2.0}

@@ -241,6 +241,7 @@ EQUIVALENT: tuple[tuple[str, str], ...] = (
     ("_crossed(draft_length=(2, 5, 8),", "(3)"),  # which values are tried is a choice
     ("runner.extend(pending, keep=0)", "(1)"),  # a row of logits more, which nobody looks at
     ("any(any(layer.is_recurrent_states_initialized.values()) for layer in layers)", "all"),  # layers are alike
+    ("written[: length + 1]) for length in range(len(written))", "(2)"),  # what is told stays so with more
     ('name="signs of life", daemon=True', "False"),  # the process ends without waiting for threads
     # Two speeds that were measured are never the same.
     ("if fastest <= found.oracle", "(fastest < found.oracle.score.tokens_per_second * 1.005)"),
