@@ -7,8 +7,9 @@
 ``costs`` prints what ``--costs`` takes: milliseconds fitted to runs with drafts of 2, 4, 8 and 12 tokens, and without
 a draft in engines that bench measures so. Runs with drafts tell a draft step and the token that it adds to a target
 pass only together: the first number is of both, and the third 0. ``check`` runs the engine's own grid in turn, prompt
-by prompt, on the prompts that chose nothing: every length from 1 to 12, some
-settings of each of its other rules, and the exported setting, which it compares with the fastest.
+by prompt, on the prompts that chose nothing: no draft, every length from 1 to 12, some
+settings of each of its other rules, and the exported setting, which it compares with the fastest. Where the export says
+that no draft pays, that is what it says to run.
 
 Engines: transformers, on specctl's own models; onnxruntime-genai, openvino and llama.cpp with --peer-models FOLDER (of
 ``python -m specctl.peers.convert``) and --peer-program, the Python that has the engine or its program; vllm with
@@ -63,6 +64,9 @@ COARSE: dict[str, tuple[float, ...]] = {
 }
 """The values of an engine's other rules that are run."""
 MEASURED = ("transformers", "onnxruntime-genai", "openvino", "llama.cpp", "vllm")
+
+
+NONE = Setting.of({"name": "none"})
 
 
 def length(k: int) -> Setting:
@@ -166,11 +170,17 @@ def _ids(formats: PromptFormat, data: Mapping[str, Any]) -> list[int]:
 Run = Callable[[Sequence[Setting], Suite], Timed]
 
 
+def advised(exported: Mapping[str, Any]) -> Setting:
+    """What an export says to run: no draft where none pays, if the engine is run without one here."""
+    pays = exported["pays"] or exported["engine"] not in PEERS
+    return Setting.of(exported["rule"]) if pays else NONE
+
+
 def costs(options: argparse.Namespace, run: Run) -> None:
     """Measure and print an engine's costs."""
     # Other prompts than those that calibrate draws with the profile's seed.
     prompts = sample(load_suite("embedded"), options.samples, resolve("embedded").profile.sampling.seed + 1)
-    alone = [Setting.of({"name": "none"})] if options.engine in PEERS else []
+    alone = [NONE] if options.engine in PEERS else []
     found, off = fit(run([*map(length, TO_FIT), *alone], prompts))
     print(f"{flag_of(found, options.engine)}  # off by {off:.1%} (root mean square)")
 
@@ -184,8 +194,8 @@ def check(options: argparse.Namespace, run: Run) -> bool:
     whole = load_suite("embedded")
     wanted = set(document["reported_on"])
     prompts = Suite(whole.name, tuple(one for one in whole.prompts if one.id in wanted), whole.sha256)
-    chosen = Setting.of(exported["rule"])
-    runs = run([*dict.fromkeys([*grid_of(options.engine), chosen])], prompts)
+    chosen, alone = advised(exported), [NONE] if options.engine in PEERS else []
+    runs = run([*dict.fromkeys([*alone, *grid_of(options.engine), chosen])], prompts)
     predicted = {f"K = {point['draft_length']}": point["tokens_per_second"] for point in exported["curve"]}
     predicted[words_of(chosen)] = exported["tokens_per_second"]
     for row, label in enumerate(runs.labels):

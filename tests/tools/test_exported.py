@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specctl.export.rule_space import words_of
-from tools.exported import MEASURED, grid_of
+from tools.exported import MEASURED, NONE, advised, grid_of, length
 from tools.timed_runs import Timed, compared, fit, flag_of
 
 PROMPT_TOKENS = np.array([10.0, 40.0, 25.0])
@@ -62,3 +62,10 @@ def test_every_kind_of_an_engines_rules_is_run(engine: str) -> None:
     others = {"transformers": {"heuristic", "max-confidence"}, "onnxruntime-genai": {"probed-length"}, "vllm": set()}
     assert kinds == {"constant"} | others.get(engine, {"max-confidence"})
     assert len({words_of(one) for one in grid_of(engine)}) == len(grid_of(engine)) >= 12
+
+
+def test_an_export_that_no_draft_pays_for_says_to_run_none() -> None:
+    rule = {"name": "constant", "draft_length": 3}
+    assert advised({"engine": "llama.cpp", "pays": True, "rule": rule}) == length(3)
+    assert advised({"engine": "llama.cpp", "pays": False, "rule": rule}) == NONE
+    assert advised({"engine": "transformers", "pays": False, "rule": rule}) == length(3), "run with drafts only"
