@@ -155,7 +155,7 @@ def test_texts_are_those_of_the_processor(devices: Devices, case: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "block"])
-@pytest.mark.representatives("greedy", slow=("block",))
+@pytest.mark.representatives(slow=("block",))
 def test_texts_of_a_batch_are_those_of_the_processor(devices: Devices, sampling: str) -> None:
     table = SamplingTable(max_new_tokens=6, seed=5, **SAMPLINGS[sampling])
     found = []

@@ -384,6 +384,7 @@ def test_lengths_are_searched_for_each_number_of_texts() -> None:
     assert any("the fastest are none for 4" in note for note in found["sglang"].written.notes)
 
 
+@pytest.mark.slow
 def test_a_schedule_goes_on_up_to_the_last_number_priced() -> None:
     some, dear = traces(6), flat_costs(1.0, 10.0, per_token=2.0)
     costs, prompts = replace(flat_costs(1, 10), batches={4: dear, 8: dear}), (some.prompts[:4], some.prompts[4:8])

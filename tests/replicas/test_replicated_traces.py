@@ -66,6 +66,7 @@ def untimed(traces):
     return [replace(trace, prefill_ms=0.0) for trace in traces.traces if trace.prompt != "deadly"]
 
 
+@pytest.mark.slow
 def test_traces_and_their_order_are_the_same_and_costs_are_measured_here(profile, suite, tmp_path):
     pair = load_pair(profile, measured=False)
     job = Job(

@@ -272,6 +272,7 @@ print("the completion stands whole")
 """
 
 
+@pytest.mark.slow
 def test_in_a_pseudo_terminal_that_is_resized(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(SCRIPT, encoding="utf-8")
