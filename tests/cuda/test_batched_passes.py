@@ -148,3 +148,14 @@ def test_prompts_of_a_card_share_passes_of_a_thousand_tokens() -> None:
         assert cuda.ledger.tally().launches < 3 * 110
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one.logits.cpu(), other.logits.cpu(), rtol=0, atol=2e-4)  # type: ignore[union-attr]
+
+
+def test_of_long_texts_each_has_what_it_says_next_in_a_pass_of_its_own() -> None:
+    """Their caches are copied for a pass together."""
+    with Devices() as cuda:
+        passes = ReadPasses(runner_of("eager", on(cuda, random_model("llama", 2), "cuda:0")).rows(ROWS))
+        for row in (0, 1):
+            passes.run([RowRequest(row, 0, (TEXT * 20)[:600], 0)])
+        turns = [RowRequest(row, 600, TEXT[:20], 1) for row in (0, 1)]
+        one, both = (tally(cuda, passes, turns[:count]) for count in (1, 2))
+        assert (both.launches, both.copies) == (2 * one.launches, 2 * one.copies)

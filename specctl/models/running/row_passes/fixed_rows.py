@@ -22,8 +22,8 @@ WIDE = 16
 """Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
 than it saves."""
 TOGETHER = 1024
-"""On CUDA so many tokens of such sequences have a pass, padding counted: with fewer the device waits for the launches,
-which take as long whatever their sizes."""
+"""On CUDA such sequences have a pass together while it is over so many slots at most, padding counted: with few tokens
+the device waits for the launches, which take as long whatever their sizes; caches of long texts would be copied."""
 SPARE = 256
 
 
@@ -103,8 +103,8 @@ class FixedRows:
         """Passes of sequences that are too wide for one with all others."""
         parts: list[list[RowRequest]] = []
         joined = self._device.type == "cuda" and self._width is None
-        for request in sorted(requests, key=lambda one: len(one.tokens)):
-            if joined and parts and (len(parts[-1]) + 1) * len(request.tokens) <= TOGETHER:
+        for request in sorted(requests, key=lambda one: one.after + len(one.tokens)):
+            if joined and parts and (len(parts[-1]) + 1) * (request.after + len(request.tokens)) <= TOGETHER:
                 parts[-1].append(request)
             else:
                 parts.append([request])
