@@ -43,7 +43,7 @@ from specctl.peers.measured import MeasuredPeer
 from specctl.peers.names import ENGINES as PEERS
 from specctl.peers.names import NO_DRAFT, PeerSetting
 from specctl.peers.process import PeerProcess
-from specctl.policies import Setting
+from specctl.policies import NONE, Setting
 from specctl.profile import resolve
 from specctl.profile.known_names import model_path
 from specctl.profile.schema import SamplingTable
@@ -64,9 +64,6 @@ COARSE: dict[str, tuple[float, ...]] = {
 }
 """The values of an engine's other rules that are run."""
 MEASURED = ("transformers", "onnxruntime-genai", "openvino", "llama.cpp", "vllm")
-
-
-NONE = Setting.of({"name": "none"})
 
 
 def length(k: int) -> Setting:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from specctl.export.rule_space import words_of
-from tools.exported import MEASURED, NONE, advised, grid_of, length
+from specctl.policies import NONE
+from tools.exported import MEASURED, advised, grid_of, length
 from tools.timed_runs import Timed, compared, fit, flag_of
 
 PROMPT_TOKENS = np.array([10.0, 40.0, 25.0])

@@ -28,13 +28,18 @@ MOST = 32
 """Texts up to which ``auto`` tries."""
 
 
+def session_of(pair: Pair, setting: Setting | None) -> Session:
+    """A pair with drafts of a setting, or the target alone."""
+    return Session(pair, None if setting is None else build_drafter(pair, setting))
+
+
 def written(
     pair: Pair, passes: Sequence[RowPasses], setting: Setting | None, prompts: Sequence[list[int]], limit: SamplingTable
 ) -> list[Completion]:
     """What prompts give, as many at once as the passes have rows."""
 
     def answer(row: Pair) -> Callable[[list[int]], Completion]:
-        session = Session(row, None if setting is None else build_drafter(row, setting))
+        session = session_of(row, setting)
         return lambda prompt: session.generate(prompt, limit)
 
     with RowReplicas.over(pair, passes, answer) as rows:
@@ -57,15 +62,16 @@ def same_texts(to: Recorder, stage: Stage) -> None:
             claim = f"{pair.target.engine}, two texts at once, {drafts}: the CPU's own texts"
             to.check(claim, found == wanted, difference(found, wanted))
         fixed = embedded_pair(stage.device, engine, to, deterministic=True, dtype="bfloat16")
-        orders = [*range(len(prompts))], [*reversed(range(len(prompts)))]
-        alone, *others = (
-            written(fixed, passes_of(fixed, 2), setting, [prompts[number] for number in order], limit)
-            for setting, order in ((None, orders[0]), (None, orders[1]), (CONSTANT, orders[0]), (CONSTANT, orders[1]))
-        )
-        told = [[one.tokens for one in found] for found in (others[0][::-1], others[1], others[2][::-1])]
-        first = [one.tokens for one in alone]
+        runs = []
+        for setting in (None, CONSTANT):
+            there = written(fixed, passes_of(fixed, 2), setting, prompts, limit)
+            back = written(fixed, passes_of(fixed, 2), setting, prompts[::-1], limit)[::-1]
+            runs += [[one.tokens for one in some] for some in (there, back)]
+        first, *others = runs
         claim = f"{fixed.target.engine}, deterministic, bfloat16: a text is the same whatever its neighbours and drafts"
-        to.check(claim, all(found == first for found in told), "; ".join(difference(found, first) for found in told))
+        to.check(
+            claim, all(found == first for found in others), "; ".join(difference(found, first) for found in others)
+        )
 
 
 def speeds(to: Recorder, stage: Stage) -> None:
@@ -109,7 +115,7 @@ def _run(
     if passes:
         done = written(pair, passes, setting, prompts, limit)
     else:
-        session = Session(pair, None if setting is None else build_drafter(pair, setting))
+        session = session_of(pair, setting)
         done = [session.generate(prompt, limit) for prompt in prompts]
     stage.wait()
     seconds = perf_counter() - began
