@@ -27,7 +27,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
-from specctl.models.placing.memory import load_config
+from specctl.models.placing.model_config import load_config
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner

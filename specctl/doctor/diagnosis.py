@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TypeGuard
 
+from specctl.doctor.memory_advice import graph_advice, quantization_advice, room_advice
 from specctl.doctor.model_facts import ModelFacts, Overlap
 from specctl.errors import AbsentError, ModelError, ProfileError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.plain_tokenizers import one_tokenizer
 from specctl.models.files.terms import terms_of
+from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
@@ -18,24 +21,20 @@ from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import lacking_devices
 from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
-from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, load_config, working_bytes
+from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, working_bytes
+from specctl.models.placing.model_config import ModelConfig
 from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device
-from specctl.models.placing.quantization import Quantization
 from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
-from specctl.models.running.context import context_length
+from specctl.models.running.rules.generation_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
 from specctl.printable import gib
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 from specctl.versions import versions
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 CACHE_TOKENS = 4096
-MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def diagnose(profile: Profile) -> Diagnosis:
     except ModelError as error:
         report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
-    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    read: dict[str, Checkpoint] = {}
     tables = loading_order(model_tables(profile))
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model, without_files=not table.has_files)
@@ -92,28 +91,46 @@ def diagnose(profile: Profile) -> Diagnosis:
                 facts.draft_head = head.kind
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
-            checkpoint = locate(table, key)
+            checkpoint = read[key] = locate(table, key)
             placement = _examine(checkpoint, table, facts, free, report, profile)
             free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
             if isinstance(error, AbsentError):
                 report.advice += lacking_devices([(key, table)], (device.name for device in report.devices))
-        if facts.folder:
-            try:
-                tokenizers[key] = load_tokenizer(table, role=key)
-                facts.eos_ids = sorted({*facts.eos_ids, *_ids(tokenizers[key].eos_token_id)})
-            except ModelError as error:
-                if (problem := Problem(key, error.message, error.hint)) not in report.problems:
-                    report.problems.append(problem)
+    tokenizers = _tokenizers(report, read, dict(tables))
     _compare(report, tokenizers, dict(tables))
     for key, table in tables:
-        if isinstance(table, DraftTable) and table.tokens is not None and "target" in tokenizers:
+        if _is_cut(table) and "target" in tokenizers:
             _examine_tokens(key, table, tokenizers["target"], report)
     for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
             _examine_predictor(key, table, verifier, table.head, report)
     return report
+
+
+def _tokenizers(
+    report: Diagnosis, read: Mapping[str, Checkpoint], tables: Mapping[str, ModelTable]
+) -> dict[str, Tokenizer]:
+    """Each model's tokenizer by its key, as far as it can be read; their ends of sequence are added to the facts."""
+    found: dict[str, Tokenizer] = {}
+    if not any(map(_is_cut, tables.values())) and (one := one_tokenizer([*read.values()])) is not None:
+        found = dict.fromkeys(read, one)
+    for key in (each for each in read if each not in found):
+        try:
+            found[key] = load_tokenizer(tables[key], role=key)
+        except ModelError as error:
+            if (problem := Problem(key, error.message, error.hint)) not in report.problems:
+                report.problems.append(problem)
+    for facts in report.models:
+        if facts.key in found:
+            facts.eos_ids = sorted({*facts.eos_ids, *_ids(found[facts.key].eos_token_id)})
+    return found
+
+
+def _is_cut(table: ModelTable) -> TypeGuard[DraftTable]:
+    """Whether a draft is to write only some of the target's tokens, which are counted with its whole tokenizer."""
+    return isinstance(table, DraftTable) and table.tokens is not None
 
 
 def _examine(
@@ -128,23 +145,19 @@ def _examine(
     facts.found = _found(checkpoint)
     facts.licence, facts.gated = terms_of(checkpoint)
     facts.adapter = None if checkpoint.adapter is None else checkpoint.adapter.told
-    config = load_config(checkpoint, table.trust_remote_code)
-    text = config.get_text_config(decoder=True)
-    facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type
-    facts.context = context_length(config)
-    facts.vocabulary = text.vocab_size
-    facts.eos_ids = _eos_ids(checkpoint, text)
+    config = ModelConfig.read(checkpoint, table.trust_remote_code)
+    facts.architecture = config.architecture
+    facts.context = config.context
+    facts.vocabulary = config.vocabulary
+    facts.eos_ids = _eos_ids(checkpoint, config)
     need = weighed(checkpoint, table, free, profile.engine)
     if facts.key == "target" and profile.generation_config:
-        from specctl.models.running.rules.token_rules import rules_in
-
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
     facts.parameters = need.parameters
-    output = text.vocab_size * text.hidden_size
-    tied = getattr(text, "tie_word_embeddings", False)
-    facts.output_share = output / max(need.parameters - (0 if tied else output), output)
+    output = config.vocabulary * config.hidden_size
+    facts.output_share = output / max(need.parameters - (0 if config.ties else output), output)
     facts.weights_by_dtype = _sizes(table, need, free)
     if need.unread:
         report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
@@ -157,15 +170,15 @@ def _examine(
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
     facts.quantize = table.quantize
     if need.quantization is not None:
-        _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
+        report.advice += quantization_advice(checkpoint, need.parameters, need.quantization)
     room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
     on_cuda = any(name.startswith("cuda") for name in placement.shares)
     first = on_cuda and not any(set(other.devices) & set(placement.shares) for other in report.models[1:])
     engine = profile.engine
     work = working_bytes(need, placement.dtype, CACHE_TOKENS, engine, on_cuda=on_cuda, first=first)
-    _advise_on_room(checkpoint, work, room, on_cuda, report)
+    report.advice += room_advice(checkpoint, work, room, CACHE_TOKENS, on_cuda=on_cuda)
     if making := engine_named(engine).making:
-        _advise_on_graph(checkpoint, int(making * need.weight_bytes(placement.dtype)), room, report)
+        report.advice += graph_advice(checkpoint, int(making * need.weight_bytes(placement.dtype)), room)
     return placement
 
 
@@ -179,7 +192,7 @@ def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> di
     return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
 
 
-def _examine_tokens(key: str, table: DraftTable, tokenizer: "PreTrainedTokenizerBase", report: Diagnosis) -> None:
+def _examine_tokens(key: str, table: DraftTable, tokenizer: Tokenizer, report: Diagnosis) -> None:
     """Add to a draft's facts which tokens it can write."""
     from specctl.doctor.draft_head_diagnosis import examine_draft_tokens
 
@@ -197,8 +210,9 @@ def _examine_predictor(
 ) -> None:
     """Check that a draft's head exists, has the draft's hidden size, and was trained on the draft's weights.
 
-    A bad head is only advice if the draft's policy does not read it.
+    A bad head is only advice if the draft's policy does not read it; then its weights are not read here either.
     """
+    needed = table.policy.setting.needs_predictor
     if on_hub(name):
         report.advice.append(f"The acceptance head {name!r} will be downloaded at first use.")
         return
@@ -207,50 +221,20 @@ def _examine_predictor(
         require_kind(head, table.policy)
         drafting = find_head(key, table, verifier)
         draft = locate(table, key) if drafting is None else drafting.checkpoint
-        if drafting is None:  # the width of a draft head's states is known once it is built
-            head.load(load_config(draft, table.trust_remote_code).get_text_config(decoder=True).hidden_size)
+        if not needed:
+            head.require_weights()
+        elif drafting is None:  # the width of a draft head's states is known once it is built
+            head.load(ModelConfig.read(draft, table.trust_remote_code).hidden_size)
         if draft.has_weights() and (reason := mismatch(head, draft)):
             raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")
     except ModelError as error:
-        if not table.policy.setting.needs_predictor:
+        if not needed:
             report.advice.append(f"{error.message} {error.hint}")
         elif error.message not in {problem.message for problem in report.problems}:
             report.problems.append(Problem(f"{key}.head", error.message, error.hint))
 
 
-def _advise_on_graph(checkpoint: Checkpoint, making: int, room: int, report: Diagnosis) -> None:
-    if making > room:
-        report.advice.append(
-            f"{checkpoint} leaves {gib(room)} free, but making its graph for onnxruntime, once, takes up to "
-            f"{gib(making)}."
-        )
-
-
-def _advise_on_room(checkpoint: Checkpoint, work: int, room: int, on_cuda: bool, report: Diagnosis) -> None:
-    if work > room:
-        what = f"the cache of {CACHE_TOKENS} tokens" + (
-            ", CUDA's context and working memory take" if on_cuda else " takes"
-        )
-        report.advice.append(
-            f"{checkpoint} leaves {gib(room)} free, but {what} {gib(work)}: "
-            "use short prompts or a device with more memory."
-        )
-
-
-def _advise_on_quantization(
-    checkpoint: Checkpoint, parameters: int, quantization: Quantization, report: Diagnosis
-) -> None:
-    share = quantization.weights / parameters
-    if share < MOSTLY:
-        report.advice.append(
-            f"{checkpoint}: quantize covers {share:.0%} of its weights; embeddings, the output layer and what is not "
-            "in linear layers of a size that fits stay as they are."
-        )
-
-
-def _compare(
-    report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]", tables: Mapping[str, ModelTable]
-) -> None:
+def _compare(report: Diagnosis, tokenizers: Mapping[str, Tokenizer], tables: Mapping[str, ModelTable]) -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
     target, *drafts = [facts for facts in report.models if facts.draft_head is None and not facts.without_files]
     sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
@@ -287,9 +271,9 @@ def _found(checkpoint: Checkpoint) -> str:
     return "cached" if checkpoint.has_weights() else "on the hub"
 
 
-def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
+def _eos_ids(checkpoint: Checkpoint, config: ModelConfig) -> list[int]:
     settings = generation_config(checkpoint)
-    return sorted(_ids(getattr(config if settings is None else settings, "eos_token_id", None)))
+    return sorted(_ids(config.eos if settings is None else getattr(settings, "eos_token_id", None)))
 
 
 def _ids(ids: int | list[int] | None) -> set[int]:

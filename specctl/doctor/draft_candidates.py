@@ -19,7 +19,7 @@ from specctl.models.head_files.draft_head import DraftHeadCheckpoint, draft_head
 from specctl.models.loading.model import load_tokenizer
 from specctl.models.loading.proportion import LARGE_DRAFT
 from specctl.models.loading.vocabularies import token_map
-from specctl.models.placing.memory import load_config
+from specctl.models.placing.model_config import load_config
 from specctl.models.placing.requirements import weighed
 from specctl.models.running.context import context_length
 from specctl.profile.model_names import short_name

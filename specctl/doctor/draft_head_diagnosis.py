@@ -1,24 +1,22 @@
 """What a draft head is, whether it belongs to its verifier and what it needs, found without loading the verifier."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from specctl.doctor.model_facts import ModelFacts
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
+from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.fewer_tokens import counts_for, draft_vocabulary, trained_on_few
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.profile_models import require_head_settings
-from specctl.models.placing.memory import DeviceMemory, load_config
+from specctl.models.placing.memory import DeviceMemory
+from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import dtype_on, kind_of_device, place
 from specctl.models.placing.requirements import weighed
 from specctl.profile.model_names import short_name
 from specctl.profile.schema import DraftTable, Engine, ModelTable
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def examine_draft_head(
@@ -77,7 +75,7 @@ def examine_draft_head(
 
 
 def examine_draft_tokens(
-    table: DraftTable, facts: ModelFacts, tokenizer: "PreTrainedTokenizerBase", whole: int, eos: Sequence[int]
+    table: DraftTable, facts: ModelFacts, tokenizer: Tokenizer, whole: int, eos: Sequence[int]
 ) -> None:
     """Add to a draft's facts how many tokens it writes, and which share of those counted they are.
 

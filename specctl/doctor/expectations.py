@@ -16,7 +16,8 @@ from specctl.models.loading.head_loading import needed
 from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
-from specctl.models.placing.memory import DeviceMemory, Estimate, load_config, working_bytes
+from specctl.models.placing.memory import DeviceMemory, Estimate, working_bytes
+from specctl.models.placing.model_config import load_config
 from specctl.models.placing.requirements import weighed
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings, Where

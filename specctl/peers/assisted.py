@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.hushing import hushed
 from specctl.models.loading.profile_models import find_head
-from specctl.models.placing.memory import load_config
+from specctl.models.placing.model_config import load_config
 from specctl.models.running.pair import Pair
 from specctl.models.sharding.leader import is_sharded
 from specctl.peers.completion import completion_of

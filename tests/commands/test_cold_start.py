@@ -165,8 +165,14 @@ def test_what_is_read_from_files_takes_neither(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(may_be_there(), reason="torch is asked for the memory of accelerators")
-def test_neither_does_a_diagnosis_of_models_that_are_not_here(tmp_path: Path) -> None:
-    settings = [flag for name in ("target", "draft") for flag in ("--set", f"{name}.model={tmp_path / name}")]
-    (done,) = forked(tmp_path, BEFORE, RUN, [["doctor", *settings]])
-    assert (done.returncode, heavy_of(done)) == (ModelError.exit_code, []), done.stderr
-    assert "cannot run, 2 problems" in done.stdout
+def test_neither_does_a_diagnosis(tmp_path: Path) -> None:
+    gone = [flag for name in ("target", "draft") for flag in ("--set", f"{name}.model={tmp_path / name}")]
+    whole = [[], ["--profile", "embedded-lookup"], ["--profile", "embedded-hsddw", "--json"]]
+    absent, *here = forked(tmp_path, BEFORE, RUN, [["doctor", *flags] for flags in (gone, *whole)])
+    assert (absent.returncode, heavy_of(absent)) == (ModelError.exit_code, []), absent.stderr
+    assert "cannot run, 2 problems" in absent.stdout
+    for flags, done in zip(whole, here, strict=True):
+        assert done.returncode == 0, done.stderr
+        # The headers of weights are read with safetensors, which imports torch for tensors alone.
+        assert heavy_of(done) == ["safetensors"], flags
+        assert "Verdict: ready." in done.stdout or json.loads(done.stdout)["ready"]

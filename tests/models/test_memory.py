@@ -10,7 +10,8 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing import accelerator
-from specctl.models.placing.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate
+from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
+from specctl.models.placing.model_config import cached_values
 from specctl.models.placing.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
 

@@ -22,8 +22,9 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.models.running.rules.ruled import RuledRunner
-from specctl.models.running.rules.token_rules import TokenRules, rules_in, unsupported_in
+from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip

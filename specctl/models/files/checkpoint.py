@@ -96,7 +96,7 @@ class Checkpoint:
         files = self.tensor_files()
         found: dict[str, torch.Tensor] = {}
         for path, group in groupby(sorted(names, key=files.__getitem__), key=files.__getitem__):
-            with self._opened(path) as file:
+            with self._opened(path, "pt") as file:
                 found |= {name: file.get_tensor(name) for name in group}
         return found
 
@@ -164,12 +164,14 @@ class Checkpoint:
             return huggingface_hub.HfApi().get_safetensors_metadata(self.name, revision=self.revision)
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[Any]:
-        """A weight file; whatever goes wrong with it inside the block is a ModelError."""
+    def _opened(self, path: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
+        """A weight file, of which torch (``pt``) reads tensors and numpy no more than the header; whatever goes wrong
+        with it inside the block is a ModelError.
+        """
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework=framework) as file:
                 yield file
         except (SafetensorError, OSError) as error:
             raise self._damaged(path, str(error)) from error

@@ -9,7 +9,7 @@ from specctl.models.passes.masks import attends_to_everything
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing.architecture import generation_config
-from specctl.models.running.rules.token_rules import rules_in, unsupported_in
+from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,8 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.hushing import hushed
 from specctl.models.files.loading_failures import explained
-from specctl.models.placing.memory import device_memory, estimate, load_config
+from specctl.models.placing.memory import device_memory, estimate
+from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import Placement, named_devices
 from specctl.models.placing.quantization import Quantization
 from specctl.models.placing.requirements import inspected, placed_here

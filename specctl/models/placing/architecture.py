@@ -1,12 +1,15 @@
 """Whether specctl can run a model, told from its configuration files."""
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import GENERATION, Checkpoint
 from specctl.models.files.hushing import hushed
 from specctl.models.files.loading_failures import explain
-from specctl.models.placing.memory import load_config
+from specctl.models.files.plain_config import is_plain_generation
+from specctl.models.placing.model_config import load_config
+from specctl.models.running.rules.generation_rules import unsupported_in
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -36,8 +39,9 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
         )
 
 
-def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | None":
-    """What a checkpoint's generation_config.json says; None if it has none.
+def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | SimpleNamespace | None":
+    """What a checkpoint's generation_config.json says, without transformers where that adds nothing; None if there is
+    no such file.
 
     Raises:
         ModelError: it is damaged. transformers would go on without it, and so without its end of sequence.
@@ -45,6 +49,8 @@ def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | None":
     settings = checkpoint.generation_settings()
     if settings is None:
         return None
+    if is_plain_generation(settings):
+        return SimpleNamespace(**settings)
     from transformers import GenerationConfig
 
     try:
@@ -59,8 +65,6 @@ def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | None":
 
 def require_supported_rules(checkpoint: Checkpoint) -> None:
     """Raise a ModelError if a target's generation_config.json changes its text in a way that cannot be verified."""
-    from specctl.models.running.rules.token_rules import unsupported_in
-
     config = generation_config(checkpoint)
     for setting, why in unsupported_in(config).items() if config is not None else ():
         raise ModelError(

@@ -2,16 +2,16 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
 from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
-from specctl.models.files.loading_failures import explained
 from specctl.models.files.skeleton import skeleton
 from specctl.models.passes.host_device import draws
 from specctl.models.placing.accelerator import accelerator
 from specctl.models.placing.engine_table import engine_named
+from specctl.models.placing.model_config import ModelConfig, load_config
 from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ def estimate(
     Raises:
         ModelError: local files are damaged, missing or not safetensors, or the configuration cannot be loaded.
     """
-    config = load_config(checkpoint, trust_remote_code)
-    quantised = getattr(config, "quantization_config", None) is not None
+    config = ModelConfig.read(checkpoint, trust_remote_code)
     headers, unread = None, None
     try:
         headers = checkpoint.headers()
@@ -119,49 +118,23 @@ def estimate(
             raise
         unread = error
     parameters = sum(headers.counts.values()) if headers else 0
-    if quantised or headers is None:
-        parameters = sum(weight.numel() for weight in skeleton(checkpoint, config, trust_remote_code).parameters())
-    dtype = _meant_dtype(config, headers)
+    if config.quantised or headers is None:
+        whole = load_config(checkpoint, trust_remote_code) if config.whole is None else config.whole
+        model = skeleton(checkpoint, whole, trust_remote_code)
+        parameters = sum(weight.numel() for weight in model.parameters())
+    dtype = _meant_dtype(config.dtype, headers)
     return Estimate(
         parameters=parameters,
         stored_bytes=headers.stored_bytes if headers else parameters * ITEM_BYTES[dtype],
         stored_dtype=dtype,
-        quantised=quantised and headers is not None,
-        cached_values=cached_values(config),
+        quantised=config.quantised and headers is not None,
+        cached_values=config.cached_values,
         quantization=quantization,
         unread=unread,
     )
 
 
-def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
-    """The checkpoint's transformers configuration."""
-    from transformers import AutoConfig
-
-    checkpoint.settings()
-    with explained(checkpoint.role, checkpoint.name):
-        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
-
-
-def cached_values(config: Any) -> int:
-    """Keys and values per token over all layers that keep them: 2 x layers x key-value heads x head dimension.
-
-    Recurrent states do not grow with the text and are not counted.
-    """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    layers = sum(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers)
-    if not layers:
-        return 0
-    text = config.get_text_config(decoder=True)
-    heads: int = text.num_attention_heads
-    head_size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
-    key_value_heads: int = getattr(text, "num_key_value_heads", None) or heads
-    return 2 * layers * key_value_heads * head_size
-
-
-def _meant_dtype(config: Any, headers: WeightHeaders | None) -> str:
-    dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
+def _meant_dtype(dtype: str | None, headers: WeightHeaders | None) -> str:
     if dtype in ITEM_BYTES:
         return dtype
     counts = headers.counts if headers else {}

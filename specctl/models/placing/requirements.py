@@ -7,9 +7,11 @@ from typing import Any
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.hushing import hushed
+from specctl.models.files.plain_config import is_plain
 from specctl.models.files.skeleton import require_modules, skeleton
 from specctl.models.placing.architecture import generation_config, require_runnable
-from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate, load_config
+from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
+from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import Placement, kind_of_device, named_devices, place
 from specctl.models.placing.quantization import Quantization, plan, quantised_with, require_whole, rounding
 from specctl.models.placing.shard_plan import sharded_placement
@@ -31,8 +33,12 @@ def inspected(
         ModelError: specctl cannot run its architecture, its configuration or generation settings are damaged, it has
             no such modules as the device table or its adapter names, or it cannot be quantised as wanted.
     """
-    require_runnable(checkpoint, table.trust_remote_code)
+    plain = is_plain(checkpoint.settings())
+    if not plain:
+        require_runnable(checkpoint, table.trust_remote_code)
     generation_config(checkpoint)
+    if plain and not isinstance(table.device, dict) and checkpoint.adapter is None and table.quantize is None:
+        return None
     model = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
     if isinstance(table.device, dict):
         require_modules(model, table.device, checkpoint.role)

@@ -9,7 +9,8 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
-from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
+from specctl.models.placing.memory import DeviceMemory, Estimate
+from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import ROOM_FOR_WORK, Placement, dtype_on
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable

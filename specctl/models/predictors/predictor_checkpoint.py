@@ -1,7 +1,8 @@
 """Predictors on disk: finding one, checking that it belongs to a draft, reading and writing its files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -73,6 +74,31 @@ class PredictorCheckpoint:
     def draft_model(self) -> str:
         return str(self.config.get("draft_model", "a draft that its config.json does not name"))
 
+    @property
+    def _weights_path(self) -> Path:
+        return self.folder / (PUBLISHED_WEIGHTS if self.published else WEIGHTS)
+
+    @contextmanager
+    def _weights(self, framework: Literal["np", "pt"]) -> Iterator[Any]:
+        """Its weight file; whatever goes wrong with it inside the block is a ModelError."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._weights_path
+        try:
+            with safe_open(path, framework=framework) as file:
+                yield file
+        except FileNotFoundError as error:
+            other = any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*"))
+            why = "; weights in other formats can run code when they are read" if other else ""
+            raise ModelError(f"{self}: there is no {path.name} in {self.folder}{why}.", _REMAKE) from error
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or train it again.") from error
+
+    def require_weights(self) -> None:
+        """Raise a ModelError if the weight file is missing or its header is damaged."""
+        with self._weights("np"):
+            pass
+
     def load(self, hidden_size: int) -> "TrainedPredictor":
         """Read the weights.
 
@@ -82,24 +108,12 @@ class PredictorCheckpoint:
         Raises:
             ModelError: a file is missing or damaged, or the head is for another hidden size.
         """
-        import torch
-        from safetensors import SafetensorError, safe_open
-
         from specctl.models.predictors.disco_predictor import disco_predictor_from
         from specctl.models.predictors.state_predictor import predictor_from, predictor_from_published
 
-        path = self.folder / (PUBLISHED_WEIGHTS if self.published else WEIGHTS)
-        weights: dict[str, torch.Tensor] = {}
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    weights[name] = file.get_tensor(name)
-        except FileNotFoundError as error:
-            other = any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*"))
-            why = "; weights in other formats can run code when they are read" if other else ""
-            raise ModelError(f"{self}: there is no {path.name} in {self.folder}{why}.", _REMAKE) from error
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or train it again.") from error
+        with self._weights("pt") as file:
+            weights: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        path = self._weights_path
         for name, weight in weights.items():
             if not weight.is_floating_point() or not bool(weight.isfinite().all()):
                 kind = "not numbers (NaN) or infinite" if weight.is_floating_point() else f"of dtype {weight.dtype}"

@@ -30,7 +30,7 @@ from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.mtp_tensors import mtp_in, mtp_tensors, read_mtp
 from specctl.models.loading.head_loading import load_draft_head
 from specctl.models.loading.model import load_model
-from specctl.models.placing.memory import load_config
+from specctl.models.placing.model_config import load_config
 from specctl.profile.schema import DraftTable, ModelTable
 
 Weights = dict[str, torch.Tensor]

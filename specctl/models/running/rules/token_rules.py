@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from specctl.models.passes.forward import Numbers
+from specctl.models.running.rules.generation_rules import rules_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +46,19 @@ def _bias(bias: Any, context: Context) -> transformers.SequenceBiasLogitsProcess
     return transformers.SequenceBiasLogitsProcessor(known) if known else None
 
 
-# In the order in which transformers applies them; each with the value that means nothing, besides None.
-_RULES: dict[str, tuple[Any, Maker]] = {
-    "sequence_bias": ({}, _bias),
-    "repetition_penalty": (1.0, lambda value, _: transformers.RepetitionPenaltyLogitsProcessor(value)),
-    "no_repeat_ngram_size": (0, lambda value, _: transformers.NoRepeatNGramLogitsProcessor(value)),
-    "bad_words_ids": ([], _bad_words),
-    "min_length": (0, lambda value, c: transformers.MinLengthLogitsProcessor(value, c.eos, device=c.device)),
-    "forced_bos_token_id": (None, lambda value, _: transformers.ForcedBOSTokenLogitsProcessor(value)),
-    "remove_invalid_values": (False, lambda _, __: transformers.InfNanRemoveLogitsProcessor()),
-    "suppress_tokens": ([], lambda value, c: transformers.SuppressTokensLogitsProcessor(value, device=c.device)),
+_MAKERS: dict[str, Maker] = {
+    "sequence_bias": _bias,
+    "repetition_penalty": lambda value, _: transformers.RepetitionPenaltyLogitsProcessor(value),
+    "no_repeat_ngram_size": lambda value, _: transformers.NoRepeatNGramLogitsProcessor(value),
+    "bad_words_ids": _bad_words,
+    "min_length": lambda value, context: transformers.MinLengthLogitsProcessor(
+        value, context.eos, device=context.device
+    ),
+    "forced_bos_token_id": lambda value, _: transformers.ForcedBOSTokenLogitsProcessor(value),
+    "remove_invalid_values": lambda _, __: transformers.InfNanRemoveLogitsProcessor(),
+    "suppress_tokens": lambda value, context: transformers.SuppressTokensLogitsProcessor(value, device=context.device),
 }
-
-_REFUSED: dict[str, tuple[Any, str]] = {
-    "num_beams": (1, "beams follow several texts at once"),
-    "penalty_alpha": (0.0, "contrastive search compares several texts"),
-    "dola_layers": (None, "it mixes the logits of several layers"),
-    "guidance_scale": (1.0, "guidance needs a second pass over another prompt"),
-    "watermarking_config": (None, "a watermark's random choices cannot be verified"),
-    "encoder_repetition_penalty": (1.0, "it depends on where the prompt ends"),
-    "encoder_no_repeat_ngram_size": (0, "it depends on where the prompt ends"),
-    "min_new_tokens": (0, "it depends on where the prompt ends"),
-    "forced_eos_token_id": (None, "it depends on the token limit"),
-    "exponential_decay_length_penalty": (None, "it depends on where the prompt ends"),
-    "begin_suppress_tokens": ([], "it depends on where the prompt ends"),
-}
-"""Settings that change the text and are not supported, each with the value that means nothing, and why."""
-
-
-def rules_in(config: transformers.GenerationConfig) -> dict[str, Any]:
-    """The rules that are in force, by name."""
-    values = ((name, getattr(config, name, None), nothing) for name, (nothing, _) in _RULES.items())
-    return {name: value for name, value, nothing in values if value is not None and value != nothing}
-
-
-def unsupported_in(config: transformers.GenerationConfig) -> dict[str, str]:
-    """Settings in force that change the text and cannot be honoured, by name, each with the reason."""
-    values = ((name, getattr(config, name, None), nothing, why) for name, (nothing, why) in _REFUSED.items())
-    return {f"{name} = {value}": why for name, value, nothing, why in values if value is not None and value != nothing}
+"""A processor for each of `RULES`."""
 
 
 class TokenRules:
@@ -114,7 +90,7 @@ class TokenRules:
         rules = rules_in(config)
         if not eos:
             rules.pop("min_length", None)  # nothing can end before it
-        made = [_RULES[name][1](value, context) for name, value in rules.items()]
+        made = [_MAKERS[name](value, context) for name, value in rules.items()]
         return cls(processor for processor in made if processor is not None)
 
     def fresh(self) -> "TokenRules":

@@ -1,0 +1,114 @@
+"""A model's configuration: transformers' own, and what is asked of it before a model is made."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.loading_failures import explained
+from specctl.models.files.plain_config import FAMILIES, is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What is asked of a checkpoint's configuration before a model is made from it.
+
+    Attributes:
+        whole: transformers' configuration; None where it was not needed, of a well-known family that can run.
+        architecture: the class that it names, else its family.
+        context: the most tokens of a sequence; None where there is no limit.
+        vocabulary: rows of its embeddings.
+        hidden_size: width of its states.
+        ties: whether the output layer is the embeddings.
+        eos: its ``eos_token_id``.
+        dtype: of its weights; None where it names none.
+        quantised: whether its weights are packed.
+    """
+
+    whole: Any
+    architecture: str
+    context: int | None
+    vocabulary: int
+    hidden_size: int
+    ties: bool
+    eos: int | list[int] | None
+    dtype: str | None
+    quantised: bool
+    _cached_values: int | None = None
+
+    @property
+    def cached_values(self) -> int:
+        """As of `cached_values`; only of a model that can run."""
+        return cached_values(self.whole) if self._cached_values is None else self._cached_values
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, trust_remote_code: bool = False) -> "ModelConfig":
+        """That of a checkpoint, without transformers where that adds nothing.
+
+        Raises:
+            ModelError: its config.json is damaged, or describes no model that transformers knows.
+        """
+        settings = checkpoint.settings()
+        return cls._of_file(settings) if is_plain(settings) else cls._of(load_config(checkpoint, trust_remote_code))
+
+    @classmethod
+    def _of_file(cls, settings: dict[str, Any]) -> "ModelConfig":
+        """Of the contents of a plain config.json."""
+        heads, hidden = settings["num_attention_heads"], settings["hidden_size"]
+        head_size = settings.get("head_dim", hidden // heads)
+        return cls(
+            whole=None,
+            architecture=", ".join(settings["architectures"]),
+            context=settings["max_position_embeddings"],
+            vocabulary=settings["vocab_size"],
+            hidden_size=hidden,
+            ties=settings.get("tie_word_embeddings", FAMILIES[settings["model_type"]].ties),
+            eos=settings["eos_token_id"],
+            dtype=settings.get("dtype", settings.get("torch_dtype")),
+            quantised=False,
+            _cached_values=2 * settings["num_hidden_layers"] * settings.get("num_key_value_heads", heads) * head_size,
+        )
+
+    @classmethod
+    def _of(cls, config: Any) -> "ModelConfig":
+        """Of transformers' configuration."""
+        from specctl.models.running.context import context_length
+
+        text = config.get_text_config(decoder=True)
+        return cls(
+            whole=config,
+            architecture=", ".join(getattr(config, "architectures", None) or []) or config.model_type,
+            context=context_length(config),
+            vocabulary=text.vocab_size,
+            hidden_size=text.hidden_size,
+            ties=bool(getattr(text, "tie_word_embeddings", False)),
+            eos=getattr(text, "eos_token_id", None),
+            dtype=str(getattr(config, "dtype", None) or "").removeprefix("torch.") or None,
+            quantised=getattr(config, "quantization_config", None) is not None,
+        )
+
+
+def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
+    """The checkpoint's transformers configuration."""
+    from transformers import AutoConfig
+
+    checkpoint.settings()
+    with explained(checkpoint.role, checkpoint.name):
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+
+
+def cached_values(config: Any) -> int:
+    """Keys and values per token over all layers that keep them: 2 x layers x key-value heads x head dimension.
+
+    Recurrent states do not grow with the text and are not counted.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    layers = sum(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers)
+    if not layers:
+        return 0
+    text = config.get_text_config(decoder=True)
+    heads: int = text.num_attention_heads
+    head_size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
+    key_value_heads: int = getattr(text, "num_key_value_heads", None) or heads
+    return 2 * layers * key_value_heads * head_size
