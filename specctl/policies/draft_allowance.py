@@ -7,14 +7,18 @@ from specctl.policies.round_times import RoundTimes
 
 DOUBTED = 100
 """Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
-LULL, LONGEST_LULL = 8, 64
-"""After more than LULL rounds without a draft only each LULL-th is looked at, and later one of a quarter of them,
-at most LONGEST_LULL: those between cost nothing."""
+LULL, LONGEST_LULL, LULL_OF_SEVERAL = 8, 64, 2
+"""After more than LULL rounds without a draft, LULL_OF_SEVERAL of several texts, only each LULL-th is looked at, and
+later one of a quarter of them, at most LONGEST_LULL: those between cost nothing."""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
 of the target alone stays known, and after a first draft that brings nothing, or of several texts; the weight of one
 draft in what they save.
 """
+UNSEEN_AT_FIRST, SMALL_OF_SEVERAL = 16, 0.25
+"""Of several texts: the first time after so many rounds, then after twice as many, up to UNSEEN; and SMALL. What a pass
+over them takes follows from the lengths of all, and a draft that saves as little as it may be wrong by is soon found
+out."""
 UNLIKELY = 0.5
 """A first draft that is expected to bring fewer tokens brought nothing."""
 
@@ -46,6 +50,8 @@ class DraftAllowance:
     _skipped: int = 0
     _resting: int = 0
     _unseen: int = 0
+    _rest_after: int = UNSEEN_AT_FIRST
+    _booked: int = 0
     _gain: float = 0.0
     _unbooked: tuple[float, float, float] | None = field(default=None)
 
@@ -79,13 +85,19 @@ class DraftAllowance:
             self._skipped = 0
             return
         gain = self._gained(drafted, width, kept)
-        self._gain += GAIN_RATE * (gain - self._gain)
+        self._booked += 1
+        self._gain += max(GAIN_RATE, 1 / self._booked) * (gain - self._gain)
         self._unseen += 1 + passed
         if not self.times.knows_target and (kept < UNLIKELY or self.times.widening):
             self._resting = RESTING
             self._unbooked = drafted, width, kept  # what it lost is known when the target's time is
             return
-        if self._unseen >= UNSEEN and self._gain < SMALL:
+        if self.times.several:
+            rests = self._unseen >= self._rest_after and self._gain < SMALL_OF_SEVERAL
+            self._rest_after = min(UNSEEN, 2 * self._rest_after) if rests else self._rest_after
+        else:
+            rests = self._unseen >= UNSEEN and self._gain < SMALL
+        if rests:
             self._resting = RESTING
         reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
         rounds = self.part * (1 + passed)
@@ -110,5 +122,5 @@ class DraftAllowance:
             doubt = self.part * trust_after(self.idle)
             longest = account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
         lull = LULL if longest else min(LONGEST_LULL, max(LULL, self.idle // 4))
-        self.asleep = lull - 1 if self.idle > LULL else 0
+        self.asleep = lull - 1 if self.idle > (LULL_OF_SEVERAL if times.several else LULL) else 0
         return longest

@@ -56,6 +56,7 @@ class RoundTimes:
         timed: how many drafts were timed.
         widening: what each token more of a pass may take at most, as a share of a pass, until passes of two widths were
             timed; 0 where a pass reads one text, for it waits for weights, not for tokens.
+        several: whether a pass reads several texts.
         price: tokens that are lost by the time of one more token of a draft, at the speed of the last rounds.
         entry: tokens that are lost by what a draft takes whatever its length.
         lost_entry, lost_step: the time of a draft of which no token is accepted, in passes of the target alone:
@@ -66,7 +67,7 @@ class RoundTimes:
     spent: list[float] = field(init=False, default_factory=list)
     timed: int = field(init=False, default=0)
     widening: float = field(init=False, default=0.0)
-    _several: bool = field(init=False, default=False)
+    several: bool = field(init=False, default=False)
     _beside: float = field(init=False, default=0.0)  # seconds of a pass behind a draft, back when one alone was
     price: float = field(init=False)
     entry: float = field(init=False)
@@ -155,8 +156,8 @@ class RoundTimes:
 
     def read_several(self) -> None:
         """From now on a pass reads several texts, and may take as long as their tokens do."""
-        if not self._several:
-            self._several, self.widening = True, MOST_WIDER
+        if not self.several:
+            self.several, self.widening = True, MOST_WIDER
             self._set_prices()
 
     def _wider(self, width: float, alone: float) -> float:

@@ -10,9 +10,10 @@ from made_traces import flat_costs, traces
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.policies import NONE, Setting
-from specctl.policies.draft_allowance import DraftAllowance
+from specctl.policies.draft_account import MOST, PROVEN, DraftAccount
+from specctl.policies.draft_allowance import UNSEEN_AT_FIRST, DraftAllowance
 from specctl.policies.round_times import RoundTimes
-from specctl.policies.rules.cost_optimal import CostOptimal
+from specctl.policies.rules.cost_optimal import EVERY, SETTLED, CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.batch_replay import replay_together
@@ -80,7 +81,7 @@ def test_a_text_that_comes_later_has_its_round_with_the_others(others: str, monk
     assert joint._round == {one, other, late}
     for row, length in ((one, 3), (other, 3), (late, 1)):
         steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
-        row._begins = row is late
+        row.begins = row is late
         row.observe(Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, 9.0, 1.0, 10.0, context=30))
         row.drafted = 0
     joint.run([one, other])
@@ -146,6 +147,9 @@ def test_texts_of_several_settings_are_decided_about_at_once_each_by_its_own_rul
         for row in range(4)
     ]
     rows = [policies[row] for row in order]
+    for row in rows:
+        assert isinstance(row, CostOptimalRow)
+        row.begins = False
     assert decisions.run(rows) == [1, 1, 2, 2]  # type: ignore[arg-type]
 
 
@@ -208,7 +212,7 @@ def play(joint: JointCostOptimal, views: list[CostOptimalRow], length: int, draf
     steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
     shares = drafting / len(views) / 1e3, verifying / len(views) / 1e3
     for view in views:
-        view._begins = False
+        view.begins = False
         view.observe(
             Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, *shares, sum(shares), context=30)
         )
@@ -232,11 +236,71 @@ def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take()
     """Of one text they have more tokens, since a wider pass over it waits for the same weights."""
     joint = JointCostOptimal(CostOptimal())
     views = [joint.row(lambda _: 0) for _ in range(8)]
-    limits = joint.run(views)
-    assert limits == [2] * 8
+    assert joint.run(views) == [0] * 8, "no draft reads a prompt before drafts have saved anything"
+    for view in views:
+        view.begins = False
+    assert joint.run(views) == [2] * 8
     assert JointCostOptimal(CostOptimal()).run([views[0]])[0] > 2
     play(joint, views, 2, 2.0, 30.0)
     assert joint.run(views) == [0] * 8, "a pass of the target alone is timed first"
     for _ in range(2):
         play(joint, views, 0, 0.0, 6.0)
     assert joint.shared._allowance.account.balance > -1.5
+
+
+def test_a_text_that_begins_is_drafted_at_once_only_where_drafts_have_saved_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DraftAllowance, "longest", lambda *_, **__: 5)
+    joint, views = batch_of(4)
+    for view in views:
+        view.begins = False
+    views[2].begins = True
+    account = joint.shared._allowance.account
+    for balance in (PROVEN, PROVEN - 0.1):
+        account.balance = balance
+        for view in views:
+            view.gain = 0.99
+        limits = joint.run(views)
+        assert [limit > 0 for limit in limits] == [True, True, balance == PROVEN, True]
+
+
+def test_where_drafts_have_saved_much_one_round_of_a_few_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[int] = []
+    monkeypatch.setattr(CostOptimal, "_learn_verdicts", lambda _, round_: learned.append(round_.index))
+    joint, views = batch_of(4)
+    booked: list[tuple[float, ...]] = []
+    monkeypatch.setattr(DraftAllowance, "book", lambda _, *told: booked.append(told))
+    allowance = joint.shared._allowance
+    joint.shared._times.timed, allowance.account.balance = SETTLED, MOST
+    allowance.idle = allowance._resting = 0
+    allowance.probing = False
+    learned.clear()
+    for number in range(2 * EVERY + 1):
+        steps = (DraftStep(1, 5, 0.4, 0.8),)
+        for view in views:
+            view.observe(
+                Round(number, steps, 1, 9, ExtraToken.BONUS, StopReason.POLICY, None, 1e-3, 1e-3, 2e-3, context=30)
+            )
+        joint.run(views)
+        allowance.probing = False
+    assert sorted({*learned}) == [0, EVERY, 2 * EVERY]
+    assert [told[-1] for told in booked] == [0, EVERY - 1, EVERY - 1]
+
+
+def test_several_texts_go_without_drafts_sooner_where_these_save_little() -> None:
+    times = RoundTimes(0.125)
+    times.read_several()
+    for _ in range(6):  # a pass of the target alone takes 4 ms, one with two tokens 5, a step 0.5
+        times.learn_phases(0, 0, 0.0, 4e-3, 1, 0)
+        times.learn_phases(2, 2, 1e-3, 5e-3, 2, 0)
+    for kept, rests in ((0.6, [UNSEEN_AT_FIRST, 3 * UNSEEN_AT_FIRST]), (1.2, [])):
+        allowance, found = DraftAllowance(times, DraftAccount()), []
+        for number in range(1, 4 * UNSEEN_AT_FIRST):
+            allowance.book(2, 2, kept, 0)
+            if not allowance.longest(pays=True, unread=0) and allowance._resting:
+                found.append(number)
+                allowance.book(0, 0, 0, 0)
+                allowance.book(0, 0, 0, 0)
+            allowance.account.balance = MOST
+        assert found == rests

@@ -16,7 +16,7 @@ INTRODUCTION = """# Measurements
 Made by `python -m tools.measure`, which anyone can run again, in parts and resumed where it was interrupted; the
 commands stand above their tables. Columns are defined in [words.md](words.md); intervals are 95% bootstrap intervals
 over prompts. Candidates of one run take turns on every prompt, so compare within a run: a machine's speed changes from
-one to the next. Nothing was measured on a GPU yet ([gpu.md](gpu.md) says how).
+one to the next. All ran on a CPU; what a GPU showed is in [gpu.md](gpu.md#measured).
 """
 
 

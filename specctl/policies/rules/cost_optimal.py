@@ -207,14 +207,18 @@ class CostOptimal(Rule):
         if allowance.asleep and not round_.steps:
             allowance.doze()
             return
-        times = self._times
-        if round_.steps and self._passed < EVERY - 1 and times.timed >= SETTLED and allowance.routine:
+        if round_.steps and self._passed < self.every - 1:
             self._passed += 1
             self._begins = False
             self._read_on(round_)
-            times.pass_over(drafted=True)
+            self._times.pass_over(drafted=True)
         else:
             self._decide(self._learn(round_))
+
+    @property
+    def every(self) -> int:
+        """One round of how many with drafts is learned from."""
+        return EVERY if self._times.timed >= SETTLED and self._allowance.routine else 1
 
     def _learn(self, round_: Round) -> int:
         """Learn from a round; how many tokens of the text the next draft has to read first."""

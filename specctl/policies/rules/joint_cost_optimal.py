@@ -31,7 +31,8 @@ class JointCostOptimal:
     gains, and one scan over these finds S. With one row it is the rule of `CostOptimal`, which learns from each
     round at once.
 
-    Acceptance is learned from all rows. What a round takes is learned as in `CostOptimal`, of all rows together: a
+    Acceptance is learned from all rows; before drafts have saved much, a text's first round has none, so that no draft
+    reads a prompt for nothing. What a round takes is learned as in `CostOptimal`, of all rows together: a
     step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
     grows with n is learned from how times change with the number of rows that still draft. Rounds of few rows and of
     many, as at the end of a run, take different times: each class of numbers of rows, up to a power of 2, has its own.
@@ -47,6 +48,8 @@ class JointCostOptimal:
         self._drafted = 0
         self._late = False  # whether a draft of the round began after others
         self._begun = 0  # rounds in a row in which texts began
+        self._passed = 0  # rounds with drafts since the last one that was learned from
+        self.passes_over = False  # whether the round is not learned from
         self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
         self._most = 1  # rows of a round so far
         self._times = {0: policy._times}  # by class
@@ -78,16 +81,24 @@ class JointCostOptimal:
                 shared._allowance.doze()
                 return set()
             self._play(len(ended))
-            self._learn(ended, late=late)
+            if self.passes_over and any(each.round.steps for each in ended):
+                self._passed += 1
+                shared._times.pass_over(drafted=True)
+            else:
+                self._learn(ended, late=late)
+                self._passed = 0
         self._play(len(rows))
+        self.passes_over = self._passed < shared.every - 1
         if len(rows) == 1:
             shared._last_token = rows[0].own._last_token
             shared._decide(rows[0].unread)
             return set(rows)
+        if not shared._allowance.account.proven:  # before drafts have saved much, none reads a prompt to begin with
+            rows = [row for row in rows if not row.begins]
         chosen, times = self._worth(rows), shared._times
         first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
         pays = bool(chosen) and shared._drafts.pays(first, times.price, times.entry)
-        unread = sum(row.unread for row in rows) // len(rows)
+        unread = sum(row.unread for row in rows) // max(1, len(rows))
         shared._limit = min(shared.max_draft, shared._allowance.longest(pays, unread))
         return chosen if pays else set(rows)
 
@@ -146,7 +157,7 @@ class JointCostOptimal:
         shared._allowance.idle += not total
         if not self._learn_times(ended, steps, unread):
             shared._times.pass_over(total > 0)
-        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread)
+        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread, self._passed)
 
     def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
         """Learn what a round takes that so many draft steps were made in; whether it tells that.
@@ -199,6 +210,7 @@ class CostOptimalRow:
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
+        begins: whether the text has had no round yet.
     """
 
     keep_trigger = True
@@ -208,7 +220,7 @@ class CostOptimalRow:
     def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalRow], int]") -> None:
         self.own = copy(joint.shared)
         self.joint, self._ask = joint, ask
-        self._begins = True
+        self.begins = True
         self.forget()
 
     @property
@@ -226,7 +238,7 @@ class CostOptimalRow:
 
     def reset(self) -> None:
         # A limit that was asked for with the prompt holds for the first round.
-        self.own._last_token, self.own._read, self._begins = None, TextRead(), True
+        self.own._last_token, self.own._read, self.begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
 
     def draft_limit(self) -> int:
@@ -247,6 +259,6 @@ class CostOptimalRow:
         own, joint = self.own, self.joint
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
-        emitted, unread = own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self._begins))
-        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
+        emitted, unread = own._read_on(round_) if joint.passes_over else own.learn_text(round_)
+        joint.ended.append(Ended(round_, emitted, unread, self.begins))
+        self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
