@@ -26,7 +26,7 @@ from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
-    Rule,
+    Resting,
     Signal,
     StoppingPolicy,
     draft_phase,
@@ -285,7 +285,7 @@ class ModelDrafter:
         return rests(self.policy)
 
     def rested(self, rounds: int) -> None:
-        cast("Rule", self.policy).rested(rounds)
+        cast("Resting", self.policy).rested(rounds)
 
     def keep(self, round_: Round) -> None:
         """Roll the cache back to what was accepted, of which a part may be another's draft behind this one's."""

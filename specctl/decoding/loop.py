@@ -96,5 +96,5 @@ def decode(
             if sequence[-1] in eos:
                 return
     finally:
-        if rested and drafter is not None:
+        if rest and drafter is not None:
             drafter.rested(rested)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from specctl.records import DraftStep, Round
 
@@ -125,9 +125,18 @@ def never_stops(policy: StoppingPolicy) -> bool:
     return isinstance(policy, Rule) and type(policy).should_stop is Rule.should_stop
 
 
+@runtime_checkable
+class Resting(Protocol):
+    """A policy that may rest; its methods are those of `Rule`."""
+
+    def rests(self) -> int: ...
+
+    def rested(self, rounds: int) -> None: ...
+
+
 def rests(policy: StoppingPolicy) -> int:
-    """`Rule.rests`; 0 of other policies."""
-    return policy.rests() if isinstance(policy, Rule) else 0
+    """`Rule.rests`; 0 of policies without it."""
+    return policy.rests() if isinstance(policy, Rule | Resting) else 0
 
 
 def read(signal: float | None) -> float:

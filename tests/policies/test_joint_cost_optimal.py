@@ -304,3 +304,63 @@ def test_several_texts_go_without_drafts_sooner_where_these_save_little() -> Non
                 allowance.book(0, 0, 0, 0)
             allowance.account.balance = MOST
         assert found == rests
+
+
+def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalRow], list[list[int]]]:
+    """Rows that were decided about together, have had their round, and what was asked so far; they may rest for 7."""
+    joint, asked = JointCostOptimal(CostOptimal()), []
+
+    def ask(row: CostOptimalRow) -> int:
+        (found,) = joint.run([row])
+        asked.append([views.index(row), found])
+        return found
+
+    views = [joint.row(ask) for _ in range(rows + 1)]
+    joint.shared._limit, joint.shared._allowance.asleep = 0, 7
+    joint._round, joint._may_rest = {*views[:rows]}, {*views[:rows]}
+    for view in views[:rows]:
+        view._limit = 0
+        tell(view)
+        assert view.rests() == 7
+    assert len(joint.ended) == rows
+    return joint, views, asked
+
+
+def tell(view: CostOptimalRow, context: int = 30) -> None:
+    view.observe(
+        Round(0, (), 0, 9, ExtraToken.CORRECTION, StopReason.MAX_DRAFT, None, 0.0, 4e-3, 4e-3, context=context)
+    )
+
+
+def test_rows_of_a_batch_rest_together_and_ask_nobody() -> None:
+    joint, views, asked = resting()
+    assert [view.draft_limit() for view in views[:3]] == [0, 0, 0]
+    assert not asked
+    for view in views[:3]:
+        view.rested(7)
+    assert (joint.shared._allowance.asleep, joint.shared._allowance.idle) == (0, 7), "told of once"
+    assert [view.unread for view in views[:3]] == [7 + 31] * 3
+    assert [view.rests() for view in views] == [0] * 4
+    assert not joint._resting
+
+
+def test_a_text_that_begins_while_others_rest_has_no_draft_and_teaches_nothing() -> None:
+    joint, views, asked = resting()
+    late = views[3]
+    assert (late.draft_limit(), late.draft_limit(), asked) == (0, 0, [[3, 0]])
+    tell(late)
+    assert (len(joint.ended), late.rests(), late.draft_limit(), len(asked)) == (3, 0, 0, 2)
+
+
+def test_a_text_that_ends_leaves_the_others_at_rest() -> None:
+    joint, views, _ = resting()
+    views[0].rested(2)
+    views[1].rested(0)
+    assert (joint.shared._allowance.asleep, joint.shared._allowance.idle) == (5, 2)
+    assert joint._resting == {views[2]}
+    views[2].rested(4)
+    assert (joint.shared._allowance.asleep, joint._resting, joint._rested) == (3, set(), 0), "all have ended"
+    joint, views, _ = resting()
+    views[0].forget()
+    views[1].rested(7)
+    assert not joint._resting, "one that is told wakes all"

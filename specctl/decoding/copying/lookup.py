@@ -8,7 +8,7 @@ from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
-from specctl.policies import LOOKUP_SIGNALS, Rule, Signal, StoppingPolicy, draft_phase, rests
+from specctl.policies import LOOKUP_SIGNALS, Resting, Signal, StoppingPolicy, draft_phase, rests
 from specctl.policies.match_rates import MatchRates
 from specctl.records import DraftStep, Round, StopReason
 
@@ -91,7 +91,7 @@ class LookupDrafter(Drafter):
         return rests(self.policy)
 
     def rested(self, rounds: int) -> None:
-        cast("Rule", self.policy).rested(rounds)
+        cast("Resting", self.policy).rested(rounds)
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)

@@ -47,6 +47,9 @@ class JointCostOptimal:
         self._round: set[CostOptimalRow] = set()  # those of which the verification that comes reads a token
         self._drafted = 0
         self._late = False  # whether a draft of the round began after others
+        self._may_rest: set[CostOptimalRow] = set()  # after the round, which has no draft
+        self._resting: set[CostOptimalRow] = set()
+        self._rested = 0  # rounds of this rest that were told
         self._begun = 0  # rounds in a row in which texts began
         self._passed = 0  # rounds with drafts since the last one that was learned from
         self.passes_over = False  # whether the round is not learned from
@@ -60,6 +63,8 @@ class JointCostOptimal:
 
     def run(self, rows: "Sequence[CostOptimalRow]", /) -> list[int]:
         """As in `Joint`."""
+        if self._resting:  # a text that begins meanwhile waits for the others
+            return [0] * len(rows)
         starts = {row for row in rows if not row.drafted}
         if starts and (self.ended or starts >= self._round):
             chosen = self._begin(rows)
@@ -69,7 +74,35 @@ class JointCostOptimal:
             chosen = self._worth(rows)
         self._drafted += len(chosen)
         limit = self.shared._limit
+        self._may_rest = {*rows} if not limit and self.shared._allowance.asleep else set()
         return [limit if row in chosen else 0 for row in rows]
+
+    def rest(self, row: "CostOptimalRow") -> int:
+        """For how many rounds a row neither asks nor tells: as long as all do that were decided about together."""
+        if row not in self._may_rest:
+            return 0
+        self._may_rest.remove(row)
+        self._resting.add(row)
+        return self.shared._allowance.asleep
+
+    def rested(self, row: "CostOptimalRow", rounds: int) -> None:
+        """So many rounds of a row's rest are over: all of them, as of the others', or its text has ended."""
+        if row not in self._resting:
+            return
+        self._resting.remove(row)
+        allowance = self.shared._allowance
+        if rounds > self._rested:
+            allowance.doze(rounds - self._rested)
+            self._rested = rounds
+        if not allowance.asleep:
+            self._resting.clear()
+        if not self._resting:
+            self._rested = 0
+
+    def tell(self, row: "CostOptimalRow", ended: "Ended") -> None:
+        """A row's round is over; of a text that began while others rest nothing is learned."""
+        if not self._resting or row in self._may_rest:
+            self.ended.append(ended)
 
     def _begin(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
         """The rows that draft in a round that begins."""
@@ -237,6 +270,7 @@ class CostOptimalRow:
         self.reset()
 
     def reset(self) -> None:
+        self.joint._may_rest.discard(self)
         # A limit that was asked for with the prompt holds for the first round.
         self.own._last_token, self.own._read, self.begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
@@ -260,5 +294,16 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own._read_on(round_) if joint.passes_over else own.learn_text(round_)
-        joint.ended.append(Ended(round_, emitted, unread, self.begins))
+        joint.tell(self, Ended(round_, emitted, unread, self.begins))
         self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
+
+    def rests(self) -> int:
+        rounds = self.joint.rest(self)
+        if rounds:
+            self._limit = 0  # and so it asks nobody
+        return rounds
+
+    def rested(self, rounds: int) -> None:
+        self._limit = None
+        self.own._last_token, self.unread = None, self.unread + rounds  # each of them added a token
+        self.joint.rested(self, rounds)
