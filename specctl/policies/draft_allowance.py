@@ -19,6 +19,9 @@ UNSEEN_AT_FIRST, SMALL_OF_SEVERAL = 16, 0.25
 """Of several texts: the first time after so many rounds, then after twice as many, up to UNSEEN; and SMALL. What a pass
 over them takes follows from the lengths of all, and a draft that saves as little as it may be wrong by is soon found
 out."""
+SETTLED, EVERY = 64, 4
+"""Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
+pass of the target runs from cold caches, and takes three times as long as elsewhere."""
 UNLIKELY = 0.5
 """A first draft that is expected to bring fewer tokens brought nothing."""
 
@@ -62,9 +65,11 @@ class DraftAllowance:
         self._skipped += rounds
 
     @property
-    def routine(self) -> bool:
-        """Whether drafts are expected to pay and have saved enough that a few of them may go wrong unseen."""
-        return self.account.proven and not (self.probing or self.idle or self._resting)
+    def every(self) -> int:
+        """One round of how many with drafts is learned from: of several where drafts are expected to pay and have saved
+        enough that a few of them may go wrong unseen."""
+        routine = self.account.proven and not (self.probing or self.idle or self._resting)
+        return EVERY if routine and self.times.timed >= SETTLED else 1
 
     def book(self, drafted: float, width: float, kept: float, unread: int, passed: int = 0) -> None:
         """Book what a round's draft saved.

@@ -10,10 +10,10 @@ import pytest
 
 from specctl.policies.acceptance_priors import ACCEPTED, NEXT, features
 from specctl.policies.draft_account import MOST, SHARE
-from specctl.policies.draft_allowance import LULL
+from specctl.policies.draft_allowance import EVERY, LULL, SETTLED
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
-from specctl.policies.rules.cost_optimal import AHEAD, EVERY, SETTLED, CostOptimal
+from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 

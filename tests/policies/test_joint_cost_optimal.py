@@ -10,10 +10,10 @@ from made_traces import flat_costs, traces
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.policies import NONE, Setting
-from specctl.policies.draft_account import MOST, PROVEN, DraftAccount
-from specctl.policies.draft_allowance import UNSEEN_AT_FIRST, DraftAllowance
+from specctl.policies.draft_account import MOST, DraftAccount
+from specctl.policies.draft_allowance import EVERY, SETTLED, UNSEEN_AT_FIRST, DraftAllowance
 from specctl.policies.round_times import RoundTimes
-from specctl.policies.rules.cost_optimal import EVERY, SETTLED, CostOptimal
+from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.batch_replay import replay_together
@@ -81,7 +81,7 @@ def test_a_text_that_comes_later_has_its_round_with_the_others(others: str, monk
     assert joint._round == {one, other, late}
     for row, length in ((one, 3), (other, 3), (late, 1)):
         steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
-        row.begins = row is late
+        row._begins = row is late
         row.observe(Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, 9.0, 1.0, 10.0, context=30))
         row.drafted = 0
     joint.run([one, other])
@@ -147,9 +147,6 @@ def test_texts_of_several_settings_are_decided_about_at_once_each_by_its_own_rul
         for row in range(4)
     ]
     rows = [policies[row] for row in order]
-    for row in rows:
-        assert isinstance(row, CostOptimalRow)
-        row.begins = False
     assert decisions.run(rows) == [1, 1, 2, 2]  # type: ignore[arg-type]
 
 
@@ -161,6 +158,7 @@ def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
     monkeypatch.setattr(RoundTimes, "pass_over", lambda _, drafted: passed.append(drafted))
     joint = JointCostOptimal(CostOptimal())
     views, steps = [joint.row(lambda _: 0) for _ in range(4)], (DraftStep(1, 5, 0.4, 0.8),)
+    joint.run(views)
     for number in range(CROWDED + 40):
         views[number % 4].reset()
         for place, view in enumerate(views):
@@ -212,7 +210,7 @@ def play(joint: JointCostOptimal, views: list[CostOptimalRow], length: int, draf
     steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
     shares = drafting / len(views) / 1e3, verifying / len(views) / 1e3
     for view in views:
-        view.begins = False
+        view._begins = False
         view.observe(
             Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, *shares, sum(shares), context=30)
         )
@@ -236,9 +234,6 @@ def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take()
     """Of one text they have more tokens, since a wider pass over it waits for the same weights."""
     joint = JointCostOptimal(CostOptimal())
     views = [joint.row(lambda _: 0) for _ in range(8)]
-    assert joint.run(views) == [0] * 8, "no draft reads a prompt before drafts have saved anything"
-    for view in views:
-        view.begins = False
     assert joint.run(views) == [2] * 8
     assert JointCostOptimal(CostOptimal()).run([views[0]])[0] > 2
     play(joint, views, 2, 2.0, 30.0)
@@ -246,23 +241,6 @@ def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take()
     for _ in range(2):
         play(joint, views, 0, 0.0, 6.0)
     assert joint.shared._allowance.account.balance > -1.5
-
-
-def test_a_text_that_begins_is_drafted_at_once_only_where_drafts_have_saved_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(DraftAllowance, "longest", lambda *_, **__: 5)
-    joint, views = batch_of(4)
-    for view in views:
-        view.begins = False
-    views[2].begins = True
-    account = joint.shared._allowance.account
-    for balance in (PROVEN, PROVEN - 0.1):
-        account.balance = balance
-        for view in views:
-            view.gain = 0.99
-        limits = joint.run(views)
-        assert [limit > 0 for limit in limits] == [True, True, balance == PROVEN, True]
 
 
 def test_where_drafts_have_saved_much_one_round_of_a_few_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +295,8 @@ def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalRow], list
 
     views = [joint.row(ask) for _ in range(rows + 1)]
     joint.shared._limit, joint.shared._allowance.asleep = 0, 7
-    joint._round, joint._may_rest = {*views[:rows]}, {*views[:rows]}
+    joint._round, joint._due = {*views[:rows]}, {*views[:rows]}
+    joint.rest.offer(views[:rows])
     for view in views[:rows]:
         view._limit = 0
         tell(view)
@@ -341,7 +320,7 @@ def test_rows_of_a_batch_rest_together_and_ask_nobody() -> None:
     assert (joint.shared._allowance.asleep, joint.shared._allowance.idle) == (0, 7), "told of once"
     assert [view.unread for view in views[:3]] == [7 + 31] * 3
     assert [view.rests() for view in views] == [0] * 4
-    assert not joint._resting
+    assert not joint.rest
 
 
 def test_a_text_that_begins_while_others_rest_has_no_draft_and_teaches_nothing() -> None:
@@ -357,10 +336,17 @@ def test_a_text_that_ends_leaves_the_others_at_rest() -> None:
     views[0].rested(2)
     views[1].rested(0)
     assert (joint.shared._allowance.asleep, joint.shared._allowance.idle) == (5, 2)
-    assert joint._resting == {views[2]}
+    assert joint.rest
+    views[0].forget()
+    tell(views[0])
+    assert len(joint.ended) == 3
     views[2].rested(4)
-    assert (joint.shared._allowance.asleep, joint._resting, joint._rested) == (3, set(), 0), "all have ended"
+    assert (joint.shared._allowance.asleep, bool(joint.rest)) == (3, False), "all have ended"
+    joint.rest.offer(views)
+    assert views[0].rests() == 3
+    views[0].rested(1)
+    assert joint.shared._allowance.asleep == 2
     joint, views, _ = resting()
     views[0].forget()
     views[1].rested(7)
-    assert not joint._resting, "one that is told wakes all"
+    assert not joint.rest, "one that is told wakes all"

@@ -24,9 +24,6 @@ AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
-SETTLED, EVERY = 64, 4
-"""Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
-pass of the target runs from cold caches, and takes three times as long as elsewhere."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,18 +204,13 @@ class CostOptimal(Rule):
         if allowance.asleep and not round_.steps:
             allowance.doze()
             return
-        if round_.steps and self._passed < self.every - 1:
+        if round_.steps and self._passed < allowance.every - 1:
             self._passed += 1
             self._begins = False
             self._read_on(round_)
             self._times.pass_over(drafted=True)
         else:
             self._decide(self._learn(round_))
-
-    @property
-    def every(self) -> int:
-        """One round of how many with drafts is learned from."""
-        return EVERY if self._times.timed >= SETTLED and self._allowance.routine else 1
 
     def _learn(self, round_: Round) -> int:
         """Learn from a round; how many tokens of the text the next draft has to read first."""

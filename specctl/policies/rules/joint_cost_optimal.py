@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from specctl.policies.acceptance_priors import kept
 from specctl.policies.base import Signal
 from specctl.policies.drafting import TextRead
+from specctl.policies.joint_rest import JointRest
 from specctl.policies.online import RunningLine
 from specctl.policies.round_times import COST_MEMORY, FEW, RoundTimes
 from specctl.records import DraftStep, Round
@@ -31,8 +32,7 @@ class JointCostOptimal:
     gains, and one scan over these finds S. With one row it is the rule of `CostOptimal`, which learns from each
     round at once.
 
-    Acceptance is learned from all rows; before drafts have saved much, a text's first round has none, so that no draft
-    reads a prompt for nothing. What a round takes is learned as in `CostOptimal`, of all rows together: a
+    Acceptance is learned from all rows. What a round takes is learned as in `CostOptimal`, of all rows together: a
     step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
     grows with n is learned from how times change with the number of rows that still draft. Rounds of few rows and of
     many, as at the end of a run, take different times: each class of numbers of rows, up to a power of 2, has its own.
@@ -47,9 +47,8 @@ class JointCostOptimal:
         self._round: set[CostOptimalRow] = set()  # those of which the verification that comes reads a token
         self._drafted = 0
         self._late = False  # whether a draft of the round began after others
-        self._may_rest: set[CostOptimalRow] = set()  # after the round, which has no draft
-        self._resting: set[CostOptimalRow] = set()
-        self._rested = 0  # rounds of this rest that were told
+        self.rest: JointRest[CostOptimalRow] = JointRest(policy._allowance)
+        self._due: set[CostOptimalRow] = set()  # those of which the end of a round is still to be told
         self._begun = 0  # rounds in a row in which texts began
         self._passed = 0  # rounds with drafts since the last one that was learned from
         self.passes_over = False  # whether the round is not learned from
@@ -63,7 +62,7 @@ class JointCostOptimal:
 
     def run(self, rows: "Sequence[CostOptimalRow]", /) -> list[int]:
         """As in `Joint`."""
-        if self._resting:  # a text that begins meanwhile waits for the others
+        if self.rest:  # a text that begins meanwhile waits for the others
             return [0] * len(rows)
         starts = {row for row in rows if not row.drafted}
         if starts and (self.ended or starts >= self._round):
@@ -72,36 +71,16 @@ class JointCostOptimal:
             self._round.update(rows)
             self._late |= bool(starts)
             chosen = self._worth(rows)
+        self._due |= starts
         self._drafted += len(chosen)
         limit = self.shared._limit
-        self._may_rest = {*rows} if not limit and self.shared._allowance.asleep else set()
+        self.rest.offer(() if limit or not self.shared._allowance.asleep else rows)
         return [limit if row in chosen else 0 for row in rows]
 
-    def rest(self, row: "CostOptimalRow") -> int:
-        """For how many rounds a row neither asks nor tells: as long as all do that were decided about together."""
-        if row not in self._may_rest:
-            return 0
-        self._may_rest.remove(row)
-        self._resting.add(row)
-        return self.shared._allowance.asleep
-
-    def rested(self, row: "CostOptimalRow", rounds: int) -> None:
-        """So many rounds of a row's rest are over: all of them, as of the others', or its text has ended."""
-        if row not in self._resting:
-            return
-        self._resting.remove(row)
-        allowance = self.shared._allowance
-        if rounds > self._rested:
-            allowance.doze(rounds - self._rested)
-            self._rested = rounds
-        if not allowance.asleep:
-            self._resting.clear()
-        if not self._resting:
-            self._rested = 0
-
     def tell(self, row: "CostOptimalRow", ended: "Ended") -> None:
-        """A row's round is over; of a text that began while others rest nothing is learned."""
-        if not self._resting or row in self._may_rest:
+        """A row's round is over; of one that nothing was decided about, since others rested, nothing is learned."""
+        if row in self._due:
+            self._due.remove(row)
             self.ended.append(ended)
 
     def _begin(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
@@ -121,17 +100,15 @@ class JointCostOptimal:
                 self._learn(ended, late=late)
                 self._passed = 0
         self._play(len(rows))
-        self.passes_over = self._passed < shared.every - 1
+        self.passes_over = self._passed < shared._allowance.every - 1
         if len(rows) == 1:
             shared._last_token = rows[0].own._last_token
             shared._decide(rows[0].unread)
             return set(rows)
-        if not shared._allowance.account.proven:  # before drafts have saved much, none reads a prompt to begin with
-            rows = [row for row in rows if not row.begins]
         chosen, times = self._worth(rows), shared._times
         first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
         pays = bool(chosen) and shared._drafts.pays(first, times.price, times.entry)
-        unread = sum(row.unread for row in rows) // max(1, len(rows))
+        unread = sum(row.unread for row in rows) // len(rows)
         shared._limit = min(shared.max_draft, shared._allowance.longest(pays, unread))
         return chosen if pays else set(rows)
 
@@ -243,7 +220,6 @@ class CostOptimalRow:
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
-        begins: whether the text has had no round yet.
     """
 
     keep_trigger = True
@@ -253,7 +229,7 @@ class CostOptimalRow:
     def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalRow], int]") -> None:
         self.own = copy(joint.shared)
         self.joint, self._ask = joint, ask
-        self.begins = True
+        self._begins = True
         self.forget()
 
     @property
@@ -267,12 +243,13 @@ class CostOptimalRow:
     def forget(self) -> None:
         """As in `JointRow`."""
         self._limit: int | None = None
+        self.joint._due.discard(self)
+        self.joint.rest.leave(self)
         self.reset()
 
     def reset(self) -> None:
-        self.joint._may_rest.discard(self)
         # A limit that was asked for with the prompt holds for the first round.
-        self.own._last_token, self.own._read, self.begins = None, TextRead(), True
+        self.own._last_token, self.own._read, self._begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
 
     def draft_limit(self) -> int:
@@ -294,11 +271,11 @@ class CostOptimalRow:
         if round_.steps and joint.shared._allowance.idle:
             joint.shared.wake()
         emitted, unread = own._read_on(round_) if joint.passes_over else own.learn_text(round_)
-        joint.tell(self, Ended(round_, emitted, unread, self.begins))
-        self.unread, self._limit, self.begins = own._read.missing(round_.context + emitted), None, False
+        joint.tell(self, Ended(round_, emitted, unread, self._begins))
+        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
 
     def rests(self) -> int:
-        rounds = self.joint.rest(self)
+        rounds = self.joint.rest.begin(self)
         if rounds:
             self._limit = 0  # and so it asks nobody
         return rounds
@@ -306,4 +283,4 @@ class CostOptimalRow:
     def rested(self, rounds: int) -> None:
         self._limit = None
         self.own._last_token, self.unread = None, self.unread + rounds  # each of them added a token
-        self.joint.rested(self, rounds)
+        self.joint.rest.end(self, rounds)
