@@ -237,6 +237,7 @@ EQUIVALENT: tuple[tuple[str, str], ...] = (
     ("self._seen = np.ones((1, 1), dtype=bool)", "(2)"),  # only its first place is read before it is another one
     ("[n / (n + 2) for n in range(LONGEST_RATED + 1)]", "(2)"),  # the last one is never asked for
     ("ends = range(min(len(piece), start + self._longest), start, -1)", "max"),  # no longer piece is a token
+    ("self._told = 0  # rounds of the rest", "(1)"),  # the first row that rests sets it
     ("earlier: int = 0) -> None:", "(1)"),  # room for one token holds no answer
     ("_crossed(draft_length=(2, 5, 8),", "(3)"),  # which values are tried is a choice
     ("runner.extend(pending, keep=0)", "(1)"),  # a row of logits more, which nobody looks at
