@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoints import save_model
+from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from specctl.doctor import diagnosis
@@ -243,3 +244,31 @@ def test_a_diagnosis_by_files_alone_is_that_with_transformers(tmp_path: Path, mo
         whole = diagnose(profile)
         assert (found.models, found.advice, found.problems) == (whole.models, whole.advice, whole.problems)
         assert found.shared_vocabulary == whole.shared_vocabulary is not None
+
+
+MARKS = {
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "GemmaTokenizer": {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    "GPTNeoXTokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
+    "Qwen2Tokenizer": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+}
+"""What publishers name for each kind."""
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_tokenizers_as_they_are_published_are_read_by_their_files(tmp_path: Path, kind: str) -> None:
+    marks, family = MARKS[kind], {"Llama": "llama", "Gemma": "gemma2", "GPTNeoX": "gpt_neox", "Qwen2": "qwen2"}
+    found = checkpoint(tmp_path, published(family[kind.removesuffix("Tokenizer")]))
+    specials = dict.fromkeys([*KINDS[kind], *marks.values()])
+    words = [*specials, "▁", *"abcdefghijklmnopqrstuvwxyz", "▁t", "he", "▁the"]
+    core = models.BPE({word: index for index, word in enumerate(words)}, [("▁", "t"), ("h", "e"), ("▁t", "he")])
+    made = Tokenizer(core)
+    made.add_special_tokens([*specials])
+    made.save(str(tmp_path / "tokenizer.json"))
+    added = {str(words.index(mark)): {"content": mark, "special": True} for mark in specials}
+    config = {"tokenizer_class": kind, "added_tokens_decoder": added, "add_bos_token": False, **marks}
+    for told in (config, {key: value for key, value in config.items() if key in ("tokenizer_class", "eos_token")}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+        read, whole = one_tokenizer([found]), AutoTokenizer.from_pretrained(tmp_path)
+        assert read is not None
+        assert (read.get_vocab(), read.eos_token_id) == (whole.get_vocab(), whole.eos_token_id)

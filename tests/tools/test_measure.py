@@ -76,6 +76,9 @@ def test_a_part_that_is_run_alone_gets_its_section_and_leaves_the_others(tmp_pat
         assert [part.question for part in parts] == [line[3:] for line in text.splitlines() if line.startswith("## ")]
         assert f"of {changed.name}" not in text
         assert text.replace(" Measured on its own: commit def.", "").replace("anew", f"of {changed.name}") == whole
+        output(PRINTED, tmp_path / changed.name).write_text(f"of {changed.name}\n")
+    studied = f"{whole}\n## A study\n\nWhat it found.\n"
+    assert page({"commit": "abc"}, parts, tmp_path, studied) == studied
     added = Part("fourth", "fourth?", "As it is.", (PRINTED,))
     (tmp_path / "fourth").mkdir()
     output(PRINTED, tmp_path / "fourth").write_text("anew\n")

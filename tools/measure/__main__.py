@@ -44,9 +44,8 @@ def main(
     if missing := [one.name for one in PARTS if one not in there]:
         print(f"Still missing: {', '.join(missing)}.", file=sys.stderr)
     if write:
-        text = (
-            updated(PAGE.read_text("utf-8"), provenance, there, folder) if missing else page(provenance, PARTS, folder)
-        )
+        former = PAGE.read_text("utf-8")
+        text = updated(former, provenance, there, folder) if missing else page(provenance, PARTS, folder, former)
         PAGE.write_text(text, encoding="utf-8")
 
 

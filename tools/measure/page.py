@@ -20,17 +20,20 @@ one to the next. All ran on a CPU; what a GPU showed is in [gpu.md](gpu.md#measu
 """
 
 
-def page(provenance: Mapping[str, Any], parts: Iterable[Part], folder: Path) -> str:
+def page(provenance: Mapping[str, Any], parts: Sequence[Part], folder: Path, former: str = "") -> str:
     """docs/measurements.md.
 
     Args:
         provenance: what all was measured with.
         parts: those that are finished.
         folder: with a folder for each part.
+        former: the page so far, of which sections stay that no part makes, such as studies.
     """
     sections = [_section(part, folder / part.name) for part in parts]
+    made = {part.question for part in parts}
+    kept = [f"## {text.rstrip()}\n" for text in former.split("\n## ")[1:] if text.partition("\n")[0] not in made]
     whole = f"All of one commit, but for tables that name another: {_facts(provenance)}.\n"
-    return "\n".join([INTRODUCTION, whole, *sections])
+    return "\n".join([INTRODUCTION, whole, *sections, *kept])
 
 
 def _facts(provenance: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 KINDS: dict[str, tuple[str, ...]] = {
     "PreTrainedTokenizer": (),
     "TokenizersBackend": (),
-    "GPTNeoXTokenizer": ("<|endoftext|>",),
+    "GPTNeoXTokenizer": ("<|endoftext|>", "<|padding|>"),
     "GemmaTokenizer": ("<unk>", "<bos>", "<eos>", "<pad>", "<mask>"),
     "LlamaTokenizer": ("<unk>", "<s>", "</s>"),
     "Qwen2Tokenizer": ("<|endoftext|>",),
