@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory
 from specctl.models.onnx.onnx_passes import state_name
+from specctl.models.onnx.packed.pass_ways import PassWays
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import LAST, kept_states
@@ -37,7 +39,8 @@ class PackedPasses:
     """A graph of `packed_graph` on the CPU, over buffers that it owns: `RowPasses`.
 
     A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
-    is one of the graph that `packed_graph` was made from, over the same buffers.
+    is one of the graph that `packed_graph` was made from, over the same buffers; where few sequences have something to
+    read they have such passes one after the other, if that takes less time (`PassWays`).
 
     Args:
         session: of `open_session`.
@@ -65,6 +68,7 @@ class PackedPasses:
         self._session, self._alone, self._rows = session, alone, rows
         self._vocabulary, self._ids = vocabulary, ids
         self._watched, self._apart = tuple(watched), apart
+        self._ways = PassWays(rows)
         self._memory = HostMemory()
         inputs = {given.name: given for given in session.get_inputs()}
         made = {each.name: each.shape for each in session.get_outputs()}
@@ -85,8 +89,16 @@ class PackedPasses:
         return self._rows
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
-        if self._apart and len(requests) > 1:
-            return [kept for request in requests for kept in map(_kept, self.run([request]))]
+        if len(requests) > 1 and (self._apart or self._read_apart(requests)):
+            return [kept for request in requests for kept in map(_kept, self._pass([request]))]
+        return self._pass(requests)
+
+    def _read_apart(self, requests: Sequence[RowRequest]) -> bool:
+        """Whether passes over each sequence take less time than one over all."""
+        return self._alone is not None and self._ways.apart([len(request.tokens) for request in requests])
+
+    def _pass(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        began = perf_counter()
         only = requests[0].row if len(requests) == 1 and self._alone is not None else None
         asked = {request.row: request for request in requests}
         tokens: list[int] = []
@@ -114,7 +126,8 @@ class PackedPasses:
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
-        bound = self._bound.get((only, layers)) or self._bind(only, layers)
+        known = self._bound.get((only, layers))
+        bound = known or self._bind(only, layers)
         if bound.kind != (len(tokens), len(kept)):
             self._resize(bound, len(tokens), len(kept), layers)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
@@ -122,6 +135,8 @@ class PackedPasses:
             self._sizes[:] = sizes
         self._session_of(only).run_with_iobinding(bound.binding)
         self._lengths = lengths
+        if known is not None:
+            self._ways.took(len(tokens), perf_counter() - began, alone=only is not None)
         logits = bound.logits[: len(wanted), : self._vocabulary]  # (R, V)
         found: dict[int, Forward] = {}
         start = end = 0
