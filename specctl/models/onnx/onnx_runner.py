@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from specctl.models.onnx.onnx_passes import Passes, Results, open_session
 from specctl.models.onnx.packed.packed_passes import PackedPasses
@@ -15,6 +16,9 @@ from specctl.models.running.runner import Forward, Runner, joined
 
 CAPACITY = 256
 """Tokens to make room for at first; the buffers double when they are full."""
+SMALL = 64 << 20
+"""Bytes of a graph with its weights up to which several of it, each with weights of its own, are opened for passes over
+fewer sequences."""
 PIECE = 512
 """Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
 
@@ -148,11 +152,26 @@ class OnnxRunner(Runner):
         assert self._path is not None, self.no_rows
         from specctl.models.onnx.packed.kept_packed import kept_packed
 
-        session = open_session(self._path, self.device, self.threads, kept_packed(self._path, count))
+        path, device, threads = self._path, self.device, self.threads
+
+        def opened(rows: int) -> onnxruntime.InferenceSession:
+            return open_session(path, device, threads, kept_packed(path, rows))
+
         capacity = min(CAPACITY, self.context)
         alone = self.passes.session if self.passes.narrowest == 1 else None
         ids, apart = self.draft_vocabulary, width is not None
-        return PackedPasses(session, alone, count, self.vocabulary, capacity, ids, self._watched, apart=apart)
+        small = sum(file.stat().st_size for file in path.parent.iterdir()) <= SMALL
+        return PackedPasses(
+            opened(count),
+            alone,
+            count,
+            self.vocabulary,
+            capacity,
+            ids,
+            self._watched,
+            apart=apart,
+            smaller=opened if small and not apart else None,
+        )
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""

@@ -9,7 +9,10 @@ from onnx_models import needs_onnx, onnx_runner
 from toys import FAMILIES, random_model
 
 from specctl.batching.row_runner import RowRunner
+from specctl.models.onnx import onnx_runner as onnx_runner_module
 from specctl.models.onnx.onnx_runner import OnnxRunner
+from specctl.models.onnx.packed import packed_passes as module
+from specctl.models.onnx.packed.pass_ways import PassWays
 from specctl.models.running.runner import RowRequest
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
@@ -50,6 +53,40 @@ def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> No
             assert (found.hidden is None) == (not request.hidden)
             if found.hidden is not None and wanted.hidden is not None:
                 np.testing.assert_allclose(found.hidden, wanted.hidden, rtol=0, atol=error)
+
+
+def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together with fillers, in a graph for fewer, or one after the other."""
+    draws, rows = random.Random(7), 9
+    monkeypatch.setattr(module, "WORTH", 2)
+    monkeypatch.setattr(PassWays, "apart", lambda *_: draws.random() < 0.2)
+    one = runner_of("llama")
+    passes, alone = one.rows(rows), [one.fresh() for _ in range(rows)]
+    for _ in range(60):
+        requests, expected = [], []
+        for row in draws.sample(range(rows), draws.choice((1, 2, 3, 4, 5, 8, 9))):
+            after = max(0, alone[row].length - draws.randint(0, 2))
+            tokens = [draws.randrange(VOCABULARY) for _ in range(draws.randint(1, 4))]
+            alone[row].rollback(after)
+            requests.append(RowRequest(row, after, tokens, len(tokens), hidden=draws.random() < 0.3))
+            expected.append(alone[row].extend(tokens, len(tokens), hidden=requests[-1].hidden))
+        for found, wanted in zip(passes.run(requests), expected, strict=True):
+            np.testing.assert_array_equal(found.rows, np.asarray(wanted.rows))
+            if found.hidden is not None and wanted.hidden is not None:
+                np.testing.assert_array_equal(found.hidden, wanted.hidden)
+    assert sorted(passes._sessions) == [1, 4, 8, 9]
+    assert 4 < len(passes._bound) <= module.MOST_BOUND
+
+
+def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORTH", 0)
+    one = runner_of("llama")
+    fixed = one.rows(5, 16)
+    monkeypatch.setattr(onnx_runner_module, "SMALL", 0)
+    for passes in (fixed, one.rows(5)):
+        for _ in range(3):
+            passes.run([RowRequest(row, 0, [1], 1) for row in range(2)])
+        assert sorted(passes._sessions) == [1, 5]
 
 
 @pytest.mark.slow

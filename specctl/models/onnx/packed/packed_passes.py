@@ -1,7 +1,8 @@
 """Passes of an ONNX graph over the tokens of several sequences, each with buffers of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -14,19 +15,27 @@ from specctl.models.onnx.onnx_passes import state_name
 from specctl.models.onnx.packed.pass_ways import PassWays
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
+from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.runner import RowRequest
 
 Array = npt.NDArray[Any]
 FILLER = 0
 """Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
+SIZES, WORTH = (4, 8), 128
+"""Numbers of sequences for which a graph of their own is opened after so many passes that it would have taken."""
+MOST_BOUND = 64
+"""Choices of sequences whose buffers stay bound."""
 
 
 @dataclass(slots=True)
 class _Bound:
-    """Passes of one sequence or of all whose buffers are bound, and what was bound for the last of them."""
+    """Passes of some sequences whose buffers are bound, and what was bound for the last of them."""
 
     binding: onnxruntime.IOBinding
+    sizes: Array  # (S,) tokens of each
+    before: Array  # (S, 1) tokens that it holds, less one
+    total: Array  # (S, 1) and behind the pass
     kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits of the last pass
     ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
     positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
@@ -40,7 +49,8 @@ class PackedPasses:
 
     A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
     is one of the graph that `packed_graph` was made from, over the same buffers; where few sequences have something to
-    read they have such passes one after the other, if that takes less time (`PassWays`).
+    read they have such passes one after the other, if that takes less time (`PassWays`), or where that happens often
+    one of a graph for fewer sequences.
 
     Args:
         session: of `open_session`.
@@ -51,6 +61,7 @@ class PackedPasses:
         ids: of the columns of the graph's logits; None where a column is an id.
         watched: layers whose states every pass gives, numbered as `Runner.watch` numbers them.
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
+        smaller: opens a graph for so many sequences; None to have no such graphs.
     """
 
     def __init__(
@@ -64,8 +75,11 @@ class PackedPasses:
         watched: Sequence[int] = (),
         *,
         apart: bool = False,
+        smaller: Callable[[int], onnxruntime.InferenceSession] | None = None,
     ) -> None:
-        self._session, self._alone, self._rows = session, alone, rows
+        self._alone, self._rows = alone, rows
+        self._smaller, self._missed = smaller, dict.fromkeys((size for size in SIZES if size < rows), 0)
+        self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
         self._vocabulary, self._ids = vocabulary, ids
         self._watched, self._apart = tuple(watched), apart
         self._ways = PassWays(rows)
@@ -78,9 +92,7 @@ class PackedPasses:
         self._lengths = [0] * rows
         self._capacity = 0
         self._buffers: dict[str, Array] = {}
-        self._sizes = np.ones(rows, dtype=np.int64)
-        self._before, self._total = np.zeros((2, rows, 1), dtype=np.int32)
-        self._bound: dict[tuple[int | None, tuple[int, ...]], _Bound] = {}
+        self._bound: dict[tuple[tuple[int, ...], tuple[int, ...]], _Bound] = {}
         self._results: dict[tuple[str | int, int], Array] = {}
         self._reserve(capacity)
 
@@ -89,65 +101,86 @@ class PackedPasses:
         return self._rows
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
-        if len(requests) > 1 and (self._apart or self._read_apart(requests)):
-            return [kept for request in requests for kept in map(_kept, self._pass([request]))]
-        return self._pass(requests)
+        size = self._size_for(len(requests))
+        if len(requests) > 1 and (self._apart or self._takes_longer(requests, size)):
+            size = self._size_for(1)
+            return [kept for request in requests for kept in map(_kept, self._pass([request], size))]
+        return self._pass(requests, size)
 
-    def _read_apart(self, requests: Sequence[RowRequest]) -> bool:
-        """Whether passes over each sequence take less time than one over all."""
-        return self._alone is not None and self._ways.apart([len(request.tokens) for request in requests])
+    def _takes_longer(self, requests: Sequence[RowRequest], size: int) -> bool:
+        """Whether a pass over so many sequences takes longer than one over each that has something to read."""
+        fillers = size - len(requests)
+        return self._alone is not None and self._ways.apart([len(each.tokens) for each in requests], fillers)
 
-    def _pass(self, requests: Sequence[RowRequest]) -> list[Forward]:
+    def _chosen(self, requests: Sequence[RowRequest], size: int) -> tuple[int, ...]:
+        """The sequences of a pass over so many, those that have something to read among them."""
+        asked = {request.row for request in requests}
+        others = (row for row in range(self._rows) if row not in asked)
+        return tuple(sorted([*asked, *islice(others, size - len(asked))]))
+
+    def _size_for(self, count: int) -> int:
+        """How many sequences a pass reads of which so many have something to read."""
+        if count in self._sessions:
+            return count
+        size = next((size for size in self._missed if size >= count), self._rows)
+        if size in self._sessions:
+            return size
+        self._missed[size] += 1
+        if self._smaller is None or self._missed[size] <= WORTH:
+            return self._rows
+        with preparing():
+            self._sessions[size] = self._smaller(size)
+        return size
+
+    def _pass(self, requests: Sequence[RowRequest], size: int) -> list[Forward]:
         began = perf_counter()
-        only = requests[0].row if len(requests) == 1 and self._alone is not None else None
         asked = {request.row: request for request in requests}
+        chosen = self._chosen(requests, size)
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []
         sizes: list[int] = []
         lengths = self._lengths.copy()  # of all, if the pass is made: memory may run out before
-        for row in range(self._rows) if only is None else (only,):
+        for row in chosen:
             request, length = asked.get(row), lengths[row]
             if request is None:
                 tokens.append(FILLER)
                 places.append(length)
                 sizes.append(1)
                 continue
-            after, size = request.after, len(request.tokens)
+            after, width = request.after, len(request.tokens)
             tokens += request.tokens
-            places += range(after, after + size)
-            sizes.append(size)
-            lengths[row] = after + size
+            places += range(after, after + width)
+            sizes.append(width)
+            lengths[row] = after + width
             wanted += range(len(tokens) - request.keep, len(tokens))
-        ends = [length + (row not in asked) for row, length in enumerate(lengths)]
+        ends = [lengths[row] + (row not in asked) for row in chosen]
         self._reserve(max(ends))
-        self._total[:, 0] = ends
-        np.subtract(self._total, 1, out=self._before)
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
-        known = self._bound.get((only, layers))
-        bound = known or self._bind(only, layers)
+        known = self._bound.get((chosen, layers))
+        bound = known or self._bind(chosen, layers)
         if bound.kind != (len(tokens), len(kept)):
             self._resize(bound, len(tokens), len(kept), layers)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
-        if only is None:
-            self._sizes[:] = sizes
-        self._session_of(only).run_with_iobinding(bound.binding)
+        bound.sizes[:], bound.total[:, 0] = sizes, ends
+        np.subtract(bound.total, 1, out=bound.before)
+        self._sessions[len(chosen)].run_with_iobinding(bound.binding)
         self._lengths = lengths
         if known is not None:
-            self._ways.took(len(tokens), perf_counter() - began, alone=only is not None)
+            self._ways.took(len(tokens), perf_counter() - began, alone=len(chosen) == 1)
         logits = bound.logits[: len(wanted), : self._vocabulary]  # (R, V)
         found: dict[int, Forward] = {}
         start = end = 0
-        for row, size in zip(range(self._rows) if only is None else (only,), sizes, strict=True):
-            end += size
+        for row, width in zip(chosen, sizes, strict=True):
+            end += width
             if (request := asked.get(row)) is None:
                 continue
             own = slice(start, start + request.keep)
             found[row] = Forward(logits[own], None, None, self._ids)
             if layers:
-                self._give_states(found[row], bound, slice(end - size, end), request)
+                self._give_states(found[row], bound, slice(end - width, end), request)
             start = own.stop
         return [found[request.row] for request in requests]
 
@@ -157,9 +190,6 @@ class PackedPasses:
                 other = name.removesuffix(f".{row}") + f".{source}"
                 self._buffers[name][:, :, start:stop] = self._buffers[other][:, :, start:stop]
         self._lengths[row] = stop  # fillers are written behind
-
-    def _session_of(self, only: int | None) -> onnxruntime.InferenceSession:
-        return self._session if only is None or self._alone is None else self._alone
 
     def _give_states(self, found: Forward, bound: _Bound, tokens: slice, request: RowRequest) -> None:
         if self._watched:
@@ -184,22 +214,25 @@ class PackedPasses:
         self._capacity = capacity
         self._bound.clear()
 
-    def _bind(self, only: int | None, layers: tuple[int, ...]) -> _Bound:
-        """Bind the buffers of one sequence, or of all, which takes as long as a pass."""
-        numbered = {f"before.{row}": self._before[row] for row in range(self._rows)}
-        numbered |= {f"total.{row}": self._total[row] for row in range(self._rows)}
-        given, buffers = {**numbered, "sizes": self._sizes}, self._buffers
-        if only is not None:
-            end = f".{only}"
-            given, buffers = (
-                {name.removesuffix(end): array for name, array in each.items() if name.endswith(end)}
-                for each in (numbered, buffers)
-            )
-        bound = self._bound[only, layers] = _Bound(self._session_of(only).io_binding())
-        for name, array in {**given, **buffers}.items():
-            _give(bound, name, array)
-        for name, array in buffers.items():
-            _take(bound, name.replace("past", "present"), array)
+    def _bind(self, chosen: tuple[int, ...], layers: tuple[int, ...]) -> _Bound:
+        """Bind the buffers of some sequences, which takes as long as a pass."""
+        if len(self._bound) >= MOST_BOUND:
+            self._bound.clear()
+        count = len(chosen)
+        before, total = np.zeros((2, count, 1), dtype=np.int32)
+        bound = _Bound(self._sessions[count].io_binding(), np.ones(count, dtype=np.int64), before, total)
+        for place, row in enumerate(chosen):
+            end = "" if count == 1 else f".{place}"  # the graph for one has no numbers
+            _give(bound, f"before{end}", before[place])
+            _give(bound, f"total{end}", total[place])
+            for name, buffer in self._buffers.items():
+                cache, _, of = name.rpartition(".")
+                if int(of) == row:
+                    _give(bound, f"{cache}{end}", buffer)
+                    _take(bound, f"{cache.replace('past', 'present')}{end}", buffer)
+        if count > 1:
+            _give(bound, "sizes", bound.sizes)
+        self._bound[chosen, layers] = bound
         return bound
 
     def _resize(self, bound: _Bound, width: int, rows: int, layers: tuple[int, ...]) -> None:

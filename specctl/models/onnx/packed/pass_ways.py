@@ -1,4 +1,4 @@
-"""How a few sequences of many are read: in a pass over all, whose others read fillers, or each in a pass of its own."""
+"""How a few sequences of many are read: in a pass of all, whose others read fillers, or each in a pass of its own."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ AGAIN = 128
 class PassWays:
     """Learns what passes take, and which way takes less.
 
-    A pass takes what it took at least with as many tokens, or with the nearest number that was timed.
+    A pass takes what it took at least with as many tokens, else with the nearest number that was timed; less in proportion
+    if that is larger, so that a way which may be faster is tried.
 
     Args:
         rows: sequences of a pass over all.
@@ -25,11 +26,12 @@ class PassWays:
         self._all: dict[int, float] = {}  # of one over all, by theirs, fillers included
         self._decided = 0
 
-    def apart(self, sizes: Sequence[int]) -> bool:
+    def apart(self, sizes: Sequence[int], fillers: int) -> bool:
         """Whether some sequences are to have a pass each.
 
         Args:
             sizes: how many tokens each of them reads.
+            fillers: how many others would read one each.
         """
         if not 1 < len(sizes) <= self._rows // 2 or max(sizes) > WIDEST:
             return False
@@ -38,7 +40,7 @@ class PassWays:
         if not self._one:
             return True
         self._decided += 1
-        whole = _at(self._all, sum(sizes) + self._rows - len(sizes))
+        whole = _at(self._all, sum(sizes) + fillers)
         less = sum(_at(self._one, size) for size in sizes) < whole
         return less is not (self._decided % AGAIN == 0)
 
@@ -59,4 +61,5 @@ class PassWays:
 def _at(known: dict[int, float], tokens: int) -> float:
     if (found := known.get(tokens)) is not None:
         return found
-    return known[min(known, key=lambda each: abs(each - tokens))]
+    near = min(known, key=lambda each: abs(each - tokens))
+    return known[near] * min(1.0, tokens / near)
