@@ -59,6 +59,7 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
     """Together with fillers, in a graph for fewer, or one after the other."""
     draws, rows = random.Random(7), 9
     monkeypatch.setattr(module, "WORTH", 2)
+    monkeypatch.setattr(module, "LATELY", 2)
     monkeypatch.setattr(PassWays, "apart", lambda *_: draws.random() < 0.2)
     one = runner_of("llama")
     passes, alone = one.rows(rows), [one.fresh() for _ in range(rows)]

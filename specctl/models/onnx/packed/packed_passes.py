@@ -24,6 +24,8 @@ FILLER = 0
 """Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
 SIZES, WORTH = (4, 8), 128
 """Numbers of sequences for which a graph of their own is opened after so many passes that it would have taken."""
+LATELY = 64
+"""Passes after which a sequence that had nothing to read is taken for an empty place."""
 MOST_BOUND = 64
 """Choices of sequences whose buffers stay bound."""
 
@@ -49,8 +51,8 @@ class PackedPasses:
 
     A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
     is one of the graph that `packed_graph` was made from, over the same buffers; where few sequences have something to
-    read they have such passes one after the other, if that takes less time (`PassWays`), or where that happens often
-    one of a graph for fewer sequences.
+    read they have such passes one after the other, if that takes less time (`PassWays`). Where few have had anything to
+    read for long, a graph for fewer sequences reads them.
 
     Args:
         session: of `open_session`.
@@ -90,6 +92,8 @@ class PackedPasses:
         self._placed = "positions" in inputs
         self._caches = {name: given.shape for name, given in inputs.items() if name.startswith("past.")}
         self._lengths = [0] * rows
+        self._made = 0  # passes
+        self._read_at = dict.fromkeys(range(rows), -LATELY)  # the last pass in which a sequence had something to read
         self._capacity = 0
         self._buffers: dict[str, Array] = {}
         self._bound: dict[tuple[tuple[int, ...], tuple[int, ...]], _Bound] = {}
@@ -101,27 +105,33 @@ class PackedPasses:
         return self._rows
 
     def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
-        size = self._size_for(len(requests))
-        if len(requests) > 1 and (self._apart or self._takes_longer(requests, size)):
-            size = self._size_for(1)
-            return [kept for request in requests for kept in map(_kept, self._pass([request], size))]
-        return self._pass(requests, size)
+        chosen = self._chosen([request.row for request in requests])
+        if len(requests) > 1 and (self._apart or self._takes_longer(requests, len(chosen))):
+            return [
+                kept
+                for request in requests
+                for kept in map(_kept, self._pass([request], chosen if self._alone is None else (request.row,)))
+            ]
+        return self._pass(requests, chosen)
 
     def _takes_longer(self, requests: Sequence[RowRequest], size: int) -> bool:
         """Whether a pass over so many sequences takes longer than one over each that has something to read."""
         fillers = size - len(requests)
         return self._alone is not None and self._ways.apart([len(each.tokens) for each in requests], fillers)
 
-    def _chosen(self, requests: Sequence[RowRequest], size: int) -> tuple[int, ...]:
-        """The sequences of a pass over so many, those that have something to read among them."""
-        asked = {request.row for request in requests}
-        others = (row for row in range(self._rows) if row not in asked)
-        return tuple(sorted([*asked, *islice(others, size - len(asked))]))
+    def _chosen(self, asked: Sequence[int]) -> tuple[int, ...]:
+        """The sequences of a pass: those that had something to read lately, which seldom change and stay bound."""
+        self._made += 1
+        self._read_at.update(dict.fromkeys(asked, self._made))
+        if len(asked) == 1 and self._alone is not None:
+            return (asked[0],)
+        lately = [row for row in range(self._rows) if self._made - self._read_at[row] < LATELY]
+        size = self._size_for(len(lately))
+        others = (row for row in range(self._rows) if row not in lately)
+        return tuple(sorted([*lately, *islice(others, size - len(lately))]))
 
     def _size_for(self, count: int) -> int:
-        """How many sequences a pass reads of which so many have something to read."""
-        if count in self._sessions:
-            return count
+        """How many sequences a pass reads where there are so many."""
         size = next((size for size in self._missed if size >= count), self._rows)
         if size in self._sessions:
             return size
@@ -132,10 +142,9 @@ class PackedPasses:
             self._sessions[size] = self._smaller(size)
         return size
 
-    def _pass(self, requests: Sequence[RowRequest], size: int) -> list[Forward]:
+    def _pass(self, requests: Sequence[RowRequest], chosen: tuple[int, ...]) -> list[Forward]:
         began = perf_counter()
         asked = {request.row: request for request in requests}
-        chosen = self._chosen(requests, size)
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []

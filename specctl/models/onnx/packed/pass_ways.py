@@ -13,8 +13,8 @@ AGAIN = 128
 class PassWays:
     """Learns what passes take, and which way takes less.
 
-    A pass takes what it took at least with as many tokens, else with the nearest number that was timed; less in proportion
-    if that is larger, so that a way which may be faster is tried.
+    A pass takes what it took at least with as many tokens, else with the nearest number that was timed; less in
+    proportion if that is larger, so that a way which may be faster is tried.
 
     Args:
         rows: sequences of a pass over all.
