@@ -24,7 +24,7 @@ FILLER = 0
 """Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
 SIZES, WORTH = (4, 8), 128
 """Numbers of sequences for which a graph of their own is opened after so many passes that it would have taken."""
-LATELY = 64
+LATELY = 16
 """Passes after which a sequence that had nothing to read is taken for an empty place."""
 MOST_BOUND = 64
 """Choices of sequences whose buffers stay bound."""
