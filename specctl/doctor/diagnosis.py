@@ -114,11 +114,10 @@ def _tokenizers(
 ) -> dict[str, Tokenizer]:
     """Each model's tokenizer by its key, as far as it can be read; their ends of sequence are added to the facts."""
     found: dict[str, Tokenizer] = {}
-    if not any(map(_is_cut, tables.values())) and (one := one_tokenizer([*read.values()])) is not None:
-        found = dict.fromkeys(read, one)
-    for key in (each for each in read if each not in found):
+    one = None if any(map(_is_cut, tables.values())) else one_tokenizer([*read.values()])
+    for key in read:
         try:
-            found[key] = load_tokenizer(tables[key], role=key)
+            found[key] = load_tokenizer(tables[key], role=key) if one is None else one
         except ModelError as error:
             if (problem := Problem(key, error.message, error.hint)) not in report.problems:
                 report.problems.append(problem)

@@ -27,7 +27,7 @@ SIZES, WORTH = (4, 8), 128
 LATELY = 16
 """Passes after which a sequence that had nothing to read is taken for an empty place."""
 MOST_BOUND = 64
-"""Choices of sequences whose buffers stay bound."""
+"""Choices of several sequences whose buffers stay bound."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class PackedPasses:
         apart: bool = False,
         smaller: Callable[[int], onnxruntime.InferenceSession] | None = None,
     ) -> None:
-        self._alone, self._rows = alone, rows
+        self._rows = rows
         self._smaller, self._missed = smaller, dict.fromkeys((size for size in SIZES if size < rows), 0)
         self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
         self._vocabulary, self._ids = vocabulary, ids
@@ -110,20 +110,20 @@ class PackedPasses:
             return [
                 kept
                 for request in requests
-                for kept in map(_kept, self._pass([request], chosen if self._alone is None else (request.row,)))
+                for kept in map(_kept, self._pass([request], (request.row,) if 1 in self._sessions else chosen))
             ]
         return self._pass(requests, chosen)
 
     def _takes_longer(self, requests: Sequence[RowRequest], size: int) -> bool:
         """Whether a pass over so many sequences takes longer than one over each that has something to read."""
         fillers = size - len(requests)
-        return self._alone is not None and self._ways.apart([len(each.tokens) for each in requests], fillers)
+        return 1 in self._sessions and self._ways.apart([len(each.tokens) for each in requests], fillers)
 
     def _chosen(self, asked: Sequence[int]) -> tuple[int, ...]:
         """The sequences of a pass: those that had something to read lately, which seldom change and stay bound."""
         self._made += 1
         self._read_at.update(dict.fromkeys(asked, self._made))
-        if len(asked) == 1 and self._alone is not None:
+        if len(asked) == 1 and 1 in self._sessions:
             return (asked[0],)
         lately = [row for row in range(self._rows) if self._made - self._read_at[row] < LATELY]
         size = self._size_for(len(lately))
@@ -225,20 +225,21 @@ class PackedPasses:
 
     def _bind(self, chosen: tuple[int, ...], layers: tuple[int, ...]) -> _Bound:
         """Bind the buffers of some sequences, which takes as long as a pass."""
-        if len(self._bound) >= MOST_BOUND:
+        if len(self._bound) >= MOST_BOUND + self._rows:
             self._bound.clear()
         count = len(chosen)
         before, total = np.zeros((2, count, 1), dtype=np.int32)
         bound = _Bound(self._sessions[count].io_binding(), np.ones(count, dtype=np.int64), before, total)
-        for place, row in enumerate(chosen):
-            end = "" if count == 1 else f".{place}"  # the graph for one has no numbers
+        # The graph for one has no numbers.
+        ends = {row: "" if count == 1 else f".{place}" for place, row in enumerate(chosen)}
+        for place, end in enumerate(ends.values()):
             _give(bound, f"before{end}", before[place])
             _give(bound, f"total{end}", total[place])
-            for name, buffer in self._buffers.items():
-                cache, _, of = name.rpartition(".")
-                if int(of) == row:
-                    _give(bound, f"{cache}{end}", buffer)
-                    _take(bound, f"{cache.replace('past', 'present')}{end}", buffer)
+        for name, buffer in self._buffers.items():
+            cache, _, row = name.rpartition(".")
+            if (found := ends.get(int(row))) is not None:
+                _give(bound, f"{cache}{found}", buffer)
+                _take(bound, f"{cache.replace('past', 'present')}{found}", buffer)
         if count > 1:
             _give(bound, "sizes", bound.sizes)
         self._bound[chosen, layers] = bound

@@ -33,10 +33,9 @@ class PassWays:
             sizes: how many tokens each of them reads.
             fillers: how many others would read one each.
         """
-        if not 1 < len(sizes) <= self._rows // 2 or max(sizes) > WIDEST:
+        few = 1 < len(sizes) <= self._rows // 2
+        if not few or max(sizes) > WIDEST or not self._all:  # which is timed first
             return False
-        if not self._all:
-            return False  # which is timed first
         if not self._one:
             return True
         self._decided += 1
