@@ -1,6 +1,6 @@
 """Asks a server of its own at random, and counts answers that are lost, doubled or mixed up.
 
-python -m tools.server_stress --requests 10000 --fuzz 1000
+python -m tools.server_stress --requests 10000 --fuzz 1000 --workers 2
 
 Some requests are asked alone first. Then they are asked at several concurrencies, whole and streamed, while some
 clients read slowly, go away in the middle, drop their connection or send bad bodies. What must be 0: texts that differ
@@ -188,7 +188,8 @@ async def campaign(url: str, process: psutil.Process, options: argparse.Namespac
     clients = Clients(url, options.seed)
 
     def memory(what: str) -> None:
-        print(f"{what:>24}  {process.memory_info().rss / 2**20:7.1f} MiB", flush=True)
+        used = sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+        print(f"{what:>24}  {used / 2**20:7.1f} MiB", flush=True)
 
     await clients.alone()
     memory("requests alone")
@@ -210,9 +211,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--fuzz", type=int, default=200)
     parser.add_argument("--batch", default="8")
+    parser.add_argument("--workers", help="processes that each write as many texts; their memory is counted too")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     flags = ["--batch", options.batch, "--policy", "constant:draft_length=3", "--set", "sampling.verification=token"]
+    flags += ["--workers", options.workers] if options.workers else []
     with own_server("--engine", "onnx", "--threads", "1", *flags) as (url, process):
         counts = asyncio.run(campaign(url, psutil.Process(process.pid), options))
     code = process.returncode

@@ -8,6 +8,8 @@ from specctl.models.files.tokenizer import Tokenizer
 UNFINISHED = "\ufffd"
 CONTEXT = 8
 """Tokens of the prompt that are decoded along with what follows it."""
+LONGEST_WINDOW = 32
+"""Tokens up to which a stream keeps its window, whose text it knows, instead of decoding that of a shorter one."""
 
 
 def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -28,29 +30,28 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = list(prompt[-CONTEXT:])
-        self._window = 0
+        self._tokens: list[int] = list(prompt[-CONTEXT:])  # the window
         self._shown = len(self._tokens)
+        self._text = _decode(tokenizer, self._tokens)  # of those shown
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that ``tokens`` add."""
         self._tokens.extend(tokens)
-        before, now = self._texts()
+        before, now = self._text, _decode(self._tokenizer, self._tokens)
         if len(now) <= len(before) or now.endswith(UNFINISHED):
             return ""
-        self._window, self._shown = self._shown, len(self._tokens)
+        self._text = now
+        if len(self._tokens) > LONGEST_WINDOW:
+            del self._tokens[: self._shown]
+            self._text = _decode(self._tokenizer, self._tokens)
+        self._shown = len(self._tokens)
         return now[len(before) :]
 
     def flush(self) -> str:
         """The text held back, even if its last character is incomplete."""
-        before, now = self._texts()
-        self._window = self._shown = len(self._tokens)
+        before, now = self._text, _decode(self._tokenizer, self._tokens)
+        self._tokens, self._shown, self._text = [], 0, ""
         return now[len(before) :]
-
-    def _texts(self) -> tuple[str, str]:
-        """The window's text without and with the tokens not shown yet."""
-        shown = _decode(self._tokenizer, self._tokens[self._window : self._shown])
-        return shown, _decode(self._tokenizer, self._tokens[self._window :])
 
 
 def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:

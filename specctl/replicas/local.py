@@ -64,6 +64,7 @@ class LocalReplicas:
         places: how many questions each process takes at once; an `Attendant` may take fewer.
 
     Attributes:
+        places: as given.
         about: what the `Attendant` that was ready last tells of itself; None without one.
     """
 
@@ -79,7 +80,7 @@ class LocalReplicas:
         places: int = 1,
     ) -> None:
         self._job, self._environments, self._say, self._warn = job, environments, say, warn
-        self._beat, self._silence, self._places = beat, SILENCE * beat, places
+        self._beat, self._silence, self.places = beat, SILENCE * beat, places
         self.about: Any = None
         self._selector = selectors.DefaultSelector()
         self._bell, self._rope = socket.socketpair()  # rung by `wake`
@@ -98,7 +99,7 @@ class LocalReplicas:
 
     @property
     def count(self) -> int:
-        return len(self._environments) * self._places
+        return len(self._environments) * self.places
 
     @property
     def pids(self) -> list[int]:
@@ -114,17 +115,17 @@ class LocalReplicas:
         """As in `Replicas`, those of the process with the fewest questions first."""
         ready = [one for one in self._replicas.values() if one.ready]
         ready.sort(key=lambda one: (len(one.places.asked), one.number))
-        return [one.number * self._places + place for one in ready for place in one.places.free()]
+        return [one.number * self.places + place for one in ready for place in one.places.free()]
 
     def ask(self, replica: int, question: Any) -> None:
-        number, place = divmod(replica, self._places)
+        number, place = divmod(replica, self.places)
         one = self._replicas[number]
         one.places.asked.add(place)
         self._send(one, (place, question))
 
     def withdraw(self, replica: int) -> None:
         """Tell an `Attendant` that an answer is not wanted; what it answers then makes the place idle."""
-        number, place = divmod(replica, self._places)
+        number, place = divmod(replica, self.places)
         self._send(self._replicas[number], (place, None))
 
     def wake(self) -> None:
@@ -171,7 +172,7 @@ class LocalReplicas:
     def _start_more(self) -> None:
         for number in self._unborn[: self._at_once]:
             self._unborn.remove(number)
-            self._replicas[number] = self._born(number, Places(self._places))
+            self._replicas[number] = self._born(number, Places(self.places))
 
     def _born(self, number: int, places: Places) -> _Replica:
         process = subprocess.Popen(
@@ -215,15 +216,15 @@ class LocalReplicas:
                 one.ready = self._served = True
                 if value is not None:
                     count, self.about = value
-                    one.places.count = min(count, self._places)
+                    one.places.count = min(count, self.places)
                 self._start_more()
             elif kind == "answer":
                 place, answer = value
                 one.places.answered(place)
-                found.append(Answered(one.number * self._places + place, answer))
+                found.append(Answered(one.number * self.places + place, answer))
             elif kind == "part":
                 place, part = value
-                found.append(Part(one.number * self._places + place, part))
+                found.append(Part(one.number * self.places + place, part))
             elif kind == "failed" and (one.ready or not self._served):
                 raise value
             elif kind == "failed":  # the others go on; it may be that there is no memory for one more
@@ -248,7 +249,7 @@ class LocalReplicas:
                 f"no replica is left: the last one {why}",
                 "Fewer --workers need less memory; what was finished is kept, and --resume goes on from there.",
             )
-        places, alone = [one.number * self._places + place for place in lost], len(lost) == 1
+        places, alone = [one.number * self.places + place for place in lost], len(lost) == 1
         return [Lost(place, f"{name} {why}", alone=alone) for place in places] if one.ready else []
 
     def _end(self, one: _Replica) -> None:

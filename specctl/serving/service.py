@@ -30,8 +30,9 @@ from specctl.serving.writers import Writers
 
 LOOK_SECONDS = 0.02
 """Between looks whether the models' thread has ended."""
-GATHERED_SECONDS = 0.01
-"""How long rounds that come behind others may wait: where one takes a millisecond, telling it would take as long."""
+GATHERED_SECONDS = 0.016
+"""How long rounds that come behind others may wait, a frame of a screen: where one takes a millisecond, telling it
+would take half as long."""
 
 
 @dataclass(frozen=True, slots=True)

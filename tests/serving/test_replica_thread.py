@@ -10,12 +10,13 @@ from attended import Scripted
 
 from specctl.errors import RecordError
 from specctl.profile.schema import SamplingTable
-from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
 from specctl.replicas.job import ReplicaError
 from specctl.replicas.replica import Answered, Lost, Part
 from specctl.serving.api_errors import told
-from specctl.serving.order import Order, Ticket, Told, Wrote
+from specctl.serving.order import Ended, Order, Ticket, Told, Wrote
 from specctl.serving.waiting_line import BusyError, ClosedError
+from specctl.serving.workers.affinity import BUSY, Affinity
 from specctl.serving.workers.replica_thread import ReplicaThread
 
 SECONDS = 60.0
@@ -187,3 +188,50 @@ def test_when_no_replica_is_left_everybody_hears_it(two: Tickets) -> None:
     assert {type(two.next()[1]) for _ in range(5)} == {ClosedError}
     assert isinstance(two.thread.died, ReplicaError)
     assert two.thread.closing
+
+
+def test_a_conversation_goes_on_where_it_was(two: Tickets) -> None:
+    """Its prompt of the next turn begins with all that was said, and comes to the replica that has read it."""
+    two.begin()
+    prompt, tokens = tuple(range(100, 160)), tuple(range(200, 220))
+
+    def ask(*ids: int) -> int:
+        """The place that a prompt comes to."""
+        before = two.asked()
+        two.thread.submit(Ticket(order(*ids)))
+        two.until(lambda: len(two.asked()) > len(before))
+        (place,) = two.asked().keys() - before.keys()
+        return place
+
+    first = ask(*prompt)
+    assert first >= 2, "the other replica"
+    done = Completion(prompt, 0, tokens, "", FinishReason.LENGTH, (), 0.0, 0.0, 0.0)
+    two.happens(Answered(first, Ended(done)))
+    two.until(lambda: first not in two.asked())
+    assert ask(7, 8) >= 2, "the one that writes nothing"
+    assert ask(*range(300, 700)) // 2 == 0, "either writes a text"
+    two.happens(Answered(0, "text"))
+    two.until(lambda: 0 not in two.asked())
+    assert ask(*prompt, *tokens, 5) >= 2, "both write one, and that replica knows it"
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"), [((), 4), ((3,), 4), ((3, 4), 0), ((0, 3, 4), 6), ((0, 3, 4, 6), 5), ((3, 4, 5), 0)]
+)
+def test_a_prompt_goes_where_the_least_is_left_to_do(busy: tuple[int, ...], expected: int) -> None:
+    """What a replica knows is worth waiting for one text, and not for two."""
+    affinity = Affinity(3)
+    known = tuple(range(BUSY + BUSY // 2))
+    affinity.holds(3, known)
+    assert affinity.place((*known, 5), [place for place in range(9) if place not in busy], busy) == expected
+
+
+def test_what_a_replica_that_ended_knew_is_forgotten() -> None:
+    affinity = Affinity(2)
+    known = tuple(range(64))
+    affinity.holds(3, known)
+    assert affinity.place(known, [0, 2], []) == 2
+    affinity.lost(2)
+    assert affinity.place(known, [0, 2], []) == 0
+    affinity.holds(3, known[:20])
+    assert affinity.place(known, [0, 2], []) == 0, "too little to be kept"

@@ -9,8 +9,9 @@ from specctl.replicas.local import LocalReplicas
 from specctl.replicas.replica import Event as Happened
 from specctl.replicas.replica import Lost, Part
 from specctl.replicas.window import DEATHS
-from specctl.serving.order import Event, Ticket, Told, Wrote
+from specctl.serving.order import Ended, Event, Ticket, Told, Wrote
 from specctl.serving.waiting_line import FAILED, ClosedError
+from specctl.serving.workers.affinity import Affinity
 from specctl.serving.writers import Writers
 
 
@@ -32,7 +33,7 @@ class _Asked:
 
 
 class ReplicaThread(Writers):
-    """Writes by replicas: the one that writes the fewest texts gets the next order.
+    """Writes by replicas: that which writes the fewest texts, or has read an order's beginning, gets it.
 
     A text whose replica ends is begun again by another one. What was told of it stays told: a text that then goes on
     otherwise, as a sampled one may whose policy reads clocks, is an error.
@@ -46,6 +47,7 @@ class ReplicaThread(Writers):
     def __init__(self, replicas: LocalReplicas, rows: int, most_waiting: int, tell: Callable[[Told], None]) -> None:
         super().__init__("replicas", most_waiting, tell)
         self._replicas, self._rows = replicas, rows
+        self._affinity = Affinity(replicas.places)
         self._again: deque[_Asked] = deque()  # whose replica ended, before all others
         self._asked: dict[int, _Asked] = {}  # by the number that replicas know it by
 
@@ -121,14 +123,22 @@ class ReplicaThread(Writers):
             else:
                 return  # it went away in this moment
             if not one.ticket.cancelled:
-                self._asked[idle[0]] = one
-                self._replicas.ask(idle[0], (one.ticket.order, one.ticket.every))
+                order = one.ticket.order
+                place = self._affinity.place(order.prompt, idle, self._asked)
+                self._affinity.holds(place, order.prompt)
+                self._asked[place] = one
+                self._replicas.ask(place, (order, one.ticket.every))
 
     def _heard(self, event: Happened) -> Told:
         """What a ticket hears of an event, if anything."""
         if isinstance(event, Part):
             return self._wrote(self._asked[event.replica], event.value)
         one = self._asked.pop(event.replica)
+        if isinstance(event, Lost):
+            self._affinity.lost(event.replica)
+        elif isinstance(event.answer, Ended):
+            done = event.answer.completion
+            self._affinity.holds(event.replica, done.prompt + done.tokens)
         if one.ticket.cancelled:
             return []
         if not isinstance(event, Lost):
