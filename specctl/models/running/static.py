@@ -17,6 +17,7 @@ from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.engines import Where
 from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
+from specctl.models.running.fused_norms import fuse_norms
 from specctl.models.running.grouped_attention import attend_in_groups
 from specctl.models.running.runner import Forward, RowPasses
 
@@ -60,6 +61,7 @@ class StaticRunner(FixedBufferRunner):
         self._model = model
         if self.device.type == "cuda":
             attend_in_groups(model)
+            fuse_norms(model)
         self.no_rows = None
         self.draft_vocabulary = vocabulary_of(model)
         self._watch = LayerWatch(model)
