@@ -154,7 +154,7 @@ class OnnxRunner(Runner):
 
         path, device, threads = self._path, self.device, self.threads
 
-        def opened(rows: int) -> onnxruntime.InferenceSession:
+        def opened(rows: int | None) -> onnxruntime.InferenceSession:
             return open_session(path, device, threads, kept_packed(path, rows))
 
         capacity = min(CAPACITY, self.context)
@@ -170,7 +170,7 @@ class OnnxRunner(Runner):
             ids,
             self._watched,
             apart=apart,
-            smaller=opened if small and not apart else None,
+            further=opened if small and not apart else None,
         )
 
     def fresh(self) -> "OnnxRunner":

@@ -202,9 +202,9 @@ class Store:
         """The file beside a graph in which `Times` are told."""
         return self.folder / f"{key}.times.json"
 
-    def packed(self, key: str, rows: int) -> Path:
-        """The file beside a graph in which the graph for so many sequences is that was made of it."""
-        return self.folder / f"{key}.packed-{rows}.onnx"
+    def packed(self, key: str, rows: int | None) -> Path:
+        """The file beside a graph in which that is which was made of it, as `packed_graph` names them."""
+        return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
 
     def remove(self, key: str) -> None:
         """Forget a graph, and those for several sequences that were made of it."""

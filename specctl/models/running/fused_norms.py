@@ -37,7 +37,7 @@ def _fused(layer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 def _is_one(layer: torch.nn.Module) -> bool:
     """Whether a layer is such a norm, without a bias or anything else of its own."""
     weights = dict(layer.named_parameters())
-    if [*weights] != ["weight"] or weights["weight"].dim() != 1 or [*layer.children()] or [*layer.buffers()]:
+    if [*weights] != ["weight"] or weights["weight"].dim() != 1 or [*layer.named_children(), *layer.named_buffers()]:
         return False
     epsilon = getattr(layer, "variance_epsilon", None)
     if not isinstance(epsilon, float):

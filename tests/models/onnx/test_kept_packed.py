@@ -12,12 +12,12 @@ from specctl.models.onnx.store import Store
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    made: list[int] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    made: list[int | None] = []
 
-    def make(path: Path, rows: int) -> bytes:
+    def make(path: Path, rows: int | None) -> bytes:
         made.append(rows)
-        return path.read_bytes() * rows
+        return path.read_bytes() * (rows or 1)
 
     monkeypatch.setattr(packed_graph, "packed_graph", make)
     return made
@@ -27,17 +27,17 @@ def put(folder: Path, graph: str) -> Path:
     return Store(folder).put("it", lambda path: path.write_text(graph) and None)
 
 
-def test_a_graph_is_made_once_for_each_number_of_sequences(made: list[int], tmp_path: Path) -> None:
+def test_a_graph_is_made_once_for_each_number_of_sequences(made: list[int | None], tmp_path: Path) -> None:
     path = put(tmp_path, "ab")
-    for rows in (2, 3, 2, 3):
-        assert kept_packed(path, rows) == b"ab" * rows
-    assert made == [2, 3]
+    for rows in (2, 3, None, 2, 3, None):
+        assert kept_packed(path, rows) == b"ab" * (rows or 1)
+    assert made == [2, 3, None]
     assert Store(tmp_path).find("it") == path, "it is whole as before"
 
 
 @pytest.mark.parametrize("change", ["graph", "form", "damaged", "cut", "other number"])
 def test_what_is_not_the_same_is_made_anew(
-    made: list[int], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+    made: list[int | None], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, kept = put(tmp_path, "ab"), Store(tmp_path).packed("it", 2)
     kept_packed(path, 2)
@@ -70,7 +70,7 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_nothing_is_kept_outside_of_a_store_or_where_nothing_can_be(made: list[int], tmp_path: Path) -> None:
+def test_nothing_is_kept_outside_of_a_store_or_where_nothing_can_be(made: list[int | None], tmp_path: Path) -> None:
     alone = tmp_path / "one" / "model.onnx"
     alone.parent.mkdir()
     alone.write_text("ab")

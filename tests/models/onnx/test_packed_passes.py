@@ -79,6 +79,53 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
     assert 4 < len(passes._bound) <= module.MOST_BOUND
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama")
+def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of texts of all lengths, behind prompts, drafts and what was taken from another text, in buffers that grow."""
+    draws = random.Random(11)
+    monkeypatch.setattr(module, "STEPS_WORTH", 1)
+    monkeypatch.setattr(onnx_runner_module, "CAPACITY", 16)
+    one = runner_of(family)
+    passes, alone = one.rows(ROWS), [one.fresh() for _ in range(ROWS)]
+    lengths = []
+    for step in range(24):
+        requests, expected = [], []
+        for row in range(ROWS) if step else (0,):
+            count = draws.randint(1, 9) if step in (0, 1, 9) else 1
+            tokens = [draws.randrange(VOCABULARY) for _ in range(count)]
+            if step == 15 and row == 2:  # as a text that began like another one
+                alone[2].rollback(0)
+                alone[2].extend(held := [7, 8, 9, 10], 0)
+                passes.run([RowRequest(1, 0, held, 0)])
+                alone[1].rollback(0)
+                alone[1].extend(held, 0)
+                requests[1], expected[1] = RowRequest(1, 4, tokens, 1), alone[1].extend(tokens, 1)
+                passes.copy(1, 2, 0, 4)
+            requests.append(RowRequest(row, alone[row].length, tokens, 1))
+            expected.append(alone[row].extend(tokens, 1))
+        for found, wanted in zip(passes.run(requests), expected, strict=True):
+            error = 1e-5 if family in ROUNDED else 0.0
+            np.testing.assert_allclose(found.rows, np.asarray(wanted.rows), rtol=0, atol=error)
+        lengths.append(len({each.after for each in requests}))
+    assert max(lengths) == ROWS
+    assert passes._capacity > 32
+    assert passes._stepping is not None
+    assert passes._steps == 21
+
+
+def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS_WORTH", 0)
+    one = runner_of("llama")
+    passes = one.rows(9)
+    monkeypatch.setattr(module, "WORTH", 0)
+    monkeypatch.setattr(module, "LATELY", 1)
+    monkeypatch.setattr(PassWays, "apart", lambda *_: False)
+    for rows, steps in ((range(9), 1), (range(3, 7), 2), ((0, 2, 4, 6), 2), (range(4), 3)):
+        passes.run([RowRequest(row, 0, [1], 1) for row in rows])
+        assert passes._steps == steps
+
+
 def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WORTH", 0)
     one = runner_of("llama")
@@ -88,6 +135,7 @@ def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytes
         for _ in range(3):
             passes.run([RowRequest(row, 0, [1], 1) for row in range(2)])
         assert sorted(passes._sessions) == [1, 5]
+        assert passes._stepping is None
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ from zlib import crc32
 from specctl.models.onnx.store import MANIFEST, Store
 from specctl.outputs.locks import ABANDONED
 
-FORM = 1
+FORM = 2
 """Of the graphs that `packed_graph` makes; those of another form are made anew."""
 
 
-def kept_packed(path: Path, rows: int) -> bytes:
+def kept_packed(path: Path, rows: int | None) -> bytes:
     """`packed_graph` of a graph, out of a file where that is of this graph, form and number of sequences.
 
     The file stands beside the graph's folder in its `Store`; of a graph that is in none nothing is kept.
@@ -22,7 +22,7 @@ def kept_packed(path: Path, rows: int) -> bytes:
         path: of the graph.
         rows: as there.
     """
-    own = crc32(path.read_bytes(), FORM << 16 | rows)  # of what it is made from, and how
+    own = crc32(path.read_bytes(), FORM << 16 | (rows or 0))  # of what it is made from, and how
     kept = Store(path.parent.parent).packed(path.parent.name, rows)
     with suppress(OSError):
         told = kept.read_bytes()

@@ -1,55 +1,42 @@
 """The graph of a model rewritten for the tokens of several sequences, one behind the other."""
 
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 
-def packed_graph(path: Path, rows: int) -> bytes:
+def packed_graph(path: Path, rows: int | None) -> bytes:
     """A graph of `export.exported` for chains, whose pass reads the tokens of several sequences.
 
     Norms, projections and feed-forward layers see the N tokens of all sequences in ``(1, N)``. Only attention knows of
-    sequences: it is a node for each, over that sequence's own buffers, so that nothing is padded.
+    sequences. It is a node for each, over that sequence's own buffers, so that nothing is padded; onnxruntime has none
+    for several tokens of several sequences. For one token of each it has one, which takes a third to two thirds of the
+    time of as many nodes.
 
-    Inputs: as there, and ``sizes`` ``(rows,)`` int64, how many tokens each sequence has in the pass, at least one;
-    ``before``, ``total``, ``past.I.key`` and ``past.I.value`` are there for every sequence r, with ``.r`` at the end.
-    Outputs: ``logits``, ``state.I`` and ``state.last`` ``(1, N, D)``, and ``present.I.key.r`` and
-    ``present.I.value.r``.
+    Inputs: as there, and of a graph for so many sequences ``sizes`` ``(rows,)`` int64, how many tokens each has in the
+    pass, at least one; ``before``, ``total``, ``past.I.key`` and ``past.I.value`` are there for every sequence r, with
+    ``.r`` at the end. Of a graph for one token of each of N sequences ``before`` is ``(N,)``, ``total`` the longest
+    sequence's, and caches are ``(N, heads, capacity, head_dim)``.
+    Outputs: ``logits``, ``state.I`` and ``state.last`` ``(1, N, D)``, and ``present.I.key`` and ``present.I.value``,
+    with ``.r`` at the end where the caches have it.
 
     Args:
         path: of the graph; its weights stay in their file, from whose folder they have to be read.
-        rows: how many sequences, at least 2.
+        rows: how many sequences, at least 2; None for any number of them, of which each has one token.
     """
     model = ir.load(path)
     graph = model.graph
-    given = {value.name: value for value in graph.inputs}
-    sizes = ir.val("sizes", dtype=ir.DataType.INT64, shape=ir.Shape([rows]))
-    counts = {name: [_like(given[name], f"{name}.{row}") for row in range(rows)] for name in ("before", "total")}
-    inputs = [value for name, value in given.items() if name in ("ids", "positions", "rows")]
-    inputs += [sizes, *counts["before"], *counts["total"]]
+    numbers = [value for value in graph.inputs if value.name in ("before", "total")]
+    packed = _Together(graph, numbers) if rows is None else _Apart(numbers, rows)
+    inputs = [value for value in graph.inputs if value.name in ("ids", "positions", "rows")] + packed.inputs
     outputs = [value for value in graph.outputs if value.name and value.name.startswith(("logits", "state."))]
     for node in [node for node in graph if node.op_type == "GroupQueryAttention"]:
-        projected, caches, more = node.inputs[:3], node.inputs[3:5], node.inputs[7:]
-        made: list[ir.Node] = []
-        split: list[list[ir.Value | None]] = []
-        for states in projected:
-            if states is None:
-                split.append([None] * rows)
-                continue
-            made.append(ir.node("Split", [states, sizes], {"axis": 1}, num_outputs=rows))
-            split.append(list(made[-1].outputs))
-        mixed: list[ir.Value] = []
-        for row, of_row in enumerate(zip(*split, strict=True)):
-            past = [_like(cache, f"{cache.name}.{row}") for cache in caches if cache is not None]
-            own = [*of_row, *past, counts["before"][row], counts["total"][row], *more]
-            made.append(ir.Node(node.domain, node.op_type, own, attributes=node.attributes.values(), num_outputs=3))
-            result, *present = made[-1].outputs
-            for there, cache in zip(present, past, strict=True):
-                there.name, there.type, there.shape = _present(cache), cache.type, cache.shape
-            inputs += past
-            outputs += present
-            mixed.append(result)
-        made.append(ir.node("Concat", mixed, {"axis": 1}))
+        made, past, present = packed.attention(node)
+        inputs += past
+        outputs += present
         graph.outputs[:] = [value for value in graph.outputs if value not in node.outputs]
         graph.insert_before(node, made)
         node.outputs[0].replace_all_uses_with(made[-1].outputs[0])
@@ -59,10 +46,88 @@ def packed_graph(path: Path, rows: int) -> bytes:
     return serialised
 
 
-def _like(value: ir.Value, name: str) -> ir.Value:
-    return ir.val(name, dtype=value.dtype, shape=value.shape)
+Made = tuple[list[ir.Node], list[ir.Value], list[ir.Value]]
+"""Nodes in place of one of attention, the last of which gives its result, and the caches that they read and give."""
 
 
-def _present(cache: ir.Value) -> str:
-    assert cache.name is not None
-    return cache.name.replace("past", "present")
+class _Apart:
+    """Attention of each of some sequences by a node of its own.
+
+    Args:
+        numbers: the inputs ``before`` and ``total`` of one.
+        rows: how many there are.
+    """
+
+    def __init__(self, numbers: Sequence[ir.Value], rows: int) -> None:
+        self._sizes = ir.val("sizes", dtype=ir.DataType.INT64, shape=ir.Shape([rows]))
+        self._numbers = [[_like(value, f"{value.name}.{row}") for value in numbers] for row in range(rows)]
+        self.inputs = [self._sizes, *chain.from_iterable(self._numbers)]
+
+    def attention(self, node: ir.Node) -> Made:
+        projected, caches, more = node.inputs[:3], node.inputs[3:5], node.inputs[7:]
+        rows = len(self._numbers)
+        made: list[ir.Node] = []
+        split: list[list[ir.Value | None]] = []
+        for states in projected:
+            if states is None:
+                split.append([None] * rows)
+                continue
+            made.append(ir.node("Split", [states, self._sizes], {"axis": 1}, num_outputs=rows))
+            split.append(list(made[-1].outputs))
+        mixed: list[ir.Value] = []
+        read: list[ir.Value] = []
+        given: list[ir.Value] = []
+        for row, (of_row, numbers) in enumerate(zip(zip(*split, strict=True), self._numbers, strict=True)):
+            past = [_like(cache, f"{cache.name}.{row}") for cache in caches if cache is not None]
+            made.append(_attention(node, [*of_row, *past, *numbers, *more], past))
+            mixed.append(made[-1].outputs[0])
+            read += past
+            given += made[-1].outputs[1:]
+        made.append(ir.node("Concat", mixed, {"axis": 1}))
+        return made, read, given
+
+
+class _Together:
+    """Attention of all sequences by one node, for a token of each.
+
+    Args:
+        graph: it gets what turns tokens of one sequence into those of many, and back.
+        numbers: as of `_Apart`.
+    """
+
+    def __init__(self, graph: ir.Graph, numbers: Sequence[ir.Value]) -> None:
+        self._many, self._one = (
+            ir.Value(name=name, const_value=ir.tensor(np.array(shape, dtype=np.int64), name=name))
+            for name, shape in (("many", [-1, 1, 0]), ("one", [1, -1, 0]))
+        )
+        for value in (self._many, self._one):
+            graph.initializers[str(value.name)] = value
+        shapes = {"before": ir.Shape(["sequences"]), "total": ir.Shape([1])}
+        self.inputs = [ir.val(value.name, dtype=value.dtype, shape=shapes[str(value.name)]) for value in numbers]
+
+    def attention(self, node: ir.Node) -> Made:
+        projected, caches, more = node.inputs[:3], node.inputs[3:5], node.inputs[7:]
+        made = [ir.node("Reshape", [states, self._many]) for states in projected if states is not None]
+        split = iter(made.copy())
+        many = [None if states is None else next(split).outputs[0] for states in projected]
+        past = [_like(cache, str(cache.name), "sequences") for cache in caches if cache is not None]
+        made.append(_attention(node, [*many, *past, *self.inputs, *more], past))
+        present = [*made[-1].outputs[1:]]
+        made.append(ir.node("Reshape", [made[-1].outputs[0], self._one]))
+        return made, past, present
+
+
+def _attention(node: ir.Node, inputs: Sequence[ir.Value | None], past: Sequence[ir.Value]) -> ir.Node:
+    """A node of the same attention over other inputs."""
+    made = ir.Node(node.domain, node.op_type, inputs, attributes=node.attributes.values(), num_outputs=3)
+    for there, cache in zip(made.outputs[1:], past, strict=True):
+        there.name, there.type, there.shape = str(cache.name).replace("past", "present"), cache.type, cache.shape
+    return made
+
+
+def _like(value: ir.Value, name: str, first: str | None = None) -> ir.Value:
+    """A value of the same kind; ``first`` is the name of its first dimension, in place of what that was."""
+    shape = value.shape
+    if first is not None and shape is not None:
+        shape = ir.Shape([first, *shape.dims[1:]])
+    return ir.val(name, dtype=value.dtype, shape=shape)

@@ -1,17 +1,15 @@
 """Passes of an ONNX graph over the tokens of several sequences, each with buffers of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory
 from specctl.models.onnx.onnx_passes import state_name
+from specctl.models.onnx.packed.bound_pass import Array, BoundPass
 from specctl.models.onnx.packed.pass_ways import PassWays
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
@@ -19,31 +17,16 @@ from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.runner import RowRequest
 
-Array = npt.NDArray[Any]
 FILLER = 0
 """Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
 SIZES, WORTH = (4, 8), 128
 """Numbers of sequences for which a graph of their own is opened after so many passes that it would have taken."""
+STEPS_WORTH = 32
+"""Passes over one token of each sequence after which their graph is opened: it takes a fifth off each."""
 LATELY = 16
 """Passes after which a sequence that had nothing to read is taken for an empty place."""
 MOST_BOUND = 64
 """Choices of several sequences whose buffers stay bound."""
-
-
-@dataclass(slots=True)
-class _Bound:
-    """Passes of some sequences whose buffers are bound, and what was bound for the last of them."""
-
-    binding: onnxruntime.IOBinding
-    sizes: Array  # (S,) tokens of each
-    before: Array  # (S, 1) tokens that it holds, less one
-    total: Array  # (S, 1) and behind the pass
-    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits of the last pass
-    ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
-    positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
-    rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (R,)
-    logits: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))  # (R, V)
-    states: dict[int, Array] = field(default_factory=dict)  # (N, D) by layer
 
 
 class PackedPasses:
@@ -52,7 +35,7 @@ class PackedPasses:
     A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
     is one of the graph that `packed_graph` was made from, over the same buffers; where few sequences have something to
     read they have such passes one after the other, if that takes less time (`PassWays`). Where few have had anything to
-    read for long, a graph for fewer sequences reads them.
+    read for long, a graph for fewer sequences reads them. One token of each is read by a graph of its own.
 
     Args:
         session: of `open_session`.
@@ -63,7 +46,7 @@ class PackedPasses:
         ids: of the columns of the graph's logits; None where a column is an id.
         watched: layers whose states every pass gives, numbered as `Runner.watch` numbers them.
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
-        smaller: opens a graph for so many sequences; None to have no such graphs.
+        further: opens a graph for so many sequences, or for None that for one token of each; None for no such graphs.
     """
 
     def __init__(
@@ -77,10 +60,12 @@ class PackedPasses:
         watched: Sequence[int] = (),
         *,
         apart: bool = False,
-        smaller: Callable[[int], onnxruntime.InferenceSession] | None = None,
+        further: Callable[[int | None], onnxruntime.InferenceSession] | None = None,
     ) -> None:
         self._rows = rows
-        self._smaller, self._missed = smaller, dict.fromkeys((size for size in SIZES if size < rows), 0)
+        self._further, self._missed = further, dict.fromkeys((size for size in SIZES if size < rows), 0)
+        self._stepping: onnxruntime.InferenceSession | None = None
+        self._steps = 0  # passes that it would have made
         self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
         self._vocabulary, self._ids = vocabulary, ids
         self._watched, self._apart = tuple(watched), apart
@@ -90,13 +75,14 @@ class PackedPasses:
         made = {each.name: each.shape for each in session.get_outputs()}
         self._widths = {name: int(made[name][2]) for name in ("logits", "state.last")}
         self._placed = "positions" in inputs
-        self._caches = {name: given.shape for name, given in inputs.items() if name.startswith("past.")}
+        caches = [name for name in inputs if name.startswith("past.") and name.endswith(".0")]
+        self._caches = {name[:-2]: inputs[name].shape for name in caches}
         self._lengths = [0] * rows
         self._made = 0  # passes
         self._read_at = dict.fromkeys(range(rows), -LATELY)  # the last pass in which a sequence had something to read
         self._capacity = 0
-        self._buffers: dict[str, Array] = {}
-        self._bound: dict[tuple[tuple[int, ...], tuple[int, ...]], _Bound] = {}
+        self._buffers: dict[str, Array] = {}  # (S, heads, capacity, head_dim) by the name of one sequence's
+        self._bound: dict[tuple[tuple[int, ...], tuple[int, ...], bool], BoundPass] = {}
         self._results: dict[tuple[str | int, int], Array] = {}
         self._reserve(capacity)
 
@@ -136,11 +122,21 @@ class PackedPasses:
         if size in self._sessions:
             return size
         self._missed[size] += 1
-        if self._smaller is None or self._missed[size] <= WORTH:
+        if self._further is None or self._missed[size] <= WORTH:
             return self._rows
         with preparing():
-            self._sessions[size] = self._smaller(size)
+            self._sessions[size] = self._further(size)
         return size
+
+    def _steps_together(self, chosen: tuple[int, ...], tokens: int) -> bool:
+        """Whether sequences that lie side by side have a token each, and the graph for that is open."""
+        if self._further is None or not 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]:
+            return False
+        self._steps += 1
+        if self._stepping is None and self._steps > STEPS_WORTH:
+            with preparing():
+                self._stepping = self._further(None)
+        return self._stepping is not None
 
     def _pass(self, requests: Sequence[RowRequest], chosen: tuple[int, ...]) -> list[Forward]:
         began = perf_counter()
@@ -168,14 +164,16 @@ class PackedPasses:
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
-        known = self._bound.get((chosen, layers))
-        bound = known or self._bind(chosen, layers)
+        steps = self._steps_together(chosen, len(tokens))
+        known = self._bound.get((chosen, layers, steps))
+        bound = known or self._bind(chosen, layers, steps=steps)
         if bound.kind != (len(tokens), len(kept)):
             self._resize(bound, len(tokens), len(kept), layers)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
         bound.sizes[:], bound.total[:, 0] = sizes, ends
         np.subtract(bound.total, 1, out=bound.before)
-        self._sessions[len(chosen)].run_with_iobinding(bound.binding)
+        bound.longest[0] = max(ends)
+        bound.session.run_with_iobinding(bound.binding)
         self._lengths = lengths
         if known is not None:
             self._ways.took(len(tokens), perf_counter() - began, alone=len(chosen) == 1)
@@ -194,13 +192,11 @@ class PackedPasses:
         return [found[request.row] for request in requests]
 
     def copy(self, source: int, row: int, start: int, stop: int) -> None:
-        for name in self._caches:
-            if name.endswith(f".{row}"):
-                other = name.removesuffix(f".{row}") + f".{source}"
-                self._buffers[name][:, :, start:stop] = self._buffers[other][:, :, start:stop]
+        for buffer in self._buffers.values():
+            buffer[row, :, start:stop] = buffer[source, :, start:stop]
         self._lengths[row] = stop  # fillers are written behind
 
-    def _give_states(self, found: Forward, bound: _Bound, tokens: slice, request: RowRequest) -> None:
+    def _give_states(self, found: Forward, bound: BoundPass, tokens: slice, request: RowRequest) -> None:
         if self._watched:
             found.states = {layer: bound.states[layer][tokens] for layer in self._watched}
         if request.hidden:
@@ -215,7 +211,7 @@ class PackedPasses:
         capacity = max(tokens + 1, 2 * self._capacity)
         old = self._buffers
         self._buffers = {
-            name: self._memory.zeros((1, shape[1], capacity, shape[3]), "tensor(float)")
+            name: self._memory.zeros((self._rows, shape[1], capacity, shape[3]), "tensor(float)")
             for name, shape in self._caches.items()
         }
         for name, buffer in old.items():
@@ -223,41 +219,47 @@ class PackedPasses:
         self._capacity = capacity
         self._bound.clear()
 
-    def _bind(self, chosen: tuple[int, ...], layers: tuple[int, ...]) -> _Bound:
+    def _bind(self, chosen: tuple[int, ...], layers: tuple[int, ...], *, steps: bool) -> BoundPass:
         """Bind the buffers of some sequences, which takes as long as a pass."""
         if len(self._bound) >= MOST_BOUND + self._rows:
             self._bound.clear()
         count = len(chosen)
-        before, total = np.zeros((2, count, 1), dtype=np.int32)
-        bound = _Bound(self._sessions[count].io_binding(), np.ones(count, dtype=np.int64), before, total)
-        # The graph for one has no numbers.
-        ends = {row: "" if count == 1 else f".{place}" for place, row in enumerate(chosen)}
-        for place, end in enumerate(ends.values()):
-            _give(bound, f"before{end}", before[place])
-            _give(bound, f"total{end}", total[place])
-        for name, buffer in self._buffers.items():
-            cache, _, row = name.rpartition(".")
-            if (found := ends.get(int(row))) is not None:
-                _give(bound, f"{cache}{found}", buffer)
-                _take(bound, f"{cache.replace('past', 'present')}{found}", buffer)
-        if count > 1:
-            _give(bound, "sizes", bound.sizes)
-        self._bound[chosen, layers] = bound
+        session = self._stepping if steps else self._sessions[count]
+        assert session is not None
+        bound = BoundPass.of(session, count)
+        before, total = bound.before, bound.total
+        # The graph for one has no numbers, and that for one token of each reads what lies side by side.
+        together = slice(chosen[0], chosen[-1] + 1)
+        if steps or count == 1:
+            parts = [("", together, before[:, 0], bound.longest if steps else total[0])]
+        else:
+            parts = [
+                (f".{place}", slice(row, row + 1), before[place], total[place]) for place, row in enumerate(chosen)
+            ]
+        for end, rows, its_before, its_total in parts:
+            bound.give(f"before{end}", its_before)
+            bound.give(f"total{end}", its_total)
+            for name, buffer in self._buffers.items():
+                bound.give(f"{name}{end}", buffer[rows])
+                bound.take(f"{name.replace('past', 'present')}{end}", buffer[rows])
+        if count > 1 and not steps:
+            bound.give("sizes", bound.sizes)
+        self._bound[chosen, layers, steps] = bound
         return bound
 
-    def _resize(self, bound: _Bound, width: int, rows: int, layers: tuple[int, ...]) -> None:
+    def _resize(self, bound: BoundPass, width: int, rows: int, layers: tuple[int, ...]) -> None:
         """Bind inputs and results of N tokens, with R rows of logits."""
         bound.kind = width, rows
         bound.ids, bound.positions, bound.rows = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
         bound.logits = self._result("logits", rows, self._widths["logits"])
         bound.states = {layer: self._result(layer, width, self._widths["state.last"]) for layer in layers}
-        _give(bound, "ids", bound.ids[None])
-        _give(bound, "rows", bound.rows)
+        bound.give("ids", bound.ids[None])
+        bound.give("rows", bound.rows)
         if self._placed:
-            _give(bound, "positions", bound.positions[None])
-        _take(bound, "logits", bound.logits[None])
+            bound.give("positions", bound.positions[None])
+        bound.take("logits", bound.logits[None])
         for layer, states in bound.states.items():
-            _take(bound, state_name(layer), states[None])
+            bound.take(state_name(layer), states[None])
 
     def _result(self, name: str | int, rows: int, width: int) -> Array:  # (rows, width)
         """Memory for a result, which kinds of passes of about as many rows share."""
@@ -270,11 +272,3 @@ class PackedPasses:
 def _kept(found: Forward) -> Forward:
     """What the next pass leaves alone."""
     return Forward(found.columns.copy(), found.hidden, kept_states(found.states), found.vocabulary)  # type: ignore[union-attr]
-
-
-def _give(bound: _Bound, name: str, array: Array) -> None:
-    bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-
-def _take(bound: _Bound, name: str, array: Array) -> None:
-    bound.binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
