@@ -72,6 +72,7 @@ class OnnxRunner(Runner):
         self._path = path
         self.facts: Path | None = None
         self.passes = passes
+        self._stepping: onnxruntime.InferenceSession | None = None  # for one token of each of any number of texts
         self.token_bytes = passes.token_bytes
         if path is not None and self.no_rows is None:
             self.rows_bytes = sum(file.stat().st_size for file in path.parent.iterdir())  # a session of their own
@@ -155,7 +156,12 @@ class OnnxRunner(Runner):
         path, device, threads = self._path, self.device, self.threads
 
         def opened(rows: int | None) -> onnxruntime.InferenceSession:
-            return open_session(path, device, threads, kept_packed(path, rows))
+            if rows is None and self._stepping is not None:
+                return self._stepping
+            session = open_session(path, device, threads, kept_packed(path, rows))
+            if rows is None:
+                self._stepping = session
+            return session
 
         capacity = min(CAPACITY, self.context)
         alone = self.passes.session if self.passes.narrowest == 1 else None

@@ -84,7 +84,6 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
 def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts of all lengths, behind prompts, drafts and what was taken from another text, in buffers that grow."""
     draws = random.Random(11)
-    monkeypatch.setattr(module, "STEPS_WORTH", 1)
     monkeypatch.setattr(onnx_runner_module, "CAPACITY", 16)
     one = runner_of(family)
     passes, alone = one.rows(ROWS), [one.fresh() for _ in range(ROWS)]
@@ -110,12 +109,14 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
         lengths.append(len({each.after for each in requests}))
     assert max(lengths) == ROWS
     assert passes._capacity > 32
-    assert passes._stepping is not None
     assert passes._steps == 21
+    other = one.rows(2)
+    assert other._stepping is None, "it is had when it is wanted"
+    other.run([RowRequest(row, 0, [1], 1) for row in range(2)])
+    assert other._stepping is passes._stepping is not None
 
 
 def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS_WORTH", 0)
     one = runner_of("llama")
     passes = one.rows(9)
     monkeypatch.setattr(module, "WORTH", 0)

@@ -21,8 +21,6 @@ FILLER = 0
 """Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
 SIZES, WORTH = (4, 8), 128
 """Numbers of sequences for which a graph of their own is opened after so many passes that it would have taken."""
-STEPS_WORTH = 32
-"""Passes over one token of each sequence after which their graph is opened: it takes a fifth off each."""
 LATELY = 16
 """Passes after which a sequence that had nothing to read is taken for an empty place."""
 MOST_BOUND = 64
@@ -65,7 +63,7 @@ class PackedPasses:
         self._rows = rows
         self._further, self._missed = further, dict.fromkeys((size for size in SIZES if size < rows), 0)
         self._stepping: onnxruntime.InferenceSession | None = None
-        self._steps = 0  # passes that it would have made
+        self._steps = 0  # passes that it has made
         self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
         self._vocabulary, self._ids = vocabulary, ids
         self._watched, self._apart = tuple(watched), apart
@@ -129,14 +127,14 @@ class PackedPasses:
         return size
 
     def _steps_together(self, chosen: tuple[int, ...], tokens: int) -> bool:
-        """Whether sequences that lie side by side have a token each, and the graph for that is open."""
+        """Whether sequences that lie side by side have a token each, and so the graph for that."""
         if self._further is None or not 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]:
             return False
-        self._steps += 1
-        if self._stepping is None and self._steps > STEPS_WORTH:
+        if self._stepping is None:
             with preparing():
                 self._stepping = self._further(None)
-        return self._stepping is not None
+        self._steps += 1
+        return True
 
     def _pass(self, requests: Sequence[RowRequest], chosen: tuple[int, ...]) -> list[Forward]:
         began = perf_counter()
