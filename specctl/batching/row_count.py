@@ -22,8 +22,8 @@ MOST = 64
 """The most texts that are tried; a hub of more waits longer for its host than for its passes."""
 GAIN = 1.1
 """Twice as many texts must bring so many times the tokens per second: each takes memory, and its result comes later."""
-DRAFTED = 3
-"""Draft tokens before the verification in a round that stands for decoding."""
+DRAFTED, EMITTED = 3, 2.0
+"""Draft tokens before the verification in a round with drafts that stands for decoding, and tokens that it writes."""
 ENOUGH = 0.01
 """Seconds of timing of each number of texts; the least time counts, for others may take the processor meanwhile."""
 SPARED = 0.8
@@ -87,7 +87,7 @@ class _Alone:
 def worthwhile(pair: Pair, tokens: int) -> bool:
     """Whether so many tokens take a pair long enough for several texts at once to be tried."""
     try:
-        return tokens * min(_seconds(pair, [[_Alone(pair.target)]], 0)[0]) >= WORTH
+        return tokens * _seconds(pair, [_Alone(pair.target)], 0) >= WORTH
     finally:
         pair.target.rollback(0)
 
@@ -129,26 +129,23 @@ def fastest_passes(pair: Pair, most: int, tokens: int) -> list[RowPasses] | None
         tokens: to write. Where they take less time than trying twice as many texts could save, that is not tried.
     """
     chosen: list[RowPasses] | None = None
-    now: Sequence[RowPasses] = [_Alone(runner) for runner in read_models(pair)]
-    drafted = DRAFTED if pair.drafts else 0
-    gain = 2.0
-    while (rows := 2 * now[-1].rows) <= most:
-        clock = _clock(pair)
+    drafted, clock = DRAFTED if pair.drafts else 0, _clock(pair)
+    fewer, gain, rows = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], drafted), 2.0, 2
+    while rows <= most:
         began = clock()
         try:
             more = passes_of(pair, rows)
-            took = clock() - began
-            fewer, twice = map(min, _seconds(pair, [now, more], drafted))
+            twice = _seconds(pair, more, drafted)
         except Exception as error:
             if not out_of_memory(error):
                 raise
             break
-        gain = min(gain, 2 * fewer / twice)
+        took, gain = clock() - began, min(gain, 2 * fewer / twice)
         if gain <= GAIN:
             break
-        now = chosen = more
-        left = tokens * twice / (rows * (drafted + 1))
-        if left * (1 - 1 / gain) < 2 * took:  # the next gain is no larger, and its passes take longer to make
+        chosen, fewer, left = more, twice, tokens * twice / rows
+        rows *= 2
+        if left * (1 - 1 / gain) < 2 * took:  # the next gain is no larger, and takes twice as long to find out
             break
     for runner in read_models(pair):
         runner.rollback(0)
@@ -162,23 +159,26 @@ def _clock(pair: Pair) -> Callable[[], float]:
 
 
 @in_inference_mode
-def _seconds(pair: Pair, choices: Sequence[Sequence[RowPasses]], drafted: int) -> list[list[float]]:
-    """Seconds of a round of each choice of passes: a pass of the drafts for each drafted token, and a verification."""
+def _seconds(pair: Pair, passes: Sequence[RowPasses], drafted: int) -> float:
+    """The least seconds for a token of each text: a pass of the target, or a round with drafts if that takes less."""
     tokens = ordinary_tokens(CONTEXT + drafted + 1, pair.vocabulary, pair.eos)
+    *drafts, target = passes
 
     def ask(passes: RowPasses, after: int, new: Sequence[int], keep: int) -> None:
         passes.run([RowRequest(row, after, new, keep) for row in range(passes.rows)])
 
-    def play(choice: int) -> None:
-        *drafts, target = choices[choice]
-        for _ in range(drafted):
+    def play(steps: int) -> None:
+        for _ in range(steps):
             for draft in drafts:
                 ask(draft, CONTEXT, tokens[-1:], 1)
-        ask(target, CONTEXT, tokens[CONTEXT:], drafted + 1)
+        ask(target, CONTEXT, tokens[CONTEXT : CONTEXT + steps + 1], steps + 1)
 
-    for passes in [each for choice in choices for each in choice]:
-        ask(passes, 0, tokens[:CONTEXT], 0)
-    for number in range(len(choices)):  # the first pass of a kind takes longer
-        play(number)
-    found = timed(play, range(len(choices)), _clock(pair), ENOUGH)
-    return [found[number] for number in range(len(choices))]
+    for each in passes:
+        each.run([RowRequest(0, 0, tokens[:CONTEXT], 0)])
+        for row in range(1, each.rows):
+            each.copy(0, row, 0, CONTEXT)
+    ways = sorted({0, drafted})
+    for steps in ways:  # the first pass of a kind takes longer
+        play(steps)
+    found = {steps: min(times) for steps, times in timed(play, ways, _clock(pair), ENOUGH).items()}
+    return min(found[0], found[drafted] / EMITTED) if drafted else found[0]

@@ -37,14 +37,19 @@ class Timed(TableRunner):
         read = [0] * count
 
         def run(requests: Sequence[RowRequest]) -> list[Forward]:
-            assert [request.row for request in requests] == list(range(count))
+            assert [request.row for request in requests] == list(range(len(requests)))
             for request in requests:
                 assert request.after <= read[request.row], "tokens that nobody has read"
                 read[request.row] = request.after + len(request.tokens)
             self.clock[0] += self.seconds[count]
             return [Forward(torch.zeros(request.keep, 3)) for request in requests]
 
-        return SimpleNamespace(rows=count, run=run)
+        def copy(source: int, row: int, start: int, stop: int) -> None:
+            assert start <= read[row]
+            assert stop <= read[source]
+            read[row] = stop
+
+        return SimpleNamespace(rows=count, run=run, copy=copy)
 
 
 def pair_of(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], making: float = 0.0) -> tuple[Pair, Timed]:
@@ -75,8 +80,9 @@ def test_rows_are_doubled_as_long_as_that_brings_a_tenth(
 
 def test_more_rows_are_not_made_for_a_rest_that_they_cannot_pay_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, target = pair_of(monkeypatch, dict.fromkeys((1, 2, 4, 8, 16), 1.0), making=10.0)
-    # Two at once write 100 tokens in 50 seconds, of which four could save half; eight could save 12.
-    assert fastest_passes(pair, 16, 100)[-1].rows == 4  # type: ignore[index]
+    # Two at once write 200 tokens in 100 seconds, of which four could save half; eight could save 25, and take twice
+    # the 15 to make and to time that four took.
+    assert fastest_passes(pair, 16, 200)[-1].rows == 4  # type: ignore[index]
     assert target.made == [2, 4]
 
 
