@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from law_table import DRAFT, LENGTH, MID, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
-from toys import EOS, LAYER, Script, StateTable, TableRunner, ToyDraftHead, noisy_copy, random_model
+from toys import EOS, LAYER, Script, StateTable, TableRunner, ToyDraftHead, noisy_copy, random_model, round_of
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.copying.chained import ChainedDrafter
-from specctl.decoding.copying.chaining import Chaining, with_copy
+from specctl.decoding.copying.chaining import REST, Chaining, with_copy
 from specctl.decoding.copying.text_follower import Follower
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -312,3 +312,29 @@ def test_greedy_tokens_are_those_of_the_target_alone() -> None:
 def test_no_model_no_chain() -> None:
     pair = Pair(TableRunner(TARGET), (TableRunner(DRAFT),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]
     assert build_drafter(pair, Setting("none", lookup=True)) is None
+
+
+def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
+    """And from the first look on that finds repetition, always."""
+    chaining = Chaining()
+    chaining.read_prompt([1, 2, 3])
+    chaining.begin()
+    text, looked = [1, 2, 3], []
+    for number in range(60):
+        new = [100 + number] if number < 40 else [7, 8, 9, 10, 11]
+        text += new
+        looked.append(chaining.looks())
+        if looked[-1]:
+            chaining.instead(text[chaining.length :], 0, model=True)
+            chaining.behind([], None, 0)
+        chaining.observe(round_of(1, 1))
+    first = looked.index(False)
+    assert 5 < first < 15
+    assert looked[first : first + 2 * (REST + 1)] == [*[False] * REST, True] * 2
+    again = next(number for number in range(40, 60) if looked[number])
+    assert again <= 40 + REST
+    assert all(looked[again + REST + 1 :])
+    chaining.rollback(0)
+    chaining.read_prompt([4])
+    chaining.begin()
+    assert chaining.looks()

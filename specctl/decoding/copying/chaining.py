@@ -7,9 +7,21 @@ from specctl.decoding.copying.text_follower import Follower
 from specctl.policies.source_choice import SourceChoice
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
+REPEATED, RARE = 2, 0.1
+"""A token is repeated if it is the one that the lookup expected behind a match of REPEATED tokens or more. Where fewer
+than RARE of the last tokens are, there is little to copy: of stories drawn at temperature 1 2% are, of a text that
+repeats itself half."""
+MEMORY, FIRST = 15 / 16, 0.2
+"""The factor on the weight of earlier tokens in that share, and what it is at a text's beginning."""
+REST = 8
+"""Rounds in which the lookup then has no part. What they wrote is looked at behind them, at once."""
+
 
 class Chaining:
     """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it.
+
+    Where a text hardly repeats itself the lookup takes part in one round of nine: looking takes a hundredth of a small
+    model's time, and a copy that is now and then right takes the place of better drafts.
 
     Args:
         earlier: of how many tokens answers to earlier prompts are copied from too.
@@ -20,6 +32,9 @@ class Chaining:
         self._text = Follower(earlier)
         self._before = self._after = 0  # lengths of the matches before the round and behind the model's tokens
         self._wrote = False  # whether the text has grown by tokens of the target's
+        self._share = FIRST  # of the last tokens, those that were repeated
+        self._rest = 0
+        self._looks = True
 
     @property
     def length(self) -> int:
@@ -31,10 +46,17 @@ class Chaining:
         self._choice.begin()
         self._text.answer_begins()
         self._wrote = False
+        self._share, self._rest = FIRST, 0
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
         """Add tokens that the target did not write."""
         self._text.read(tokens)
+
+    def looks(self) -> bool:
+        """Whether the lookup takes part in the round that begins; asked once in each."""
+        self._looks = not self._rest
+        self._rest = max(0, self._rest - 1)
+        return self._looks
 
     def instead(self, written: Sequence[int], budget: int, *, model: bool) -> list[int]:
         """What is copied in the place of the model's draft; empty where the model is to draft.
@@ -44,7 +66,11 @@ class Chaining:
             budget: the most tokens to draft.
             model: whether the model would draft.
         """
-        self._text.read(written, self._choice.learn if self._wrote else None)  # else it is the prompt's end
+        if self._wrote:
+            self._share *= MEMORY ** len(written)
+            self._text.read(written, self._learn)
+        else:  # it is the prompt's end
+            self._text.read(written)
         self._wrote = True
         match = self._text.match
         self._before = self._after = 0 if match is None else match.length
@@ -67,8 +93,17 @@ class Chaining:
         return self._text.copied(match, drafted, count) if match is not None and count else []
 
     def observe(self, round_: Round) -> None:
-        """Learn from a round."""
+        """Learn from a round in which the lookup had a part."""
+        if not self._looks:
+            return
         self._choice.observe(round_, self._before, self._after)
+        if self._share < RARE:
+            self._rest = REST
+
+    def _learn(self, length: int, hit: bool) -> None:
+        self._choice.learn(length, hit)
+        if hit and length >= REPEATED:
+            self._share += 1 - MEMORY
 
     def of_model(self, round_: Round) -> Round:
         """A round as the model's policy sees it: without what was copied."""
