@@ -1,6 +1,7 @@
 """Chains of a lookup and a model: how they draft in turn, what each learns, and that the text is the target's own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -291,6 +292,7 @@ def test_a_copy_behind_a_draft_is_as_long_as_pays() -> None:
 
 
 @pytest.mark.usefixtures("drafts_at_will")
+@patch("specctl.decoding.copying.chaining.QUICK", 0.0)
 def test_greedy_tokens_are_those_of_the_target_alone() -> None:
     target = EagerRunner(random_model("llama"), 64)
     pair = Pair(target, (EagerRunner(noisy_copy("llama"), 64),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]
@@ -334,7 +336,12 @@ def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
     again = next(number for number in range(40, 60) if looked[number])
     assert again <= 40 + REST
     assert all(looked[again + REST + 1 :])
-    chaining.rollback(0)
-    chaining.read_prompt([4])
-    chaining.begin()
-    assert chaining.looks()
+    for seconds, expected in ((0.0, False), (0.02, True)):
+        chaining.rollback(0)
+        chaining.read_prompt([4])
+        chaining.begin()
+        assert chaining.looks()
+        chaining.instead([], 0, model=True)
+        chaining.instead([*range(200, 240)], 0, model=True)
+        chaining.observe(replace(round_of(1, 1), total_seconds=seconds))
+        assert chaining.looks() == expected, "of a long round looking takes next to nothing"

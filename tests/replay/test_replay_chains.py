@@ -67,6 +67,7 @@ def told(played: Round) -> tuple[object, ...]:
 def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, rare: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts in turn, so that what was learned of the first counts in the second."""
     monkeypatch.setattr(chaining, "RARE", rare)
+    monkeypatch.setattr(chaining, "QUICK", float("inf"))
     monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
     pair, known = greedy_pair()
     drafter = build_drafter(pair, chained(setting))

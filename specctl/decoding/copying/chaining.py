@@ -13,15 +13,17 @@ than RARE of the last tokens are, there is little to copy: of stories drawn at t
 repeats itself half."""
 MEMORY, FIRST = 15 / 16, 0.2
 """The factor on the weight of earlier tokens in that share, and what it is at a text's beginning."""
-REST = 8
-"""Rounds in which the lookup then has no part. What they wrote is looked at behind them, at once."""
+REST, QUICK = 8, 5e-3
+"""Rounds in which the lookup then has no part, if they take fewer than QUICK seconds: of longer ones looking takes less
+than a hundredth, and where passes of any width take as long, a seldom right copy pays. What was written meanwhile is
+looked at behind them, at once."""
 
 
 class Chaining:
     """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it.
 
-    Where a text hardly repeats itself the lookup takes part in one round of nine: looking takes a hundredth of a small
-    model's time, and a copy that is now and then right takes the place of better drafts.
+    Where a text hardly repeats itself and rounds are short the lookup takes part in one of nine: looking takes two
+    hundredths of a small model's time, and a copy that is now and then right the place of better drafts.
 
     Args:
         earlier: of how many tokens answers to earlier prompts are copied from too.
@@ -97,7 +99,7 @@ class Chaining:
         if not self._looks:
             return
         self._choice.observe(round_, self._before, self._after)
-        if self._share < RARE:
+        if self._share < RARE and round_.total_seconds < QUICK:
             self._rest = REST
 
     def _learn(self, length: int, hit: bool) -> None:
