@@ -190,9 +190,11 @@ class Service:
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 
     def _told(self, told: Told) -> None:
-        """Called in the models' thread: rounds behind others wait for the next look, the end of a text for nothing."""
+        """Called in the models' thread: rounds wait for the next look, a text's first one and its end do not."""
         self._news.extend(told)
-        waits = self._looks and all(isinstance(event, Wrote) for _, event in told)
+        waits = self._looks and all(
+            isinstance(event, Wrote) and ticket.heard > len(event.tokens) for ticket, event in told
+        )
         if not waits and self._loop is not None and not self._loop.is_closed():
             self._looks = True
             self._loop.call_soon_threadsafe(self._look)

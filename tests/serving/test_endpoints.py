@@ -273,23 +273,30 @@ def test_a_stream_that_is_too_late_is_told_so(decoder: specctl.Decoder) -> None:
     assert last["error"]["code"] == "timeout"
 
 
-def test_rounds_behind_others_wait_for_the_next_look_and_the_end_for_nothing(
+def test_rounds_behind_others_wait_for_the_next_look_and_the_first_and_the_end_for_nothing(
     decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specctl.serving.service.GATHERED_SECONDS", 1e6)
     service, completion, heard = service_of(decoder, 1), decoder.generate("the th"), list[Event]()
-    rounds = [Wrote(one) for one in completion.rounds] * 2
-    ticket = Ticket(Order((1,), decoder.profile.sampling), heard.append)
+    order = Order((1,), decoder.profile.sampling)
+    assert len(completion.rounds) > 2
 
     async def tell() -> None:
         service._loop = asyncio.get_running_loop()
-        for number, event in enumerate(rounds):
-            service._told([(ticket, event)])
-            await asyncio.sleep(0)
-            assert heard == rounds[: min(number + 1, 1)], "the first look was at once, and the next one is long after"
+        told: list[Event] = []
+        for ticket in (Ticket(order, heard.append), Ticket(order, heard.append)):
+            seen, known = 0, len(told) + 1
+            for round_ in completion.rounds:
+                event = ticket.wrote(seen, round_)
+                assert event is not None
+                seen += len(round_.emitted)
+                told.append(event)
+                service._told([(ticket, event)])
+                await asyncio.sleep(0)
+                assert heard == told[:known], "the first was told at once, and the next look is long after"
         service._told([(ticket, Ended(completion))])
         await asyncio.sleep(0)
-        assert heard == [*rounds, Ended(completion)]
+        assert heard == [*told, Ended(completion)]
 
     asyncio.run(tell())
 
