@@ -345,3 +345,18 @@ def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
         chaining.instead([*range(200, 240)], 0, model=True)
         chaining.observe(replace(round_of(1, 1), total_seconds=seconds))
         assert chaining.looks() == expected, "of a long round looking takes next to nothing"
+
+
+@pytest.mark.parametrize(("said", "rests"), [((1, 2, 3), False), ((1, 2), True)], ids=["two", "one"])
+def test_what_counts_as_repetition_is_right_behind_two_tokens(said: tuple[int, ...], rests: bool) -> None:
+    chaining = Chaining()
+    chaining.read_prompt([*said])
+    chaining.begin()
+    text, looked = [*said], []
+    for number in range(40):
+        text += [100 + number, *said]  # right behind as many of them as there are but one, and wrong behind all
+        looked.append(chaining.looks())
+        if looked[-1]:
+            chaining.instead(text[chaining.length :], 0, model=True)
+        chaining.observe(round_of(1, 1))
+    assert (False in looked) == rests
