@@ -1,6 +1,7 @@
 """Where the texts of a batch wait for what is decided about all of them."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from specctl.policies import Setting, StoppingPolicy
 from specctl.policies.joint import Joint, JointRow, joint_of
@@ -45,7 +46,13 @@ class Decisions:
             policy.forget()
 
     def run(self, rows: Sequence[JointRow]) -> list[int]:
-        """As in `Shared`."""
+        """As in `Shared`; an error is raised in all texts, for if each asked alone nobody would see that it was one."""
+        try:
+            return self._limits(rows)
+        except Exception as error:
+            return cast("list[int]", [error] * len(rows))
+
+    def _limits(self, rows: Sequence[JointRow]) -> list[int]:
         joints = {id(row.joint): row.joint for row in rows}
         if len(joints) == 1:
             return rows[0].joint.run(rows)

@@ -1,5 +1,6 @@
 """Texts for which one policy decides together: each has the target's law, and greedily its own text."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -21,6 +22,8 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.policies import Setting, agreement_curve
 from specctl.policies.agreement_curve import AgreementCurve
+from specctl.policies.joint import JointRow
+from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode")
 
@@ -95,3 +98,18 @@ def test_each_text_is_compared_with_a_lookup_in_itself(margin: float, monkeypatc
     assert any(len(asked) == 3 for asked in limits)
     assert len(learned) > 10
     assert len({id(curve) for curve in learned}) == 1
+
+
+def test_an_error_of_what_decides_for_all_is_no_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each text asked again alone, it would be answered, and nobody would see that anything is wrong."""
+
+    decide = JointCostOptimal.run
+
+    def fails_for_several(joint: JointCostOptimal, rows: Sequence[JointRow]) -> list[int]:
+        if len(rows) > 1:
+            raise ZeroDivisionError
+        return decide(joint, rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(JointCostOptimal, "run", fails_for_several)
+    with pytest.raises(ZeroDivisionError):
+        written(4, GREEDY)
