@@ -58,11 +58,8 @@ class ChainedReplay:
     def draft(self, draft: Recorded, start: int, budget: int) -> Block:
         """A block of at most ``budget`` tokens that starts at a position."""
         chaining, policy = self._chaining, self._policy
-        if not chaining.looks():
-            self._asked = True
-            return self._drafting(draft, start, budget)
         written = self._text[chaining.length : self._prompt_tokens + start]
-        copied = chaining.instead(written, budget, model=policy.draft_limit() > 0)
+        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0)
         self._asked = not copied
         block = Block([], StopReason.POLICY, policy.current_threshold, [])
         if self._asked:

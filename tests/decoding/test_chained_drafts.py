@@ -316,6 +316,14 @@ def test_no_model_no_chain() -> None:
     assert build_drafter(pair, Setting("none", lookup=True)) is None
 
 
+def looks(chaining: Chaining, text: list[int]) -> bool:
+    """Whether the lookup has a part in the round behind a text: then it asks for the model."""
+    asked = []
+    chaining.instead(text[chaining.length :], 0, model=lambda: asked.append(True) is None)
+    assert chaining.behind([], None, 0) == []
+    return bool(asked)
+
+
 def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
     """And from the first look on that finds repetition, always."""
     chaining = Chaining()
@@ -325,10 +333,7 @@ def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
     for number in range(60):
         new = [100 + number] if number < 40 else [7, 8, 9, 10, 11]
         text += new
-        looked.append(chaining.looks())
-        if looked[-1]:
-            chaining.instead(text[chaining.length :], 0, model=True)
-            chaining.behind([], None, 0)
+        looked.append(looks(chaining, text))
         chaining.observe(round_of(1, 1))
     first = looked.index(False)
     assert 5 < first < 15
@@ -340,11 +345,11 @@ def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
         chaining.rollback(0)
         chaining.read_prompt([4])
         chaining.begin()
-        assert chaining.looks()
-        chaining.instead([], 0, model=True)
-        chaining.instead([*range(200, 240)], 0, model=True)
+        text = [4, *range(200, 240)]
+        assert looks(chaining, [4])
+        assert looks(chaining, text)
         chaining.observe(replace(round_of(1, 1), total_seconds=seconds))
-        assert chaining.looks() == expected, "of a long round looking takes next to nothing"
+        assert looks(chaining, text) == expected, "of a long round looking takes next to nothing"
 
 
 @pytest.mark.parametrize(("said", "rests"), [((1, 2, 3), False), ((1, 2), True)], ids=["two", "one"])
@@ -355,8 +360,6 @@ def test_what_counts_as_repetition_is_right_behind_two_tokens(said: tuple[int, .
     text, looked = [*said], []
     for number in range(40):
         text += [100 + number, *said]  # right behind as many of them as there are but one, and wrong behind all
-        looked.append(chaining.looks())
-        if looked[-1]:
-            chaining.instead(text[chaining.length :], 0, model=True)
+        looked.append(looks(chaining, text))
         chaining.observe(round_of(1, 1))
     assert (False in looked) == rests

@@ -53,11 +53,8 @@ class ChainedDrafter(Drafter):
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         chaining, policy = self._chaining, self.model.policy
-        if not chaining.looks():
-            self._asked = True
-            return self.model.draft(sequence, budget)
         written = sequence[chaining.length :]
-        copied = chaining.instead(written, budget, model=policy.draft_limit() > 0)
+        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0)
         self._asked = not copied
         if self._asked:
             draft = self.model.draft(sequence, budget)

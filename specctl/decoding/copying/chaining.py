@@ -1,6 +1,6 @@
 """What a chain of a lookup and a model decides in a round: live drafting and replay share it."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from specctl.decoding.copying.text_follower import Follower
@@ -36,7 +36,7 @@ class Chaining:
         self._wrote = False  # whether the text has grown by tokens of the target's
         self._share = FIRST  # of the last tokens, those that were repeated
         self._rest = 0
-        self._looks = True
+        self._looks = True  # in this round
 
     @property
     def length(self) -> int:
@@ -54,20 +54,18 @@ class Chaining:
         """Add tokens that the target did not write."""
         self._text.read(tokens)
 
-    def looks(self) -> bool:
-        """Whether the lookup takes part in the round that begins; asked once in each."""
-        self._looks = not self._rest
-        self._rest = max(0, self._rest - 1)
-        return self._looks
-
-    def instead(self, written: Sequence[int], budget: int, *, model: bool) -> list[int]:
-        """What is copied in the place of the model's draft; empty where the model is to draft.
+    def instead(self, written: Sequence[int], budget: int, *, model: Callable[[], bool]) -> list[int]:
+        """What is copied in the place of the model's draft, asked first in a round; empty where the model is to draft.
 
         Args:
             written: tokens that the text has grown by; before the first round, the rest of the prompt.
             budget: the most tokens to draft.
-            model: whether the model would draft.
+            model: whether the model would draft; asked where the lookup has a part in the round.
         """
+        self._looks = not self._rest
+        if not self._looks:
+            self._rest -= 1
+            return []
         if self._wrote:
             self._share *= MEMORY ** len(written)
             self._text.read(written, self._learn)
@@ -76,7 +74,7 @@ class Chaining:
         self._wrote = True
         match = self._text.match
         self._before = self._after = 0 if match is None else match.length
-        count = self._choice.instead(self._before, budget, model=model)
+        count = self._choice.instead(self._before, budget, model=model())
         return self._text.copied(match, (), count) if match is not None and count else []
 
     def behind(self, drafted: Sequence[int], stop: StopReason | None, budget: int) -> list[int]:
@@ -87,7 +85,7 @@ class Chaining:
             stop: why it ended.
             budget: the most tokens to draft, these included.
         """
-        if not drafted or stop not in (StopReason.POLICY, StopReason.MAX_DRAFT):
+        if not self._looks or not drafted or stop not in (StopReason.POLICY, StopReason.MAX_DRAFT):
             return []
         match = self._text.after(drafted)
         self._after = 0 if match is None else match.length

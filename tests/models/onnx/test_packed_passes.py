@@ -12,6 +12,7 @@ from specctl.batching.row_runner import RowRunner
 from specctl.models.onnx import onnx_runner as onnx_runner_module
 from specctl.models.onnx.onnx_runner import OnnxRunner
 from specctl.models.onnx.packed import packed_passes as module
+from specctl.models.onnx.packed.packed_passes import PackedPasses
 from specctl.models.onnx.packed.pass_ways import PassWays
 from specctl.models.running.runner import RowRequest
 
@@ -79,13 +80,28 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
     assert 4 < len(passes._bound) <= module.MOST_BOUND
 
 
+def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether passes are made by the graph for one token of each text, pass by pass."""
+    found: list[bool] = []
+    asked = PackedPasses._steps_together
+
+    def counted(passes: PackedPasses, chosen: tuple[int, ...], tokens: int) -> bool:
+        found.append(asked(passes, chosen, tokens))
+        return found[-1]
+
+    monkeypatch.setattr(PackedPasses, "_steps_together", counted)
+    return found
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.representatives("llama")
 def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts of all lengths, behind prompts, drafts and what was taken from another text, in buffers that grow."""
     draws = random.Random(11)
     monkeypatch.setattr(onnx_runner_module, "CAPACITY", 16)
+    steps = counted_steps(monkeypatch)
     one = runner_of(family)
+    assert one._stepping is None, "it is opened when it is wanted"
     passes, alone = one.rows(ROWS), [one.fresh() for _ in range(ROWS)]
     lengths = []
     for step in range(24):
@@ -109,11 +125,12 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
         lengths.append(len({each.after for each in requests}))
     assert max(lengths) == ROWS
     assert passes._capacity > 32
-    assert passes._steps == 21
-    other = one.rows(2)
-    assert other._stepping is None, "it is had when it is wanted"
+    assert steps.count(True) == 21
+    session, other = one._stepping, one.rows(2)
+    assert session is not None
     other.run([RowRequest(row, 0, [1], 1) for row in range(2)])
-    assert other._stepping is passes._stepping is not None
+    assert steps.count(True) == 22
+    assert one._stepping is session, "it is opened once"
 
 
 def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +139,10 @@ def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest
     monkeypatch.setattr(module, "WORTH", 0)
     monkeypatch.setattr(module, "LATELY", 1)
     monkeypatch.setattr(PassWays, "apart", lambda *_: False)
-    for rows, steps in ((range(9), 1), (range(3, 7), 2), ((0, 2, 4, 6), 2), (range(4), 3)):
+    steps = counted_steps(monkeypatch)
+    for rows, expected in ((range(9), 1), (range(3, 7), 2), ((0, 2, 4, 6), 2), (range(4), 3)):
         passes.run([RowRequest(row, 0, [1], 1) for row in rows])
-        assert passes._steps == steps
+        assert steps.count(True) == expected
 
 
 def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +154,7 @@ def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytes
         for _ in range(3):
             passes.run([RowRequest(row, 0, [1], 1) for row in range(2)])
         assert sorted(passes._sessions) == [1, 5]
-        assert passes._stepping is None
+        assert one._stepping is None
 
 
 @pytest.mark.slow

@@ -44,7 +44,8 @@ class PackedPasses:
         ids: of the columns of the graph's logits; None where a column is an id.
         watched: layers whose states every pass gives, numbered as `Runner.watch` numbers them.
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
-        further: opens a graph for so many sequences, or for None that for one token of each; None for no such graphs.
+        further: opens a graph for so many sequences, or for None that for one token of each, which it keeps; None for
+            no such graphs.
     """
 
     def __init__(
@@ -62,8 +63,6 @@ class PackedPasses:
     ) -> None:
         self._rows = rows
         self._further, self._missed = further, dict.fromkeys((size for size in SIZES if size < rows), 0)
-        self._stepping: onnxruntime.InferenceSession | None = None
-        self._steps = 0  # passes that it has made
         self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
         self._vocabulary, self._ids = vocabulary, ids
         self._watched, self._apart = tuple(watched), apart
@@ -122,19 +121,18 @@ class PackedPasses:
         self._missed[size] += 1
         if self._further is None or self._missed[size] <= WORTH:
             return self._rows
-        with preparing():
-            self._sessions[size] = self._further(size)
+        self._sessions[size] = self._opened(size)
         return size
 
     def _steps_together(self, chosen: tuple[int, ...], tokens: int) -> bool:
-        """Whether sequences that lie side by side have a token each, and so the graph for that."""
-        if self._further is None or not 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]:
-            return False
-        if self._stepping is None:
-            with preparing():
-                self._stepping = self._further(None)
-        self._steps += 1
-        return True
+        """Whether sequences that lie side by side have a token each, and there is a graph for that."""
+        return self._further is not None and 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]
+
+    def _opened(self, size: int | None) -> onnxruntime.InferenceSession:
+        """A further graph: for so many sequences, or for None that for one token of each."""
+        assert self._further is not None
+        with preparing():
+            return self._further(size)
 
     def _pass(self, requests: Sequence[RowRequest], chosen: tuple[int, ...]) -> list[Forward]:
         began = perf_counter()
@@ -222,9 +220,7 @@ class PackedPasses:
         if len(self._bound) >= MOST_BOUND + self._rows:
             self._bound.clear()
         count = len(chosen)
-        session = self._stepping if steps else self._sessions[count]
-        assert session is not None
-        bound = BoundPass.of(session, count)
+        bound = BoundPass.of(self._opened(None) if steps else self._sessions[count], count)
         before, total = bound.before, bound.total
         # The graph for one has no numbers, and that for one token of each reads what lies side by side.
         together = slice(chosen[0], chosen[-1] + 1)
