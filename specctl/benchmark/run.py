@@ -120,5 +120,5 @@ def header_of(
         oracle=plan.oracle,
         papers=None if plan.papers is None else dict(plan.papers),
         batch=batch,
-        drafts=[draft.called for draft in candidates.drafts] if len(candidates.drafts) > 1 else [],
+        drafts=candidates.names if len(candidates.drafts) > 1 else [],
     )

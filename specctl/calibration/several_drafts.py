@@ -74,7 +74,7 @@ def candidates_of_entrants(entrants: Sequence[Entrant]) -> Candidates:
     candidates = candidates_of(tables)
     if len(candidates.all) != 1 + len(drafting):
         raise UsageError(
-            "two of the profiles have the same drafts and settings, or drafts of one name",
+            "two of the profiles have the same drafts and settings",
             "name each pair once; --policy all compares the policies of one",
         )
     return candidates
@@ -107,9 +107,7 @@ def run_live(
     first = entrants[0]
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
     prompts = [SuitePrompt(identity, **first.decision.traces.records[identity]) for identity in shared]
-    results = run_candidates(
-        pair, first.profile, candidates, prompts, [draft.called for draft in candidates.drafts], progress
-    )
+    results = run_candidates(pair, first.profile, candidates, prompts, candidates.names, progress)
     labels = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
     found = []
     for one in entrants:

@@ -81,9 +81,10 @@ class Candidate:
         if self.engine is not None:
             return self.engine
         used = () if self.setting == NONE else self.drafts
-        keys = ["target", *("draft" + ".draft" * draft for draft in used)]
+        # Levels have the names they have in a profile; loaded drafts have those that they would have as levels.
+        keys = {"target": "target", **{_level(place): _level(draft) for place, draft in enumerate(used)}}
         # Behind the name may stand, in parentheses, why it is no other.
-        ran = {key: engines[key].partition(" (")[0] for key in keys if key in engines}
+        ran = {level: engines[key].partition(" (")[0] for level, key in keys.items() if key in engines}
         if len(set(ran.values())) > 1:
             return ", ".join(f"{key} {engine}" for key, engine in ran.items())
         return next(iter(ran.values()), None)
@@ -92,6 +93,10 @@ class Candidate:
     def eagerly(self) -> "Candidate":
         """The same setting as a candidate that runs eagerly."""
         return replace(self, label=f"{self.label} (eager)", engine="eager")
+
+
+def _level(index: int) -> str:
+    return "draft" + ".draft" * index
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaf_rule import Leaves
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.lookup_policies import require_offered
-from specctl.profile.model_names import distinct_name, short_name
+from specctl.profile.model_names import distinct_name, short_names
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 
 ModelKey = tuple[str, int]
+LOADED = (*ModelTable.model_fields, "vocabulary", "tokens", "token_counts")
+"""What of a draft's table decides how its model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Candidates:
     Attributes:
         all: the baseline, then every setting once, then the peers.
         drafts: the tables of the draft models, without heads.
+        names: of these, each its own.
         heads: for each draft, the names of the heads that its policies read.
         above: for each draft the index of the draft that it first drafts for, None for the target; a draft head reads
             the states of that model.
@@ -34,6 +37,7 @@ class Candidates:
 
     all: list[Candidate]
     drafts: list[DraftTable]
+    names: list[str]
     heads: list[list[str]]
     above: list[int | None]
     launches: Mapping[str, Launch] = field(default_factory=dict)
@@ -80,6 +84,8 @@ def candidates_of(
             above.setdefault(key, upper)
     heads = _heads(drafting)
     indices = {key: index for index, key in enumerate(drafts)}
+    names = _names(drafts)
+    short = dict(zip(drafts, short_names(names), strict=True))
     chains = {tuple(model_keys(table)) for table in drafting if table.draft is not None}
     candidates: dict[str, Candidate] = {BASELINE: Candidate(BASELINE)}
     for table in drafting:
@@ -88,7 +94,7 @@ def candidates_of(
         used = tuple(indices[key] for key in keys)
         # Model names are left out where they are unambiguous: every candidate uses all drafts in the same order.
         ambiguous = len(used) != len(drafts) or len(chains) > 1
-        label = setting.label_on([short_name(level.called) for level in table.levels] if ambiguous else ())
+        label = setting.label_on([short[key] for key in keys] if ambiguous else ())
         candidates.setdefault(label, Candidate(label, setting, used))
     for peer in peers:
         values = peer.values
@@ -99,6 +105,7 @@ def candidates_of(
     return Candidates(
         list(candidates.values()),
         list(drafts.values()),
+        names,
         [heads[key] for key in drafts],
         [None if (upper := above[key]) is None else indices[upper] for key in drafts],
         launches,
@@ -227,6 +234,23 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
     return {key: list(dict.fromkeys(head or heads[0] for head in used.get(key, ()))) for key, heads in known.items()}
 
 
+def _names(drafts: Mapping[ModelKey, DraftTable]) -> list[str]:
+    """The drafts' models with how many tokens they write, where those are not all; and of drafts of one model that are
+    loaded in different ways, with what is different."""
+    tables = list(drafts.values())
+    found = [table.full_name if table.tokens is None else f"{table.full_name}-{table.tokens}" for table in tables]
+    for name in {name for name in found if found.count(name) > 1}:
+        alike = [number for number, other in enumerate(found) if other == name]
+        for key in (key for key in LOADED if key not in ("model", "tokens")):
+            values = [getattr(tables[number], key) for number in alike]
+            if any(value != values[0] for value in values):
+                for number, value in zip(alike, values, strict=True):
+                    found[number] += (
+                        "" if value is None else f"-{value}" if isinstance(value, str) else f"-{key}={value}"
+                    )
+    return found
+
+
 def _quantised_name(table: ModelTable) -> str:
     return table.model if table.quantize is None else f"{table.model} in {table.quantize}"
 
@@ -238,7 +262,6 @@ def model_keys(table: DraftTable) -> list[ModelKey]:
     """
     keys: list[ModelKey] = []
     for level in table.levels:
-        fields = {*ModelTable.model_fields, "vocabulary", "tokens", "token_counts"}
-        described = level.model if level.is_lookup else level.model_dump_json(include=fields)
+        described = level.model if level.is_lookup else level.model_dump_json(include=set(LOADED))
         keys.append((described, sum(described == other for other, _ in keys)))
     return keys

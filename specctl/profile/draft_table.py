@@ -204,11 +204,6 @@ class DraftTable(ModelTable):
         return head
 
     @property
-    def called(self) -> str:
-        """Its model's name, and how many tokens it writes where those are not all."""
-        return self.full_name if self.tokens is None else f"{self.full_name}-{self.tokens}"
-
-    @property
     def levels(self) -> "tuple[DraftTable, ...]":
         """This table and all draft tables below it, from the top down."""
         return (self, *(self.draft.levels if self.draft is not None else ()))

@@ -17,5 +17,10 @@ def distinct_name(path: str, others: Sequence[str]) -> str:
     return path
 
 
+def short_names(models: Sequence[str]) -> list[str]:
+    """For each of several models the shortest end of its name that no other has."""
+    return [distinct_name(model, models) for model in models]
+
+
 def _parts(path: str) -> list[str]:
     return path.replace(":", "/").strip("/").split("/")

@@ -1,7 +1,7 @@
 import pytest
 
 from specctl.errors import ProfileError, UsageError
-from specctl.observing.candidate import candidate_of, candidate_record
+from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
@@ -112,6 +112,24 @@ def test_a_draft_quantised_in_two_ways_is_loaded_twice() -> None:
     assert [table.quantize for table in candidates.drafts] == [None, "int8"]
 
 
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ([{"quantize": "int8"}, {"quantize": "int4"}], ["a", "a-int8", "a-int4"]),
+        ([{"dtype": "float16"}], ["a-auto", "a-float16"]),
+        ([{"model": "x/a"}, {"model": "y/a"}], ["a", "x/a", "y/a"]),
+        ([{"tokens": 7}, {"tokens": 7, "quantize": "int8"}], ["a", "a-7", "a-7-int8"]),
+        ([{"trust_remote_code": True}], ["a-trust_remote_code=False", "a-trust_remote_code=True"]),
+    ],
+)
+def test_no_draft_takes_the_name_of_another(more: list[dict[str, object]], names: list[str]) -> None:
+    """Who had no name of its own would not run, and nobody would hear of it."""
+    tables = [DraftTable.model_validate({**draft("a").model_dump(), **each}) for each in ({}, *more)]
+    found = candidates_of(tables)
+    assert found.names == names
+    assert [one.label for one in found.all[1:]] == [f"constant@{name}" for name in names]
+
+
 def test_every_candidate_competes_with_leaves_too() -> None:
     profile = Profile(target=ModelTable(model="t"), draft=draft("a"))
     candidates = candidates_of(competing_drafts([profile], [PolicyTable(name="svip")], [2, "cost"]))
@@ -182,3 +200,11 @@ def test_ours_runs_eagerly_too_beside_transformers_own_loop() -> None:
     assert not eager.takes_turns_in_chains, "its passes take other times than those that were measured"
     nested_alone = candidates_of([draft("a", "b")], [parse_peer("hf-constant")])
     assert with_counterpart(nested_alone) is nested_alone, "transformers drafts with one model"
+
+
+def test_the_second_of_two_drafts_is_no_level_of_the_first() -> None:
+    engines = {"target": "onnx (why)", "draft": "onnx", "draft.draft": "eager"}
+    one, two = Candidate("a", Setting("constant"), (1,)), Candidate("b", Setting("constant"), (1, 0))
+    assert one.ran_on(engines) == "target onnx, draft eager"
+    assert two.ran_on(engines) == "target onnx, draft eager, draft.draft onnx"
+    assert Candidate("c", Setting("constant"), (0,)).ran_on(engines) == "onnx"

@@ -11,7 +11,7 @@ from specctl.benchmark.digest import Digest
 from specctl.benchmark.figures.candidate_panels import Look
 from specctl.benchmark.hierarchy_levels import CandidateLevels
 from specctl.observing.candidate import Candidate
-from specctl.profile.model_names import short_name
+from specctl.profile.model_names import short_names
 from specctl.reporting.style import BASELINE_COLOUR, INK, MissingDataError, Picture, label_ends, page, panels, shorten
 from specctl.statistics.intervals import Floats
 
@@ -39,7 +39,7 @@ class _Passes:
 
 def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     del look  # Here colours mean a ratio of speeds.
-    names = list(map(short_name, digest.results.header.drafts))
+    names = short_names(digest.results.header.drafts)
     chains = {tuple(level.draft for level in one.levels) for one in digest.levels if one.nested}
     if len(names) != 2 or len(chains) != 1 or all(one.nested for one in digest.levels):
         raise MissingDataError("this figure needs hierarchies of the same two drafts, and each draft alone")
@@ -117,7 +117,7 @@ def _family_name(candidate: Candidate, drafts: list[str]) -> str:
     families = (
         (level.family for level in candidate.setting.levels) if candidate.setting is not None else (candidate.name,)
     )
-    names = [f"@{short_name(drafts[draft])}" if drafts else "" for draft in candidate.drafts]
+    names = [f"@{short_names(drafts)[draft]}" if drafts else "" for draft in candidate.drafts]
     return " < ".join(family + name for family, name in zip(families, names, strict=True))
 
 

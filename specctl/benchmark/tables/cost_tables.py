@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from specctl.benchmark.cost_model import CandidateCost
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.hierarchy_levels import CandidateLevels
-from specctl.profile.model_names import short_name
+from specctl.profile.model_names import short_names
 from specctl.replay.parallel_replay import Simulated
 from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent
 
 
 def level_table(digest: Digest) -> Table:
     """Passes per token and HSDDW's sigma and eta of each model, one row per candidate."""
-    names = list(map(short_name, digest.results.header.drafts))
+    names = short_names(digest.results.header.drafts)
     rows = []
     for found in digest.levels:
         by_draft = {level.draft: level for level in found.levels}
@@ -51,7 +51,7 @@ def pass_table(digest: Digest) -> list[Table]:
     costs = digest.results.costs
     if costs is None:
         return []
-    names = [short_name(name) for name in digest.results.header.drafts] or ["draft"]
+    names = short_names(digest.results.header.drafts) or ["draft"]
     models: list[Mapping[int, float]] = [*(costs.drafts or ({1: costs.draft},)), costs.target]
     widths = sorted({width for times in models for width in times})
     rows = tuple((str(width), *(number(times.get(width), 3) for times in models)) for width in widths)
@@ -84,7 +84,7 @@ def parallel_table(digest: Digest) -> Table:
 
 def _cost_notes(digest: Digest) -> Iterator[str]:
     """The fitted and the measured times of a pass, and the bounds, as far as the results contain them."""
-    names = list(map(short_name, digest.results.header.drafts))
+    names = short_names(digest.results.header.drafts)
     if model := digest.model:
         fitted = f"R² {model.r_squared:.4f}" if model.r_squared is not None else "R² unknown"
         drafts = "".join(
