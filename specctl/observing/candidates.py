@@ -184,8 +184,10 @@ def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> li
 
 
 def require_one_target(profiles: Iterable[Profile]) -> None:
-    """Raise a UsageError if profiles have different targets."""
-    targets = list(dict.fromkeys(_quantised_name(profile.target) for profile in profiles))
+    """Raise a UsageError if profiles have different targets; ``dtype = "auto"`` is the dtype that another names."""
+    tables = [profile.target for profile in profiles]
+    dtypes = {table.dtype for table in tables if table.dtype != "auto"}
+    targets = list(dict.fromkeys(_loaded_name(table, len(dtypes) > 1) for table in tables))
     if len(targets) > 1:
         raise UsageError(
             f"the profiles name different models as target ({', '.join(targets)})", "compare drafts of one target"
@@ -251,8 +253,11 @@ def _names(drafts: Mapping[ModelKey, DraftTable]) -> list[str]:
     return found
 
 
-def _quantised_name(table: ModelTable) -> str:
-    return table.model if table.quantize is None else f"{table.model} in {table.quantize}"
+def _loaded_name(table: ModelTable, with_dtype: bool) -> str:
+    """A model's name with all that makes another model of it."""
+    revision = "" if table.revision is None else f" at {table.revision}"
+    forms = [form for form in (table.quantize, table.dtype if with_dtype else None) if form is not None]
+    return f"{table.full_name}{revision}{' in ' * bool(forms)}{', '.join(forms)}"
 
 
 def model_keys(table: DraftTable) -> list[ModelKey]:

@@ -101,10 +101,28 @@ def test_a_policy_that_reads_a_head_must_know_which(heads: tuple[str | None, ...
         candidates_of(list(map(judged, heads)), [])
 
 
-def test_one_target_quantised_in_two_ways_is_two_targets() -> None:
-    profiles = [Profile(target=ModelTable(model="a", quantize=how), draft=draft("b")) for how in (None, "int4")]
-    with pytest.raises(UsageError, match=r"different models as target \(a, a in int4\)"):
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ({}, {"quantize": "int4"}, "a, a in int4"),
+        ({}, {"adapter": "x"}, "a, a with x"),
+        ({"revision": "v1"}, {}, "a at v1, a"),
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, "a in float32, a in bfloat16"),
+    ],
+)
+def test_a_model_that_is_loaded_in_two_ways_is_two_targets(
+    one: dict[str, str], other: dict[str, str], names: str
+) -> None:
+    profiles = [
+        Profile(target=ModelTable.model_validate({"model": "a", **how}), draft=draft("b")) for how in (one, other)
+    ]
+    with pytest.raises(UsageError, match=rf"different models as target \({names}\)"):
         competing_drafts(profiles, [])
+
+
+def test_a_target_whose_dtype_one_profile_leaves_open_is_one_target() -> None:
+    tables = [ModelTable(model="a", dtype=dtype) for dtype in ("auto", "float32", "auto")]
+    assert len(competing_drafts([Profile(target=table, draft=draft("b")) for table in tables], [])) == 5
 
 
 def test_a_draft_quantised_in_two_ways_is_loaded_twice() -> None:
