@@ -1,6 +1,7 @@
 """How many texts a pair writes at once: as memory and the times of passes have it."""
 
 from collections.abc import Callable, Sequence
+from math import log2, sqrt
 from time import perf_counter, process_time
 from typing import Literal
 
@@ -22,6 +23,8 @@ MOST = 64
 """The most texts that are tried; a hub of more waits longer for its host than for its passes."""
 GAIN = 1.1
 """Twice as many texts must bring so many times the tokens per second: each takes memory, and its result comes later."""
+FIRST, FURTHER = 8, 4
+"""How many texts are tried first, and then how many times as many; half as many where that brings too little."""
 DRAFTED, EMITTED = 3, 2.0
 """Draft tokens before the verification in a round with drafts that stands for decoding, and tokens that it writes."""
 ENOUGH = 0.01
@@ -87,7 +90,7 @@ class _Alone:
 def worthwhile(pair: Pair, tokens: int) -> bool:
     """Whether so many tokens take a pair long enough for several texts at once to be tried."""
     try:
-        return tokens * _seconds(pair, [_Alone(pair.target)], 0) >= WORTH
+        return tokens * _seconds(pair, [_Alone(pair.target)], [0])[0] >= WORTH
     finally:
         pair.target.rollback(0)
 
@@ -126,26 +129,36 @@ def fastest_passes(pair: Pair, most: int, tokens: int) -> list[RowPasses] | None
     Args:
         pair: of which `why_alone` says nothing; its caches are emptied.
         most: texts at once.
-        tokens: to write. Where they take less time than trying twice as many texts could save, that is not tried.
+        tokens: to write. Where they take less time than trying more texts could save, that is not tried.
     """
     chosen: list[RowPasses] | None = None
-    drafted, clock = DRAFTED if pair.drafts else 0, _clock(pair)
-    fewer, gain, rows = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], drafted), 2.0, 2
-    while rows <= most:
+    ways, clock = [0, DRAFTED] if pair.drafts else [0], _clock(pair)
+    found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways)
+    rows, factor, fewer = 1, FIRST, min(found.values())
+    while factor > 1:
+        if (count := rows * factor) > most:
+            factor //= 2
+            continue
         began = clock()
         try:
-            more = passes_of(pair, rows)
-            twice = _seconds(pair, more, drafted)
+            more = passes_of(pair, count)
+            found = _seconds(pair, more, ways)
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            break
-        took, gain = clock() - began, min(gain, 2 * fewer / twice)
-        if gain <= GAIN:
-            break
-        chosen, fewer, left = more, twice, tokens * twice / rows
-        rows *= 2
-        if left * (1 - 1 / gain) < 2 * took:  # the next gain is no larger, and takes twice as long to find out
+            most = count - 1
+            continue
+        took, seconds = clock() - began, min(found.values())
+        if (factor * fewer / seconds) ** (1 / log2(factor)) <= GAIN:
+            most = count - 1
+            continue
+        each = max(0.0, seconds - fewer) / (count - rows)  # seconds that one text more takes
+        chosen, rows, fewer = more, count, seconds
+        # Drafts pay less the more texts there are.
+        ways = [way for way in ways if not way or found[way] <= found[0]]
+        factor = next((times for times in (FURTHER, 2) if rows * times <= most), 1)
+        saved = tokens / rows * (seconds - (seconds + each * rows * (factor - 1)) / factor)
+        if saved < sqrt(factor) * took:  # to find out takes the longer the more texts, but not as many times as long
             break
     for runner in read_models(pair):
         runner.rollback(0)
@@ -159,9 +172,9 @@ def _clock(pair: Pair) -> Callable[[], float]:
 
 
 @in_inference_mode
-def _seconds(pair: Pair, passes: Sequence[RowPasses], drafted: int) -> float:
-    """The least seconds for a token of each text: a pass of the target, or a round with drafts if that takes less."""
-    tokens = ordinary_tokens(CONTEXT + drafted + 1, pair.vocabulary, pair.eos)
+def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int]) -> dict[int, float]:
+    """The least seconds for a token of each text, by how many tokens are drafted in a round; 0 is a pass alone."""
+    tokens = ordinary_tokens(CONTEXT + max(ways) + 1, pair.vocabulary, pair.eos)
     *drafts, target = passes
 
     def ask(passes: RowPasses, after: int, new: Sequence[int], keep: int) -> None:
@@ -177,8 +190,7 @@ def _seconds(pair: Pair, passes: Sequence[RowPasses], drafted: int) -> float:
         each.run([RowRequest(0, 0, tokens[:CONTEXT], 0)])
         for row in range(1, each.rows):
             each.copy(0, row, 0, CONTEXT)
-    ways = sorted({0, drafted})
     for steps in ways:  # the first pass of a kind takes longer
         play(steps)
-    found = {steps: min(times) for steps, times in timed(play, ways, _clock(pair), ENOUGH).items()}
-    return min(found[0], found[drafted] / EMITTED) if drafted else found[0]
+    times = timed(play, ways, _clock(pair), ENOUGH)
+    return {steps: min(found) / (EMITTED if steps else 1.0) for steps, found in times.items()}

@@ -26,6 +26,7 @@ class Timed(TableRunner):
         self.context = 512
         self.clock, self.seconds, self.making = clock, seconds, making
         self.made: list[int] = []
+        self.passes: dict[int, int] = {}
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self.clock[0] += self.seconds[1]
@@ -42,6 +43,7 @@ class Timed(TableRunner):
                 assert request.after <= read[request.row], "tokens that nobody has read"
                 read[request.row] = request.after + len(request.tokens)
             self.clock[0] += self.seconds[count]
+            self.passes[count] = self.passes.get(count, 0) + 1
             return [Forward(torch.zeros(request.keep, 3)) for request in requests]
 
         def copy(source: int, row: int, start: int, stop: int) -> None:
@@ -52,38 +54,62 @@ class Timed(TableRunner):
         return SimpleNamespace(rows=count, run=run, copy=copy)
 
 
-def pair_of(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], making: float = 0.0) -> tuple[Pair, Timed]:
+def pair_of(
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[int, float],
+    making: float = 0.0,
+    drafting: dict[int, float] | None = None,
+) -> tuple[Pair, Timed]:
     clock = [0.0]
     monkeypatch.setattr(row_count, "process_time", lambda: clock[0])
     target = Timed(clock, seconds, making)
-    return Pair(target, (), None, frozenset(), 512, (), threads=Threads(1, 1, "so"), vocabulary=200), target  # type: ignore[arg-type]
+    drafts = () if drafting is None else (Timed(clock, drafting),)
+    return Pair(target, drafts, None, frozenset(), 512, (), threads=Threads(1, 1, "so"), vocabulary=200), target  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "most", "chosen"),
+    ("seconds", "most", "tried", "chosen"),
     [
-        ({1: 1.0, 2: 2.0}, MOST, None),
-        ({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.9}, MOST, 4),
-        ({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.9}, 3, 2),
-        ({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.9}, 1, None),
-        (dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128), 1.0), MOST, MOST),
+        ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, MOST, [8, 4, 2], None),
+        ({1: 1.0, 2: 1.9, 4: 3.4, 8: 7.0}, MOST, [8, 4, 2], None),
+        ({1: 1.0, 4: 3.0, 8: 6.5}, MOST, [8, 4], 4),
+        ({1: 1.0, 4: 1.5, 8: 2.9}, 7, [4], 4),
+        ({1: 1.0, 2: 1.1, 4: 1.5}, 3, [2], 2),
+        ({1: 1.0}, 1, [], None),
+        ({1: 1.0, 8: 2.0, 16: 3.6, 32: 6.7}, MOST, [8, 32, 16], 16),
+        ({1: 1.0, 8: 2.0, 16: 3.7, 32: 6.7}, MOST, [8, 32, 16], 8),
+        (dict.fromkeys((1, 8, 32, 64), 1.0), MOST, [8, 32, 64], 64),
     ],
 )
-def test_rows_are_doubled_as_long_as_that_brings_a_tenth(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], most: int, chosen: int | None
+def test_more_rows_are_tried_as_long_as_twice_as_many_bring_a_tenth(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], most: int, tried: list[int], chosen: int | None
 ) -> None:
     pair, target = pair_of(monkeypatch, seconds)
     found = fastest_passes(pair, most, LONG)
     assert (None if found is None else found[-1].rows) == chosen
+    assert target.made == tried
     assert target.length == 0, "the next text begins at its beginning"
+
+
+@pytest.mark.parametrize(("step", "passes"), [(0.1, 7), (0.2, 1)])
+def test_drafts_are_tried_with_more_rows_where_they_pay_with_fewer(
+    monkeypatch: pytest.MonkeyPatch, step: float, passes: int
+) -> None:
+    """A round of three draft tokens stands for one that writes two, so a step may take a third of a pass."""
+    pair, _ = pair_of(monkeypatch, {1: 1.0, 8: 1.0, 32: 1.0}, drafting={1: 0.1, 8: 2 * step, 32: step})
+    fastest_passes(pair, 32, LONG)
+    draft = pair.drafts[0]
+    assert isinstance(draft, Timed)
+    assert draft.passes[32] == passes
 
 
 def test_more_rows_are_not_made_for_a_rest_that_they_cannot_pay_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, target = pair_of(monkeypatch, dict.fromkeys((1, 2, 4, 8, 16), 1.0), making=10.0)
-    # Two at once write 200 tokens in 100 seconds, of which four could save half; eight could save 25, and take twice
-    # the 15 to make and to time that four took.
-    assert fastest_passes(pair, 16, 200)[-1].rows == 4  # type: ignore[index]
-    assert target.made == [2, 4]
+    # Eight at once write 300 tokens in 38 seconds, of which sixteen could save half, and would take 1.4 times the 15 to
+    # make and to time that eight took.
+    assert fastest_passes(pair, 16, 300)[-1].rows == 8  # type: ignore[index]
+    assert target.made == [8]
+    assert fastest_passes(pair, 16, 800)[-1].rows == 16  # type: ignore[index]
 
 
 def test_passes_of_one_shape_do_not_follow_from_how_many_texts_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
