@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from toys import Ticks
 
-from specctl.decoding import hierarchy
+from specctl.decoding import drafters, hierarchy
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import device_rows, device_verdict, host_rows, host_verdict, several_texts
 from specctl.decoding.rows.device_rows import DeviceRows
@@ -157,6 +157,7 @@ def steady_clocks() -> AbstractContextManager[None]:
     return patched(
         Replaced(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0)),
         Replaced(hierarchy, "verified_round", inner_round),
+        Replaced(drafters, "working_seconds", lambda: 0.0),  # a prompt takes no time
     )
 
 

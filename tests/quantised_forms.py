@@ -12,10 +12,11 @@ from toys import STOPPING, head_for, noisy_copy, random_model, random_predictor,
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specctl.decoding.copying.lookup import LookupDrafter
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.parallel import ParallelDrafter
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.model import load_model
 from specctl.models.predictors.predictor_checkpoint import locate_predictor

@@ -6,9 +6,9 @@ import torch
 from toys import seeded, toy_disco
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.predictors.trained_predictors import disco_predictors

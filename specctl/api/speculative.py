@@ -13,8 +13,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from specctl.api.draft_tables import Draft, Drafting, Policy
 from specctl.api.request import Request
 from specctl.decoding.composition import Stage, compose_for, predictor_of
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode, read_prompt
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draws import DrawGenerator, generator_on
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError

@@ -1,8 +1,8 @@
-"""Drafters: they draft a block of tokens for a verifier."""
+"""A draft model or draft head that drafts for a verifier."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from specctl.decoding.copying.lookup_agreement import Agreement
 from specctl.decoding.rows.draft import Draft
@@ -21,6 +21,7 @@ from specctl.decoding.rows.rows_of import columns_of, numbers_on, rows_over, sta
 from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers
+from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
@@ -38,59 +39,6 @@ from specctl.records import DraftStep, Round, StopReason
 
 if TYPE_CHECKING:
     import torch
-
-
-class Drafter(Protocol):
-    """Drafts blocks; every token carries the distribution it was drawn from.
-
-    Attributes:
-        witnessed: the places, from the start of the sequence on, whose states it was given; None if it reads none.
-    """
-
-    @property
-    def witnessed(self) -> int | None: ...
-
-    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
-        """Start a new sequence, leaving the caches alone.
-
-        Args:
-            sampling: the verifier's own, because exactness needs both distributions processed alike.
-            eos: ids that end the sequence.
-            generator: for draws; drafters on other devices derive their own from it.
-        """
-
-    def starts(self) -> bool:
-        """Whether a text that begins has to be prefilled, since its first round may have a draft."""
-        return True
-
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
-        """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is.
-
-        Args:
-            sequence: the prompt.
-            begins: whether a text begins, rather than goes on.
-        """
-
-    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
-        """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
-
-    def witness(self, start: int, states: States) -> None:  # noqa: ARG002 - most read none
-        """Take the verifier's states of places from ``start`` on, all of them of tokens that stay in the sequence."""
-        return
-
-    def observe(self, round_: Round) -> None:
-        """Adapt to the verified round, and roll the caches back to what was accepted."""
-
-    def rests(self) -> int:
-        """For how many rounds from now on it drafts nothing, and is told of them at once; states it is shown still."""
-        return 0
-
-    def rested(self, rounds: int) -> None:  # noqa: ARG002 - as above
-        """So many of these rounds went by."""
-        return
-
-    def rollback(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens of the sequence."""
 
 
 class ModelDrafter:
@@ -144,6 +92,8 @@ class ModelDrafter:
         self._generator: DrawGenerator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
+        self._begins = False  # whether its next draft is the text's first
+        self._prompt_seconds = 0.0
         self._drafts = False  # in this round
         self._pending: Sequence[int] = ()
         self._rows: list[Numbers] = []  # the laws of the round's tokens
@@ -163,6 +113,7 @@ class ModelDrafter:
         self._take_readers()
         self._generator = sibling(generator, None)  # a number of the host reaches the device with the token
         self._uniforms = Uniforms(self._generator)
+        self._begins = True
         self.policy.reset()
 
     def _take_readers(self) -> None:
@@ -177,15 +128,19 @@ class ModelDrafter:
         self.policy.reset()
         return self.policy.draft_limit() > 0
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:
         if begins:
             self.runner = self._model  # without the rules of the text before
             self.policy.reset()  # it decides whether to read the text
+        if begins and first and not self.runner.reads_states:
+            return
         if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
+        begins, self._begins = self._begins, False
+        self._prompt_seconds = 0.0
         self._drafts = self.policy.draft_limit() > 0
         if not self._drafts:
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
@@ -195,8 +150,10 @@ class ModelDrafter:
         if self._agreement is not None:
             draw = self._agreement.telling(sequence, draw)
         self._pending, self._rows = sequence[runner.length :], []
+        most, every = longest_draft(self.policy, budget, runner.longest), runner.runs_ahead and never_stops(self.policy)
+        if begins:
+            draw = self._noting(draw, len(self._pending) - 1, most if every else 1)
         if runner.runs_ahead:
-            most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
             ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
             steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
             ahead.end()
@@ -207,7 +164,22 @@ class ModelDrafter:
         if laws is not None and self._sampling.greedy:
             laws = rows_over(laws).laws(UNPROCESSED).numbers
         greedy, ids = self._sampling.greedy, self.runner.draft_vocabulary
-        return Draft.of(steps, laws, stop, threshold, greedy=greedy, keeps_laws=self._laws, vocabulary=ids)
+        draft = Draft.of(steps, laws, stop, threshold, greedy=greedy, keeps_laws=self._laws, vocabulary=ids)
+        draft.prompt_seconds = self._prompt_seconds
+        return draft
+
+    def _noting(self, draw: Callable[[int], DraftStep], unread: int, steps: int) -> Callable[[int], DraftStep]:
+        """``draw`` where the first step reads ``unread`` tokens of the prompt, and ends when so many steps have."""
+
+        def noted(index: int) -> DraftStep:
+            if index > 1:
+                return draw(index)
+            began = working_seconds()
+            step = draw(index)
+            self._prompt_seconds = (working_seconds() - began) * unread / (unread + steps)
+            return step
+
+        return noted
 
     def _next_step(self, index: int) -> DraftStep:
         """Draw one token, and wait for it."""

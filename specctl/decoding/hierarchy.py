@@ -3,9 +3,8 @@
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.round import prefill, verified_round
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draws import DrawGenerator, sibling
 from specctl.decoding.rows.reading import (
     AcceptancePredictor,
@@ -100,7 +99,7 @@ class PreVerifiedDrafter(Drafter):
     def witnessed(self) -> int | None:
         return None  # the states that a faster draft head reads are this model's
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
         if begins:
             self.runner = self._model
             self.policy.reset()

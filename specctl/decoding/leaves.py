@@ -8,8 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from specctl.decoding.drafters import Drafter
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
@@ -44,8 +43,8 @@ class LeafDrafter(Drafter):
     def starts(self) -> bool:
         return self.inner.starts()
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
-        self.inner.prefill(sequence, begins=begins)
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:
+        self.inner.prefill(sequence, begins=begins, first=first)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         draft = self.inner.draft(sequence, budget)

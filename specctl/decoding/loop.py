@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Sequence, Set
 
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.parallel import ParallelDrafter, ParallelRounds
 from specctl.decoding.round import NOTHING, prefill, verified_round
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.drafters import Drafter
+from specctl.decoding.rows.draft import Drafter
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting, Signal

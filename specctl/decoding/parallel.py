@@ -44,6 +44,9 @@ class ParallelDrafter(ModelDrafter):
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         super().begin(sampling, eos, None if generator is None else offspring(generator, self.runner.device))
 
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = False) -> None:
+        super().prefill(sequence, begins=begins, first=first)
+
 
 class ParallelRounds:
     """The rounds of one sequence; each is one target pass with the drafting that went on meanwhile.

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.leaves import LeafTree
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.judging import Drafted, judge, judge_of
@@ -42,7 +41,7 @@ def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], 
         verifier.rollback(drafter.witnessed)  # it has not seen the states of the places behind
     _catch_up(verifier, drafter, sequence)
     if drafter is not None:
-        drafter.prefill(sequence, begins=begins)
+        drafter.prefill(sequence, begins=begins, first=False)
 
 
 def _catch_up(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:
@@ -104,7 +103,7 @@ def verified_round(
     ended = bool(found.kept) and found.kept[-1] in eos
     if read is not None:
         read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
-    drafting, verifying = drafted - began, working_seconds() - drafted
+    drafting, verifying = drafted - began - draft.prompt_seconds, working_seconds() - drafted
     if unread:
         verifying *= share_of_round(unread, 1 + len(draft.tokens) + sum(map(len, draft.leaves)))
     round_ = Round(

@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from weakref import WeakValueDictionary
 
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode, read_prompt
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draws import generator_on
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids

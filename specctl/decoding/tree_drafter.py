@@ -1,6 +1,7 @@
 """A draft that grows a tree level by level, deep as its stopping policy wants it (EAGLE-2, arXiv 2406.16858)."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import partial
 
 from specctl.decoding.beams import ROOT, BeamTree
 from specctl.decoding.drafters import ModelDrafter
@@ -66,9 +67,11 @@ class TreeDrafter(ModelDrafter):
         self._start = len(sequence)
         self._tree, self._places, self._known = BeamTree(), {ROOT: 0}, {}
         pending = sequence[self.runner.length :]
-        steps, stop = draft_phase(
-            self.policy, budget, self._eos, lambda index: self._level(pending, index), self._most_levels
-        )
+        draw: Callable[[int], DraftStep] = partial(self._level, pending)
+        self._prompt_seconds = 0.0
+        if self._begins:
+            draw, self._begins = self._noting(draw, len(pending) - 1, 1), False
+        steps, stop = draft_phase(self.policy, budget, self._eos, draw, self._most_levels)
         chosen = self._tree.pruned(self.size.tokens - 1, len(steps))
         numbers = {ROOT: ROOT, **{token: number for number, token in enumerate(chosen)}}
         return Draft(
@@ -78,6 +81,7 @@ class TreeDrafter(ModelDrafter):
             stop,
             threshold,
             parents=tuple(numbers[self._tree.parents[token]] for token in chosen),
+            prompt_seconds=self._prompt_seconds,
         )
 
     @property

@@ -14,10 +14,11 @@ from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model
 
 from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.copying.lookup import LookupDrafter
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draws import HostGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner

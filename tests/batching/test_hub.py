@@ -14,10 +14,11 @@ from toys import EOS, TableRunner, law, related_table, table
 from specctl.batching.hub import Hub
 from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import PIECE, RowRunner
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.preparation_time import working_seconds

@@ -15,8 +15,9 @@ from specctl.batching.pair_rows import passes_of
 from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.copying.lookup import LookupDrafter
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.session import Session
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.head_engines import build_head_runner

@@ -10,10 +10,11 @@ from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, spread, u
 from toys import noisy_copy, random_model, random_predictor, toy_disco
 
 from specctl.decoding.composition import Stage, build_drafter, compose
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.head_engines import build_head_runner

@@ -17,10 +17,11 @@ from enumeration import largest_difference, steady_clocks, walk
 from scipy.stats import chi2
 from toys import EOS, TableRunner, head_for, law, related_table, seeded, table, toy_head
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, StoppingPolicy

@@ -11,11 +11,11 @@ from toy_heads import random_block
 from toys import Replays, TableRunner, random_model, related_table, table
 
 from specctl.decoding.composition import Stage, compose
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.draft_heads.block import BlockHead

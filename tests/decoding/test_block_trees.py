@@ -11,9 +11,10 @@ from toy_heads import random_block
 from toys import random_model, seeded
 
 from specctl.decoding.composition import Stage, compose
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.draft_heads.block_config import SequentialKind

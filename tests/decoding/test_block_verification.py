@@ -18,11 +18,12 @@ from law_table import DRAFT, MID, PLAIN, enumerate_decode, error, expected_law
 from toys import TableRunner, seeded
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.rows import device_rows, device_verdict, host_verdict, rows_of
 from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.host_laws import Floats
 from specctl.decoding.rows.host_verdict import Kept, by_block, by_token, passing

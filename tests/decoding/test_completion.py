@@ -121,23 +121,36 @@ def test_the_parts_of_the_time_are_not_more_than_the_whole():
 
 
 def test_the_prompt_is_read_with_the_first_draft(monkeypatch):
-    """By a clock that each look moves on by a second: each phase takes one, the first pass shares with the prompt."""
+    """By a clock that each look moves on by a second: each phase takes one, the first passes share with the prompt."""
     clock = count()
     monkeypatch.setattr("specctl.decoding.round.working_seconds", lambda: float(next(clock)))
-    passes = []
+    monkeypatch.setattr("specctl.decoding.drafters.working_seconds", lambda: float(next(clock)))
+    passes = {"target": [], "draft": []}
 
     class Noting(Reciter):
+        def __init__(self, name):
+            super().__init__("upon a time")
+            self.passes = passes[name]
+
         def extend(self, tokens, keep, *, hidden=False):
-            passes.append((len(tokens), keep))
+            self.passes.append((len(tokens), keep))
             return super().extend(tokens, keep, hidden=hidden)
 
-    pair = Pair(Noting("upon a time"), (), TOKENIZER, frozenset({EOS}), 1 << 31, (), ())
-    done = Session(pair, ModelDrafter(Reciter("upon a time"), Script(3))).generate(PROMPT, SamplingTable())
-    assert passes[0] == (len(PROMPT) + 3, 4)
-    assert [keep for _, keep in passes] == [round_.drafted + 1 for round_ in done.rounds]
-    assert [round_.verify_seconds for round_ in done.rounds] == [4 / (len(PROMPT) + 3)] + [1.0] * (len(passes) - 1)
-    assert all(round_.total_seconds == 1.0 + round_.verify_seconds for round_ in done.rounds)
-    assert done.prefill_seconds == done.first_token_seconds - done.rounds[0].total_seconds
+    pair = Pair(Noting("target"), (), TOKENIZER, frozenset({EOS}), 1 << 31, (), ())
+    done = Session(pair, ModelDrafter(Noting("draft"), Script(3))).generate(PROMPT, SamplingTable())
+    unread, first = len(PROMPT) - 1, done.rounds[0]
+    assert passes["target"][0] == (len(PROMPT) + 3, 4)
+    assert passes["draft"][:3] == [(len(PROMPT), 1), (1, 1), (1, 1)]
+    assert [keep for _, keep in passes["target"]] == [round_.drafted + 1 for round_ in done.rounds]
+    # The clock is looked at before and after the text's first step, too.
+    assert [round_.draft_seconds for round_ in done.rounds] == [
+        3.0 - unread / len(PROMPT),
+        *[1.0] * (len(done.rounds) - 1),
+    ]
+    assert first.verify_seconds == 4 / (len(PROMPT) + 3)
+    assert all(round_.verify_seconds == 1.0 for round_ in done.rounds[1:])
+    assert all(round_.total_seconds == round_.draft_seconds + round_.verify_seconds for round_ in done.rounds)
+    assert done.prefill_seconds == done.first_token_seconds - first.total_seconds
 
 
 def test_tokens_arrive_at_the_end_of_each_round(monkeypatch):

@@ -21,10 +21,11 @@ from toys import (
     table,
 )
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner

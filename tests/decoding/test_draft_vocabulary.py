@@ -12,13 +12,13 @@ from law_table import DRAFT, FEW, LENGTH, MID, SAMPLINGS, enumerate_decode, erro
 from onnx_models import needs_onnx, onnx_runner
 from toys import FAMILIES, Replays, TableRunner, generated, noisy_copy, random_model, seeded
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows import rows_of
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.rows_of import rows_over, verify
 from specctl.decoding.sampling import Sampling

@@ -10,11 +10,12 @@ from test_draft_heads import PROMPT, play
 from toy_heads import random_glide
 from toys import Replays, TableRunner, random_model, random_predictor, related_table, table
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.head_layers import LayerShape

@@ -13,10 +13,11 @@ from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, MID, PROMPT, SAMP
 from toys import EOS, TableRunner
 
 from specctl.decoding.copying.lookup import LookupDrafter
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
@@ -211,7 +212,7 @@ def test_a_drafter_begins_a_text_without_the_rules_of_the_one_before() -> None:
         pass
     bare.rollback(1)  # by a text with another drafter
     drafter.rollback(5)
-    drafter.prefill([PROMPT[0], 2, 2, 2])
+    drafter.prefill([PROMPT[0], 2, 2, 2], first=False)
     assert bare.tokens == [PROMPT[0], 2, 2]
 
 

@@ -31,10 +31,10 @@ from toys import DropsWhatItSaw, TableRunner, toy_head
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import verified_round
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.reading import Reader

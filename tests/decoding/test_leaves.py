@@ -33,14 +33,14 @@ from transformers import GenerationConfig
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter, LeafTree
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.rows import device_rows
 from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.tree_sight import WIDEST

@@ -14,9 +14,10 @@ from toys import TableRunner, noisy_copy, random_model
 from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.tree_drafter import TreeDrafter

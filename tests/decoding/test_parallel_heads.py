@@ -11,7 +11,8 @@ from toy_heads import SHAPE
 from toys import random_model, seeded
 from traced import live, pair_of, shape, trace_of
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ModelError

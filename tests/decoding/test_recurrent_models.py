@@ -14,10 +14,11 @@ from toys import WINDOW, random_model, seeded
 from transformers import GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.cache import CANNOT_GO_BACK
 from specctl.models.passes.recurrent_state import SPACING, TESTED, untested

@@ -15,11 +15,11 @@ from traced import live, pair_of, shape, trace_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specctl.decoding import round as one_round
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.rows.certain_rows import CertainRows
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner

@@ -52,12 +52,12 @@ from transformers import GenerationConfig
 
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
 from specctl.decoding.composition import Stage, build_drafter, compose
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.rows import tree_verification
 from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draws import host_numbers
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.tree_verification import DraftTree, verify_tree

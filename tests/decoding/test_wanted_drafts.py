@@ -40,10 +40,16 @@ def test_a_draft_reads_what_it_missed_when_it_is_wanted() -> None:
     assert text == [*PROMPT, *(token for round_ in alone for token in round_.emitted)]
 
 
-def test_a_draft_that_is_wanted_first_reads_the_prompt_with_the_target() -> None:
+def test_a_draft_that_is_wanted_reads_the_prompt_with_its_first_step_unless_another_may_draft_before() -> None:
     draft = TableRunner(TARGET)
-    prefill(TableRunner(TARGET), ModelDrafter(draft, Script(2)), PROMPT)
-    assert draft.extended == [len(PROMPT) - 1]
+    drafter = ModelDrafter(draft, Script(2))
+    drafter.prefill(PROMPT)
+    assert draft.extended == []
+    drafter.draft(PROMPT, 4)
+    assert draft.extended == [len(PROMPT), 1]
+    draft.rollback(0)
+    drafter.prefill(PROMPT, first=False)
+    assert draft.extended[2:] == [len(PROMPT) - 1]
 
 
 def test_a_lookup_and_the_drafts_of_a_hierarchy_wait_as_well() -> None:

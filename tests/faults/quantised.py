@@ -42,9 +42,9 @@ from quantised_forms import (
 )
 from toys import WITHOUT_FORESIGHT, TableRunner
 
-from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.rounding import ROUNDING, widths_apart
 from specctl.policies import POLICIES

@@ -4,9 +4,9 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from specctl.decoding.copying.chaining import Chaining, with_copy
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.watching import States
@@ -47,9 +47,9 @@ class ChainedDrafter(Drafter):
         self._chaining.begin()
         self.model.begin(sampling, eos, generator)
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
         self._chaining.read_prompt(sequence[self._chaining.length : -1])
-        self.model.prefill(sequence, begins=begins)
+        self.model.prefill(sequence, begins=begins, first=False)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         chaining, policy = self._chaining, self.model.policy

@@ -3,8 +3,7 @@
 from collections.abc import Sequence, Set
 from typing import cast
 
-from specctl.decoding.drafters import Drafter
-from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
@@ -50,7 +49,7 @@ class LookupDrafter(Drafter):
         self._rates = MatchRates()
         self.policy.reset()
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True) -> None:
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
         if begins:
             self.policy.reset()
         if self.policy.draft_limit():

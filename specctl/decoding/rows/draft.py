@@ -1,10 +1,14 @@
-"""What a drafter hands to a verifier."""
+"""Who drafts for a verifier, and what it hands over."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import Protocol
 
+from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
+from specctl.models.passes.watching import States
 from specctl.records import DraftStep, Round, StopReason
 
 
@@ -28,6 +32,7 @@ class Draft:
             token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
         vocabulary: the ids of the N columns of ``probs`` and ``laws``; None where a column is an id.
         copied: as of `Round`.
+        prompt_seconds: of what drafting took, the prompt's share where the first step of a text read it too.
     """
 
     tokens: list[int]
@@ -41,6 +46,7 @@ class Draft:
     parents: tuple[int, ...] | None = None
     vocabulary: DraftVocabulary | None = None
     copied: int = 0
+    prompt_seconds: float = 0.0
 
     @classmethod
     def of(
@@ -72,3 +78,58 @@ class Draft:
             laws if keeps_laws else None,
             vocabulary=vocabulary,
         )
+
+
+class Drafter(Protocol):
+    """Drafts blocks; every token carries the distribution it was drawn from.
+
+    Attributes:
+        witnessed: the places, from the start of the sequence on, whose states it was given; None if it reads none.
+    """
+
+    @property
+    def witnessed(self) -> int | None: ...
+
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
+        """Start a new sequence, leaving the caches alone.
+
+        Args:
+            sampling: the verifier's own, because exactness needs both distributions processed alike.
+            eos: ids that end the sequence.
+            generator: for draws; drafters on other devices derive their own from it.
+        """
+
+    def starts(self) -> bool:
+        """Whether a text that begins has to be prefilled, since its first round may have a draft."""
+        return True
+
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:
+        """Cache all but the last token of the prompt, unless no draft is wanted next: that may wait until one is.
+
+        Args:
+            sequence: the prompt.
+            begins: whether a text begins, rather than goes on.
+            first: whether the text's next draft is this one's for the target: then its first step may read the prompt,
+                and `Draft.prompt_seconds` tells what that took.
+        """
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
+
+    def witness(self, start: int, states: States) -> None:  # noqa: ARG002 - most read none
+        """Take the verifier's states of places from ``start`` on, all of them of tokens that stay in the sequence."""
+        return
+
+    def observe(self, round_: Round) -> None:
+        """Adapt to the verified round, and roll the caches back to what was accepted."""
+
+    def rests(self) -> int:
+        """For how many rounds from now on it drafts nothing, and is told of them at once; states it is shown still."""
+        return 0
+
+    def rested(self, rounds: int) -> None:  # noqa: ARG002 - as above
+        """So many of these rounds went by."""
+        return
+
+    def rollback(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens of the sequence."""
