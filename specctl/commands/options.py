@@ -2,8 +2,9 @@
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from specctl.policies import POLICIES
 from specctl.printable import one_line
 from specctl.profile.discovery import available
 from specctl.terminal.output import tell
+
+if TYPE_CHECKING:
+    from specctl.profile import ResolvedProfile
 
 SAMPLING, PROMPTS, RUNNING = "Sampling", "Prompts", "How it runs"
 """Headings of the help for options that most runs leave out."""
@@ -81,6 +85,20 @@ def policy_flag(policy: str | None) -> dict[str, Any]:
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     tell(text, "warning")
+
+
+def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:
+    """Tell what further profiles say that the first one decides for all: a run has one engine and one way to sample."""
+    from specctl.observing.candidates import unused
+    from specctl.reporting.placing import listed
+
+    first, *others = resolved
+    for one in others:
+        if keys := [*filter(one.says, unused(one.profile, first.profile))]:
+            are = "is" if len(keys) == 1 else "are"
+            warn(
+                f"{one.name}: {listed(keys)} {are} not used: for all of a run it is as in the first profile, {first.name}"
+            )
 
 
 def text_of(path: Path, what: str) -> str:

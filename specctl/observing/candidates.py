@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
@@ -19,6 +20,8 @@ from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 ModelKey = tuple[str, int]
 LOADED = (*ModelTable.model_fields, "vocabulary", "tokens", "token_counts")
 """What of a draft's table decides how its model is loaded."""
+APART = {"schema_version", "description", "draft", "provenance"}
+"""What each of several profiles in a run has for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,25 @@ def _names(drafts: Mapping[ModelKey, DraftTable]) -> list[str]:
                     found[number] += (
                         "" if value is None else f"-{value}" if isinstance(value, str) else f"-{key}={value}"
                     )
+    return found
+
+
+def of_run(profile: Profile, first: Profile) -> Profile:
+    """A profile in a run that another one's settings decide: its drafts with their policies are its own."""
+    return first.model_copy(update={"draft": profile.draft, "description": profile.description})
+
+
+def unused(profile: Profile, first: Profile) -> list[str]:
+    """What a profile says otherwise than the one that decides of a run, as dotted keys."""
+    said, used = (_dotted(one.model_dump(exclude=APART)) for one in (profile, first))
+    return [key for key in said if said[key] != used.get(key)]
+
+
+def _dotted(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of a table by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _dotted(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
     return found
 
 

@@ -53,6 +53,10 @@ class ResolvedProfile:
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def says(self, key: str) -> bool:
+        """Whether a value is no default, by its dotted key."""
+        return self.origins.get(key, "default") != "default"
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:

@@ -1,11 +1,13 @@
 import pytest
 
+from specctl.commands.options import warn_unused
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
-from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
+from specctl.observing.candidates import candidates_of, competing_drafts, of_run, unused, with_counterpart
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
 from specctl.policies.tree_shape import TreeSize
+from specctl.profile import ResolvedProfile
 from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, PolicyTable, Profile
 
 
@@ -123,6 +125,31 @@ def test_a_model_that_is_loaded_in_two_ways_is_two_targets(
 def test_a_target_whose_dtype_one_profile_leaves_open_is_one_target() -> None:
     tables = [ModelTable(model="a", dtype=dtype) for dtype in ("auto", "float32", "auto")]
     assert len(competing_drafts([Profile(target=table, draft=draft("b")) for table in tables], [])) == 5
+
+
+def test_what_another_profile_says_of_the_run_is_told_and_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    first = Profile(target=ModelTable(model="a", dtype="float32"), draft=draft("b"))
+    other = Profile.model_validate(
+        {
+            "target": {"model": "a"},
+            "draft": draft("c").model_dump(),
+            "engine": "eager",
+            "sampling": {"temperature": 0.5, "seed": 0},
+            "description": "another",
+        }
+    )
+    assert unused(other, first) == ["engine", "target.dtype", "sampling.temperature"]
+    assert unused(first, first) == []
+    found = of_run(other, first)
+    assert (found.draft, found.description) == (other.draft, "another")
+    assert unused(found, first) == []
+    said = {"engine": "y.toml:3", "target.dtype": "default", "sampling.temperature": "--set"}
+    warn_unused([ResolvedProfile("x", None, first, {}), ResolvedProfile("y", None, other, said)])
+    assert capsys.readouterr().err == (
+        "warning: y: engine and sampling.temperature are not used: for all of a run it is as in the first profile, x\n"
+    )
+    warn_unused([ResolvedProfile("x", None, first, {}), ResolvedProfile("z", None, first, {"engine": "z.toml:3"})])
+    assert not capsys.readouterr().err
 
 
 def test_a_draft_quantised_in_two_ways_is_loaded_twice() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from specctl.commands.option_groups import ShowOptions
-from specctl.commands.options import warn
+from specctl.commands.options import warn, warn_unused
 from specctl.commands.tasks.calibration_run import calibrate_one, command_facts, write_calibrated
 from specctl.commands.tasks.pair_loading import load
 from specctl.commands.tasks.replication import Replication
@@ -85,15 +85,15 @@ def calibrate_several(
     """
     from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
     from specctl.calibration.several_drafts import Entrant, candidates_of_entrants, predicted, run_live
-    from specctl.observing.candidates import require_one_target
+    from specctl.observing.candidates import of_run, require_one_target
 
     require_one_target(one.profile for one in resolved)
+    warn_unused(resolved)
     if len({one.name for one in resolved}) < len(resolved):
         raise UsageError("a profile is named twice", "name each once")
     compared: list[tuple[Profile, ComparedSettings]] = []
     for one in resolved:
-        # One list of prompts and one way to sample, whatever each profile says.
-        own = one.profile.model_copy(update={"sampling": resolved[0].profile.sampling})
+        own = of_run(one.profile, resolved[0].profile)
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
         computed = computed_by(own.draft, (), None)
