@@ -96,9 +96,8 @@ def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:
     for one in others:
         if keys := [*filter(one.says, unused(one.profile, first.profile))]:
             are = "is" if len(keys) == 1 else "are"
-            warn(
-                f"{one.name}: {listed(keys)} {are} not used: for all of a run it is as in the first profile, {first.name}"
-            )
+            whose = f"for all of a run it is as in the first profile, {first.name}"
+            warn(f"{one.name}: {listed(keys)} {are} not used: {whose}")
 
 
 def text_of(path: Path, what: str) -> str:
