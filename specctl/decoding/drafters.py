@@ -93,7 +93,7 @@ class ModelDrafter:
         self._uniforms = Uniforms(None)
         self._start = 0
         self._begins = False  # whether its next draft is the text's first
-        self._prompt_seconds = 0.0
+        self._prompt_seconds = 0.0  # of the text's first draft
         self._drafts = False  # in this round
         self._pending: Sequence[int] = ()
         self._rows: list[Numbers] = []  # the laws of the round's tokens
@@ -140,7 +140,6 @@ class ModelDrafter:
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         begins, self._begins = self._begins, False
-        self._prompt_seconds = 0.0
         self._drafts = self.policy.draft_limit() > 0
         if not self._drafts:
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
@@ -150,8 +149,11 @@ class ModelDrafter:
         if self._agreement is not None:
             draw = self._agreement.telling(sequence, draw)
         self._pending, self._rows = sequence[runner.length :], []
-        most, every = longest_draft(self.policy, budget, runner.longest), runner.runs_ahead and never_stops(self.policy)
+        most, every = 1, False
+        if runner.runs_ahead:
+            most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
         if begins:
+            self._prompt_seconds = 0.0
             draw = self._noting(draw, len(self._pending) - 1, most if every else 1)
         if runner.runs_ahead:
             ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
@@ -165,8 +167,7 @@ class ModelDrafter:
             laws = rows_over(laws).laws(UNPROCESSED).numbers
         greedy, ids = self._sampling.greedy, self.runner.draft_vocabulary
         draft = Draft.of(steps, laws, stop, threshold, greedy=greedy, keeps_laws=self._laws, vocabulary=ids)
-        draft.prompt_seconds = self._prompt_seconds
-        return draft
+        return replace(draft, prompt_seconds=self._prompt_seconds) if begins else draft
 
     def _noting(self, draw: Callable[[int], DraftStep], unread: int, steps: int) -> Callable[[int], DraftStep]:
         """``draw`` where the first step reads ``unread`` tokens of the prompt, and ends when so many steps have."""

@@ -44,8 +44,8 @@ class ParallelDrafter(ModelDrafter):
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         super().begin(sampling, eos, None if generator is None else offspring(generator, self.runner.device))
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = False) -> None:
-        super().prefill(sequence, begins=begins, first=first)
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
+        super().prefill(sequence, begins=begins, first=False)  # the prompt is no part of what a pass goes on next to
 
 
 class ParallelRounds:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 from unittest.mock import patch
 
@@ -430,6 +430,16 @@ def test_a_verifier_that_lacks_a_part_of_the_text_reads_it_first() -> None:
     target, one = TableRunner(TARGET), drafter()
     round_ = verified_round(target, one, [1, 2, 1, 0, 2], 3, Sampling(), NOTHING_ENDS, None, index=0)
     assert target.extended == [4, 1 + round_.nodes]
+
+
+def test_the_prompt_has_its_share_of_the_first_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that each look moves on by a second, also before and after the text's first level."""
+    clock = count()
+    for module in ("round", "drafters"):
+        monkeypatch.setattr(f"specctl.decoding.{module}.working_seconds", lambda: float(next(clock)))
+    one = TreeDrafter(TableRunner(DRAFT), Constant(2), SMALL)
+    rounds = list(decode(TableRunner(TARGET), one, [1, 2, 1, 2], 8, Sampling(), NOTHING_ENDS))
+    assert [round_.draft_seconds for round_ in rounds] == [3.0 - 3 / 4, *[1.0] * (len(rounds) - 1)]
 
 
 def test_the_policy_is_asked_about_the_law_at_the_best_beam() -> None:
