@@ -132,7 +132,8 @@ class ModelDrafter:
         if begins:
             self.runner = self._model  # without the rules of the text before
             self.policy.reset()  # it decides whether to read the text
-        if begins and first and not self.runner.reads_states:
+        # Behind a cached beginning widths would be captured that no other pass has.
+        if begins and first and not (self.runner.reads_states or self.runner.length):
             return
         if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
             self.runner.extend(pending, keep=0)

@@ -50,6 +50,9 @@ def test_a_draft_that_is_wanted_reads_the_prompt_with_its_first_step_unless_anot
     draft.rollback(0)
     drafter.prefill(PROMPT, first=False)
     assert draft.extended[2:] == [len(PROMPT) - 1]
+    draft.rollback(1)
+    drafter.prefill(PROMPT)
+    assert draft.extended[3:] == [len(PROMPT) - 2], "a beginning was cached"
 
 
 def test_a_lookup_and_the_drafts_of_a_hierarchy_wait_as_well() -> None:

@@ -109,8 +109,8 @@ class Drafter(Protocol):
         Args:
             sequence: the prompt.
             begins: whether a text begins, rather than goes on.
-            first: whether the text's next draft is this one's for the target: then its first step may read the prompt,
-                and `Draft.prompt_seconds` tells what that took.
+            first: whether the text's next draft is this one's for the target: then its first step may read a prompt of
+                which nothing is cached, and `Draft.prompt_seconds` tells what that took.
         """
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
