@@ -6,7 +6,8 @@ python -m tools.batch_table OUTPUTS --peers FOLDER --write
 Runs `specctl bench --batch N` of the embedded pair on onnxruntime with one thread, greedy and at temperature 1, and
 prints a table of each; with --write they become the section of docs/scale.md. With --peers other engines that can run
 several texts at once take their turns in the greedy benchmarks, without a draft. What was measured is kept in the
-folder and not measured again. About four minutes on an idle machine, with peers six.
+folder and not measured again. About four minutes on an idle machine, with peers six. What stands behind the tables on
+the page stays there.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from specctl.peers.names import ENGINES, NO_DRAFT
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 HEADING = "### Speed and latency by the number of texts"
 BATCHES = (1, 2, 4, 8, 16)
+REPEATS = 2
+"""How often each candidate runs all prompts: the machine's speed changes from one candidate's turn to the next."""
 POLICIES = ("constant:draft_length=5", "cost-optimal")
 NAMES = {"none": "none", "constant": "constant, 5 tokens", "cost-optimal": "cost-optimal"}
 PEERS = {f"{name}:{NO_DRAFT}": name for name, peer in ENGINES.items() if peer.batches}
@@ -40,7 +43,7 @@ def measured(
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
         policies = [word for policy in POLICIES for word in ("--policy", policy)]
-        sizes = ["--batch", str(batch), "--limit", str(prompts), "-n", str(tokens)]
+        sizes = ["--batch", str(batch), "--limit", str(prompts), "-n", str(tokens), "--repeats", str(REPEATS)]
         settings = ["-t", f"{temperature:g}", "--threads", "1", "--set", "engine=onnx", "--json", "-q"]
         others = [] if peers is None else [word for peer in PEERS for word in peer_flags(peer, peers)]
         command = [sys.executable, "-m", "specctl", "bench", *policies, *others, *sizes, *settings]
@@ -125,8 +128,8 @@ def updated(page: str, found: str) -> str:
     """The page with the section in the place of an earlier one, or before the next heading like it."""
     if HEADING in page:
         before, _, rest = page.partition(HEADING)
-        _, following, later = rest.partition("\n##")
-        return before + found + following + later
+        former, following, later = rest.partition("\n##")
+        return before + found + former.rpartition("|\n")[2] + following + later
     before, heading, later = page.partition("\n### ")
     return f"{before}\n{found}{heading}{later}"
 

@@ -45,4 +45,6 @@ def test_the_section_takes_the_place_of_an_earlier_one() -> None:
     once = updated(page, first)
     assert once.count(HEADING) == 1
     assert updated(once, second) == once.replace(first, second)
+    said = once.replace(first, f"{first}\nWhat it tells.\n")
+    assert updated(said, second) == said.replace(first, second), "what was written behind it stays"
     assert {line for line in page.splitlines() if line.startswith("#")} <= {*once.splitlines()}
