@@ -6,7 +6,7 @@ python -m tools.batch_table OUTPUTS --peers FOLDER --write
 Runs `specctl bench --batch N` of the embedded pair on onnxruntime with one thread, greedy and at temperature 1, and
 prints a table of each; with --write they become the section of docs/scale.md. With --peers other engines that can run
 several texts at once take their turns in the greedy benchmarks, without a draft. What was measured is kept in the
-folder and not measured again. About four minutes on an idle machine, with peers six. What stands behind the tables on
+folder and not measured again. About five minutes on an idle machine, with peers seven. What stands behind the tables on
 the page stays there.
 """
 
