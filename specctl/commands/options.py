@@ -89,12 +89,11 @@ def warn(text: str) -> None:
 
 def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:
     """Tell what further profiles say that the first one decides for all: a run has one engine and one way to sample."""
-    from specctl.observing.candidates import unused
     from specctl.reporting.placing import listed
 
     first, *others = resolved
     for one in others:
-        if keys := [*filter(one.says, unused(one.profile, first.profile))]:
+        if keys := one.unused(first.profile):
             are = "is" if len(keys) == 1 else "are"
             whose = f"for all of a run it is as in the first profile, {first.name}"
             warn(f"{one.name}: {listed(keys)} {are} not used: {whose}")

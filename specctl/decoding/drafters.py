@@ -144,25 +144,24 @@ class ModelDrafter:
         self._drafts = self.policy.draft_limit() > 0
         if not self._drafts:
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
-        runner, ahead = self.runner, self._steps
+        runner, ahead, runs_ahead = self.runner, self._steps, self.runner.runs_ahead
         self._start = len(sequence)
-        draw: Callable[[int], DraftStep] = self._read_step if runner.runs_ahead else self._next_step
+        draw: Callable[[int], DraftStep] = self._read_step if runs_ahead else self._next_step
         if self._agreement is not None:
             draw = self._agreement.telling(sequence, draw)
         self._pending, self._rows = sequence[runner.length :], []
-        most, every = 1, False
-        if runner.runs_ahead:
+        together = 1  # steps that are over when the first one is
+        if runs_ahead:
             most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
+            ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
+            together = most if every else 1
         if begins:
             self._prompt_seconds = 0.0
-            draw = self._noting(draw, len(self._pending) - 1, most if every else 1)
-        if runner.runs_ahead:
-            ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
-            steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
+            draw = self._noting(draw, len(self._pending) - 1, together)
+        steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
+        if runs_ahead:
             ahead.end()
             self._rows = ahead.laws(len(steps))
-        else:
-            steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
         laws = stacked(self._rows[: len(steps)]) if steps and self._rows else None  # (K, N)
         if laws is not None and self._sampling.greedy:
             laws = rows_over(laws).laws(UNPROCESSED).numbers

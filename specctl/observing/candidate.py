@@ -82,7 +82,7 @@ class Candidate:
             return self.engine
         used = () if self.setting == NONE else self.drafts
         # Levels have the names they have in a profile; loaded drafts have those that they would have as levels.
-        keys = {"target": "target", **{_level(place): _level(draft) for place, draft in enumerate(used)}}
+        keys = {"target": "target", **{level_key(place): level_key(draft) for place, draft in enumerate(used)}}
         # Behind the name may stand, in parentheses, why it is no other.
         ran = {level: engines[key].partition(" (")[0] for level, key in keys.items() if key in engines}
         if len(set(ran.values())) > 1:
@@ -95,7 +95,8 @@ class Candidate:
         return replace(self, label=f"{self.label} (eager)", engine="eager")
 
 
-def _level(index: int) -> str:
+def level_key(index: int) -> str:
+    """The name of a level below the target, from 0 on, as a profile's tables have it: ``draft``, ``draft.draft``."""
     return "draft" + ".draft" * index
 
 

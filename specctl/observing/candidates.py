@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
@@ -20,8 +19,6 @@ from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 ModelKey = tuple[str, int]
 LOADED = (*ModelTable.model_fields, "vocabulary", "tokens", "token_counts")
 """What of a draft's table decides how its model is loaded."""
-APART = {"schema_version", "description", "draft", "provenance"}
-"""What each of several profiles in a run has for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,36 +239,18 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
 def _names(drafts: Mapping[ModelKey, DraftTable]) -> list[str]:
     """The drafts' models with how many tokens they write, where those are not all; and of drafts of one model that are
     loaded in different ways, with what is different."""
-    tables = list(drafts.values())
-    found = [table.full_name if table.tokens is None else f"{table.full_name}-{table.tokens}" for table in tables]
-    for name in {name for name in found if found.count(name) > 1}:
-        alike = [number for number, other in enumerate(found) if other == name]
-        for key in (key for key in LOADED if key not in ("model", "tokens")):
-            values = [getattr(tables[number], key) for number in alike]
-            if any(value != values[0] for value in values):
-                for number, value in zip(alike, values, strict=True):
-                    found[number] += (
-                        "" if value is None else f"-{value}" if isinstance(value, str) else f"-{key}={value}"
-                    )
-    return found
-
-
-def of_run(profile: Profile, first: Profile) -> Profile:
-    """A profile in a run that another one's settings decide: its drafts with their policies are its own."""
-    return first.model_copy(update={"draft": profile.draft, "description": profile.description})
-
-
-def unused(profile: Profile, first: Profile) -> list[str]:
-    """What a profile says otherwise than the one that decides of a run, as dotted keys."""
-    said, used = (_dotted(one.model_dump(exclude=APART)) for one in (profile, first))
-    return [key for key in said if said[key] != used.get(key)]
-
-
-def _dotted(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The values of a table by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _dotted(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    named = [
+        (table, table.full_name if table.tokens is None else f"{table.full_name}-{table.tokens}")
+        for table in drafts.values()
+    ]
+    found = []
+    for table, name in named:
+        alike = [other for other, its_name in named if its_name == name]
+        for key in LOADED:
+            value = getattr(table, key)
+            if value is not None and any(getattr(other, key) != value for other in alike):
+                name += f"-{value}" if isinstance(value, str) else f"-{key}={value}"
+        found.append(name)
     return found
 
 

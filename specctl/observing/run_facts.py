@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specctl.models.running.engines import engine_report
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
+from specctl.observing.candidate import level_key
 from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
@@ -22,7 +23,7 @@ SCIKIT_LEARN = "scikit-learn"
 
 def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
     """The provenance of a run that starts now: arguments, versions, devices, profile and suite."""
-    runners = {"target": pair.target} | {"draft" + ".draft" * level: draft for level, draft in enumerate(pair.drafts)}
+    runners = {"target": pair.target} | {level_key(level): draft for level, draft in enumerate(pair.drafts)}
     return Facts(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         argv=sys.argv[1:],

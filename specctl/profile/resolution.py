@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,11 @@ from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate
 from specctl.profile.wording import Key, brief, dotted, shown
 
+BY_DEFAULT = "default"
+"""The origin of a value that nobody gave."""
+APART = {"schema_version", "description", "draft", "provenance"}
+"""What each of several profiles in a run has for itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedProfile:
@@ -53,9 +58,23 @@ class ResolvedProfile:
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def says(self, key: str) -> bool:
-        """Whether a value is no default, by its dotted key."""
-        return self.origins.get(key, "default") != "default"
+    def unused(self, first: Profile) -> list[str]:
+        """The dotted keys of what it says, not by default, otherwise than the profile that decides for several."""
+        own, used = (profile.model_dump(exclude=APART) for profile in (self.profile, first))
+        differing = (dotted(key) for key in _leaves(own) if _at(own, key) != _at(used, key))
+        return [key for key in differing if self.origins.get(key, BY_DEFAULT) != BY_DEFAULT]
+
+    def under(self, first: Profile, flag: str) -> "ResolvedProfile":
+        """The profile as it is in a run that another one decides: its drafts with their policies are its own.
+
+        Args:
+            first: the other one.
+            flag: that named it: where the values come from that are others for that.
+        """
+        own, used = (profile.model_dump(exclude=APART) for profile in (self.profile, first))
+        others = {dotted(key): f"flag {flag}" for key in _leaves(used) if _at(own, key) != _at(used, key)}
+        profile = first.model_copy(update={key: getattr(self.profile, key) for key in APART})
+        return replace(self, profile=profile, origins={**self.origins, **others})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +150,7 @@ def resolve(
     except ProfileError as error:
         alone = pair is not None and flags.get("draft.model") is None and "draft" in layers.table
         raise ProfileError(error.message, "Add --draft MODEL." if alone else "\n".join(left_out)) from error
-    origins = {dotted(key): layers.origins.get(key, "default") for key in _leaves(profile.model_dump())}
+    origins = {dotted(key): layers.origins.get(key, BY_DEFAULT) for key in _leaves(profile.model_dump())}
     if not trust_remote_code:
         _require_trust(layers, above, chain)
     notes = tuple(

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from specctl.commands.options import warn_unused
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
-from specctl.observing.candidates import candidates_of, competing_drafts, of_run, unused, with_counterpart
+from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
 from specctl.policies.tree_shape import TreeSize
@@ -138,12 +140,18 @@ def test_what_another_profile_says_of_the_run_is_told_and_not_used(capsys: pytes
             "description": "another",
         }
     )
-    assert unused(other, first) == ["engine", "target.dtype", "sampling.temperature"]
-    assert unused(first, first) == []
-    found = of_run(other, first)
-    assert (found.draft, found.description) == (other.draft, "another")
-    assert unused(found, first) == []
-    said = {"engine": "y.toml:3", "target.dtype": "default", "sampling.temperature": "--set"}
+    everything = {"engine": "y.toml:3", "target.dtype": "y.toml:4", "sampling.temperature": "--set"}
+    assert ResolvedProfile("y", None, other, everything).unused(first) == [
+        "engine",
+        "target.dtype",
+        "sampling.temperature",
+    ]
+    assert ResolvedProfile("x", None, first, everything).unused(first) == []
+    found = ResolvedProfile("y", None, other, {"engine": "y.toml:3", "threads": "default"}).under(first, "--against")
+    assert (found.profile.draft, found.profile.description) == (other.draft, "another")
+    assert replace(found, origins=everything).unused(first) == []
+    assert found.origins == {"threads": "default"} | dict.fromkeys(everything, "flag --against")
+    said = {**everything, "target.dtype": "default"}
     warn_unused([ResolvedProfile("x", None, first, {}), ResolvedProfile("y", None, other, said)])
     assert capsys.readouterr().err == (
         "warning: y: engine and sampling.temperature are not used: for all of a run it is as in the first profile, x\n"

@@ -117,7 +117,8 @@ def _family_name(candidate: Candidate, drafts: list[str]) -> str:
     families = (
         (level.family for level in candidate.setting.levels) if candidate.setting is not None else (candidate.name,)
     )
-    names = [f"@{short_names(drafts)[draft]}" if drafts else "" for draft in candidate.drafts]
+    known = short_names(drafts)
+    names = [f"@{known[draft]}" if drafts else "" for draft in candidate.drafts]
     return " < ".join(family + name for family, name in zip(families, names, strict=True))
 
 

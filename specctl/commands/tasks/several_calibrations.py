@@ -85,15 +85,16 @@ def calibrate_several(
     """
     from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
     from specctl.calibration.several_drafts import Entrant, candidates_of_entrants, predicted, run_live
-    from specctl.observing.candidates import of_run, require_one_target
+    from specctl.observing.candidates import require_one_target
 
     require_one_target(one.profile for one in resolved)
     warn_unused(resolved)
+    resolved = [one.under(resolved[0].profile, "--against") for one in resolved]
     if len({one.name for one in resolved}) < len(resolved):
         raise UsageError("a profile is named twice", "name each once")
     compared: list[tuple[Profile, ComparedSettings]] = []
     for one in resolved:
-        own = of_run(one.profile, resolved[0].profile)
+        own = one.profile
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
         computed = computed_by(own.draft, (), None)
