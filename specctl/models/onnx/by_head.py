@@ -18,12 +18,13 @@ def headed(value: ir.Value | None) -> ir.Value | None:
 def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
     """``(1, H, T, D)`` as rows ``(1, T, H * D)``, without a detour where it was made of them."""
     perm = [0, 2, 1, 3]
-    back = made_by(states, "Transpose")
-    if back is not None and list(back.attributes["perm"].as_ints()) == perm and back.inputs[0] is not None:
-        by_token = back.inputs[0]
+    by_token = _by_token(states)
+    if by_token is not None:
         split = made_by(by_token, "Reshape")
         if split is not None and split.inputs[0] is not None and _is_rows(split.inputs[0], by_token):
             return split.inputs[0]
+    elif (normed := _normed_by_token(graph, before, states)) is not None:
+        by_token = normed
     else:
         turn = ir.node("Transpose", [states], {"perm": perm})
         graph.insert_before(before, turn)
@@ -38,6 +39,24 @@ def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
     join = ir.node("Reshape", [by_token, joined])
     graph.insert_before(before, join)
     return join.outputs[0]
+
+
+def _by_token(states: ir.Value | None) -> ir.Value | None:
+    """The ``(1, T, H, D)`` that was turned into ``(1, H, T, D)``."""
+    turn = made_by(states, "Transpose")
+    return None if turn is None or tuple(turn.attributes["perm"].as_ints()) != (0, 2, 1, 3) else turn.inputs[0]
+
+
+def _normed_by_token(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value | None:
+    """The ``(1, T, H, D)`` of heads that go through a norm each, which is the same before they are turned."""
+    norm = made_by(states, "SimplifiedLayerNormalization")
+    by_token = None if norm is None else _by_token(norm.inputs[0])
+    if norm is None or by_token is None:
+        return None
+    again = ir.node(norm.op_type, [by_token, norm.inputs[1]], norm.attributes)
+    graph.insert_before(before, again)
+    again.outputs[0].shape, again.outputs[0].type = by_token.shape, by_token.type
+    return again.outputs[0]
 
 
 def _is_rows(rows: ir.Value, by_token: ir.Value) -> bool:

@@ -8,7 +8,7 @@ from specctl.models.onnx.by_head import unwrap
 from specctl.models.onnx.nodes import MICROSOFT, made_by, replace
 from specctl.models.onnx.norms import fuse_norm, fuse_sum
 from specctl.models.onnx.projections import pack
-from specctl.models.onnx.rotation import PositionTable, Tables, fuse_rotation
+from specctl.models.onnx.rotation import PositionTable, Tables, fuse_kept_rotation, fuse_rotation
 
 
 def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None:
@@ -40,6 +40,9 @@ def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None
     for node in attending:
         fuse_rotation(graph, node, table, tables, placed=placed)
         unwrap(graph, node)
+    for node in list(graph):
+        if node.op_type == "Add":
+            fuse_kept_rotation(graph, node, table, tables)
     tidy(model)
     for node in attending:
         pack(graph, node)

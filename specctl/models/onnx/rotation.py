@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from specctl.models.onnx.by_head import as_rows, headed
-from specctl.models.onnx.nodes import constant, last_size, made_by, other, set_inputs, weight_value
+from specctl.models.onnx.nodes import MICROSOFT, constant, last_size, made_by, other, replace, set_inputs, weight_value
 
 TREES = 10
 """The number of the input of an attention node that only graphs for trees have."""
@@ -48,18 +48,39 @@ def fuse_rotation(
         return
     if (last_size(query.source) or 1) % MULTIPLE or query.size % MULTIPLE:
         return
-    names = query.cosines.name, query.sines.name
-    if names not in tables:
-        tables[names] = _registered(graph, len(tables), [table(query.cosines), table(query.sines)], query.size)
-    known = tables[names]
+    known = _known(graph, query, table, tables)
     if known is None:
         return
     inputs = [as_rows(graph, attention, value) for value in (query.source, key.source)]
     more = list(attention.inputs[TREES:])
     if placed or more:  # a token's position in a tree is another than its place
-        more = [next(given for given in graph.inputs if given.name == "positions"), *more]
+        more = [_positions(graph), *more]
     set_inputs(attention, [*inputs, *attention.inputs[2:7], *known, *more])
     attention.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)
+
+
+def fuse_kept_rotation(graph: ir.Graph, add: ir.Node, table: PositionTable, tables: Tables) -> None:
+    """Rotate keys that no attention of the graph reads, since they are a result of it, by one node."""
+    kept = add.outputs[0]
+    keys = _rotation(kept) if kept.is_graph_output() else None
+    if keys is None or keys.size != last_size(keys.source):
+        return
+    known = _known(graph, keys, table, tables)
+    if known is not None:
+        turned = ir.node("RotaryEmbedding", [keys.source, _positions(graph), *known], domain=MICROSOFT)
+        replace(graph, add, turned, [(kept, turned.outputs[0])])
+
+
+def _positions(graph: ir.Graph) -> ir.Value:
+    return next(given for given in graph.inputs if given.name == "positions")
+
+
+def _known(graph: ir.Graph, turned: Rotated, table: PositionTable, tables: Tables) -> tuple[ir.Value, ir.Value] | None:
+    """The tables of what a rotation reads; None where there are none."""
+    names = turned.cosines.name, turned.sines.name
+    if names not in tables:
+        tables[names] = _registered(graph, len(tables), [table(turned.cosines), table(turned.sines)], turned.size)
+    return tables[names]
 
 
 def _registered(
@@ -141,16 +162,19 @@ def position_table(model: ir.Model, value: ir.Value, places: int) -> "np.ndarray
     """``(places, ...)``, what a value of the graph is at each position; None if it depends on anything else.
 
     Args:
-        model: has the input ``positions`` ``(1, T)``.
+        model: has the input ``positions`` ``(1, T)``, of which T may be fixed.
         value: ``(1, T, R)`` or ``(1, 1, T, R)``.
         places: how many positions there are.
     """
-    positions = next(given for given in model.graph.inputs if given.name == "positions")
+    positions = _positions(model.graph)
     try:
         part = ir.convenience.extract(model.graph, [positions], [value])
     except ValueError:
         return None
     alone = ir.to_proto(ir.Model(part, ir_version=model.ir_version)).SerializeToString()
     session = onnxruntime.InferenceSession(alone, providers=["CPUExecutionProvider"])
-    found: np.ndarray = session.run(None, {"positions": np.arange(places, dtype=np.int64)[None]})[0]
-    return found.reshape(places, found.shape[-1])
+    width = positions.shape[1] if positions.shape is not None else None
+    step = width if isinstance(width, int) else places  # a graph may be of passes over one number of tokens
+    numbers = [np.arange(start, start + step, dtype=np.int64) for start in range(0, places, step)]
+    found = [session.run(None, {"positions": some[None]})[0] for some in numbers]
+    return np.concatenate([rows.reshape(step, rows.shape[-1]) for rows in found])[:places]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the graphs; graphs of another version are made anew."""
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"

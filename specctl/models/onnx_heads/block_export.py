@@ -71,28 +71,27 @@ class _BlockPass(nn.Module):
             logits, hidden = self.head(ids, positions[0], None, appending.cache)
         if self.head.config.markov is None:
             logits, _ = self.head.row(logits, hidden, ids[0], self.head.blank())
-        return (logits[None], hidden[None], *appending.present)
+        return (logits, hidden, *appending.present)
 
 
 def block_pass(head: BlockHead) -> "ir.Model":
     """The graph of a pass over a block of B tokens.
 
     Inputs: ``ids`` and ``positions`` ``(1, B)`` int64; ``before`` and ``total`` ``(1,)`` int32, with B places behind
-    those that it attends to; ``past.I.key`` and ``past.I.value``. Outputs: ``logits`` ``(1, B, V)``, or ``(1, B, D)``
-    of a head with a sequential head, before that adds to them; ``hidden`` ``(1, B, H)``; and ``present.I.key`` and
+    those that it attends to; ``past.I.key`` and ``past.I.value``. Outputs: ``logits`` ``(B, V)``, or ``(B, D)`` of a
+    head with a sequential head, before that adds to them; ``hidden`` ``(B, H)``; and ``present.I.key`` and
     ``present.I.value``.
 
     Raises:
         CannotExport: the head cannot be exported.
     """
-    mode = Attending()
+    mode, size = Attending(), head.block_size
     one = torch.ones(1, dtype=torch.int32)
     with torch.no_grad(), mode:
-        head(torch.zeros(1, TOKENS, dtype=torch.int64), numbers(TOKENS)[0], None, mode.cache)
+        head(torch.zeros(1, size, dtype=torch.int64), numbers(size)[0], None, mode.cache)
     shapes = CacheShapes([mode.shapes[layer] for layer in sorted(mode.shapes)])
-    given = numbers(TOKENS), numbers(TOKENS), one * (TOKENS - 1), one * TOKENS, shapes.past
-    width = torch.export.Dim("tokens", min=2)
-    sizes = {1: width}, {1: width}, None, None, shapes.sizes
+    given = numbers(size), numbers(size), one * (size - 1), one * size, shapes.past
+    sizes = None, None, None, None, shapes.sizes
     names = ["ids", "positions", "before", "total", *shapes.named("past")]
     made = ["logits", "hidden", *shapes.named("present")]
     return as_graph(_BlockPass(head), given, sizes, names, made)

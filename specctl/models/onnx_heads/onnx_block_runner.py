@@ -41,7 +41,7 @@ class OnnxBlockRunner(BlockHeadRunner):
         self.context, self.device = head.context, HOST
         self.threads, self._seconds = graphs.threads, graphs.seconds
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context + head.block_size))
-        self._block = self._pass.sized(tokens=head.block_size)
+        self._block = self._pass.sized()
         self._remembering = graphs.opened(REMEMBER)
         self._row_step = graphs.opened(ROW).sized() if graphs.has(ROW) else None
         self._branches: list[Array] = []  # the memories (1, R) behind the tokens of the last tree
@@ -76,7 +76,7 @@ class OnnxBlockRunner(BlockHeadRunner):
         capacity = self._pass.capacity
         self._pass.reserve(places + self.head.block_size, self._remembered)
         if self._pass.capacity > capacity:
-            self._block = self._pass.sized(tokens=self.head.block_size)
+            self._block = self._pass.sized()
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Feed tokens; see `BlockHeadRunner`.
@@ -91,7 +91,7 @@ class OnnxBlockRunner(BlockHeadRunner):
             self._feed(token)
             row = self._logits(token)[: self._columns]
             if index >= 0:
-                logits[index], states[index] = row, self._block.found["hidden"][0, self._row]
+                logits[index], states[index] = row, self._block.found["hidden"][self._row]
         if not hidden:
             return Forward(logits, vocabulary=self.draft_vocabulary)
         import torch  # whoever reads states is a network
@@ -120,11 +120,11 @@ class OnnxBlockRunner(BlockHeadRunner):
 
     def _logits(self, token: int) -> Array:  # (V,)
         """Those of the row, given the token before it."""
-        base: Array = self._block.found["logits"][0, self._row]
+        base: Array = self._block.found["logits"][self._row]
         step = self._row_step
         if step is None:
             return base
-        step.given["base"][0], step.given["hidden"][0] = base, self._block.found["hidden"][0, self._row]
+        step.given["base"][0], step.given["hidden"][0] = base, self._block.found["hidden"][self._row]
         step.given["token"][0] = token
         found = step.run()
         step.given["memory"][:] = found["next"]
@@ -132,9 +132,9 @@ class OnnxBlockRunner(BlockHeadRunner):
         return logits
 
     def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
-        step, state = self._row_step, self._block.found["hidden"][0, self._row]
+        step, state = self._row_step, self._block.found["hidden"][self._row]
         if step is None:
-            logits = self._block.found["logits"][0, self._row][None, : self._columns].copy()
+            logits = self._block.found["logits"][self._row][None, : self._columns].copy()
         else:
             if first:
                 self._branches = [step.given["memory"].copy()]
@@ -160,6 +160,6 @@ class OnnxBlockRunner(BlockHeadRunner):
         step = self._confidence
         if step is None or self._row + 1 == self.head.block_size:
             return torch.zeros(())
-        step.given["hidden"][0] = self._block.found["hidden"][0, self._row + 1]
+        step.given["hidden"][0] = self._block.found["hidden"][self._row + 1]
         step.given["token"][0] = int(token)
         return torch.from_numpy(step.run()["prob"])[0]

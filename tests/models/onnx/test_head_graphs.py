@@ -1,6 +1,7 @@
 """A draft head's graphs: they compute what its network computes, or torch runs it."""
 
 import shutil
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.onnx.store import key_of_head
+from specctl.models.onnx_heads.head_graphs import PASS, REMEMBER
 from specctl.models.running.rounding import apart
 
 pytestmark = needs_onnx
@@ -74,6 +76,20 @@ def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> Non
     shown(runners, 38, 6)
     assert [runner.witnessed for runner in runners] == [44, 44]
     assert off(runners, TEXT[38:45]) < ROUNDING
+
+
+def test_a_block_is_few_nodes() -> None:
+    """Heads are normed where they lie, the block's width is a number, and one node rotates the keys that are kept."""
+    import onnx_ir as ir
+
+    head = head_of("dspark")
+    sure_head(head)
+    folder = Path(graphs(), key_of_head(head, head.borrowed))
+    kinds = {file: Counter(node.op_type for node in ir.load(folder / file).graph) for file in (PASS, REMEMBER)}
+    assert kinds[PASS]["GroupQueryAttention"] == 2
+    assert not {"Transpose", "Shape"} & kinds[PASS].keys()
+    assert kinds[REMEMBER]["RotaryEmbedding"] == 2
+    assert not {"Cos", "Sin", "Neg", "Slice"} & kinds[REMEMBER].keys()
 
 
 @pytest.mark.parametrize("kind", ["dspark", "gated", "rnn"])

@@ -13,7 +13,7 @@ import torch
 from toys import random_model
 
 from specctl.models.onnx import store as stores
-from specctl.models.onnx.store import GRAPH, PASSING, Store, cache_folder, key_of, passing_store
+from specctl.models.onnx.store import GRAPH, PASSING, SCHEMA_VERSION, Store, cache_folder, key_of, passing_store
 from specctl.outputs.locks import ABANDONED
 
 
@@ -62,7 +62,7 @@ def test_a_damaged_graph_is_not_found_and_is_replaced(store: Store, damage: str)
     elif damage == "outside":
         manifest.write_text(manifest.read_text().replace('"weights.bin"', '"../it/weights.bin"'))
     else:
-        manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 0'))
+        manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
     assert store.find("it") is None
     assert store.put("it", write) == store.find("it")
 
