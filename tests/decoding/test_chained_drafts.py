@@ -363,3 +363,14 @@ def test_what_counts_as_repetition_is_right_behind_two_tokens(said: tuple[int, .
         looked.append(looks(chaining, text))
         chaining.observe(round_of(1, 1))
     assert (False in looked) == rests
+
+
+def test_the_model_reads_the_prompt_in_the_pass_of_its_first_draft() -> None:
+    model = TableRunner(DRAFT)
+    chain = ChainedDrafter(ModelDrafter(model, Constant(2)))
+    chain.begin(GREEDY, frozenset(), None)
+    chain.prefill([1, 2, 3])
+    assert model.extended == []
+    draft = chain.draft([1, 2, 3], 4)
+    assert (len(draft.tokens) - draft.copied, model.extended) == (2, [3, 1])
+    assert draft.prompt_seconds > 0

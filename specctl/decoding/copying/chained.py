@@ -47,9 +47,9 @@ class ChainedDrafter(Drafter):
         self._chaining.begin()
         self.model.begin(sampling, eos, generator)
 
-    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:
         self._chaining.read_prompt(sequence[self._chaining.length : -1])
-        self.model.prefill(sequence, begins=begins, first=False)
+        self.model.prefill(sequence, begins=begins, first=first)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         chaining, policy = self._chaining, self.model.policy
