@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
 
 UNFINISHED = "\ufffd"
 CONTEXT = 8
@@ -25,11 +25,12 @@ class TextStream:
     """Decodes a growing sequence piece by piece, without decoding all of it each time.
 
     Bytes of a character that is not complete yet are held back. A short window of earlier tokens is decoded along
-    with the new ones, because what a token spells can depend on its neighbours.
+    with the new ones where what a token spells can depend on its neighbours.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._joins = isinstance(tokenizer, BareTokenizer) and tokenizer.joins
         self._tokens: list[int] = list(prompt[-CONTEXT:])  # the window
         self._shown = len(self._tokens)
         self._text = _decode(tokenizer, self._tokens)  # of those shown
@@ -41,7 +42,9 @@ class TextStream:
         if len(now) <= len(before) or now.endswith(UNFINISHED):
             return ""
         self._text = now
-        if len(self._tokens) > LONGEST_WINDOW:
+        if self._joins:
+            self._tokens, self._text = [], ""
+        elif len(self._tokens) > LONGEST_WINDOW:
             del self._tokens[: self._shown]
             self._text = _decode(self._tokenizer, self._tokens)
         self._shown = len(self._tokens)

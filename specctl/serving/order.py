@@ -29,7 +29,7 @@ class Order:
     draft: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wrote:
     """A round of a text.
 
@@ -41,7 +41,7 @@ class Wrote:
     round: Round
     known: int = 0
 
-    @property
+    @cached_property
     def tokens(self) -> tuple[int, ...]:
         """Those that are new."""
         return self.round.emitted[self.known :]

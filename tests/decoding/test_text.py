@@ -1,3 +1,5 @@
+from unittest.mock import patch
+
 import pytest
 from checkpoints import tiny_tokenizer
 from hypothesis import given
@@ -5,11 +7,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from specctl.decoding.text import TextStream, find_stop, special_ids
+from specctl.models.files.tokenizer import light
 from specctl.profile.known_names import model_path
 
 TINY = tiny_tokenizer(merges=[("t", "h"), ("Ã", "©"), ("ð", "Ł")], added=["<tool>"])
 EMBEDDED = AutoTokenizer.from_pretrained(model_path("target"))
-TOKENIZERS = [TINY, EMBEDDED]
+TOKENIZERS = [TINY, EMBEDDED, light(TINY), light(EMBEDDED)]
+NAMES = ["tiny", "embedded", "bare tiny", "bare embedded"]
 
 
 def decode(tokenizer, tokens):
@@ -29,24 +33,35 @@ def cut(tokens, sizes):
 SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["tiny", "embedded"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=NAMES)
 @given(data=st.data())
 def test_pieces_of_any_tokens_join_to_the_whole_text(tokenizer, data):
     """Any tokens: broken characters, special tokens and all."""
-    tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
-    stream = TextStream(tokenizer)
-    pieces = [stream.push(piece) for piece in cut(tokens, data.draw(SIZES))]
-    assert "".join([*pieces, stream.flush()]) == decode(tokenizer, tokens)
+    tokens = data.draw(st.lists(st.sampled_from(sorted(tokenizer.get_vocab().values())), max_size=40))
+    prompt, sizes = tokens[:6], data.draw(SIZES)
+    stream = TextStream(tokenizer, prompt)
+    pieces = [stream.push(piece) for piece in cut(tokens[6:], sizes)]
+    whole, before = decode(tokenizer, tokens), decode(tokenizer, prompt)
+    if not before.endswith("\ufffd"):
+        assert before + "".join([*pieces, stream.flush()]) == whole
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["tiny", "embedded"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=NAMES)
 @given(text=st.text(st.sampled_from("a th\né€漢😀\u200d👩🏽")), sizes=SIZES)
 def test_no_piece_holds_half_a_character(tokenizer, text, sizes):
     stream = TextStream(tokenizer)
-    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
     pieces = [stream.push(piece) for piece in cut(tokens, sizes)]
     assert "".join(pieces) == text
     assert stream.flush() == ""
+
+
+def test_what_is_told_of_byte_level_tokens_is_not_decoded_again():
+    tokenizer = light(TINY)
+    stream, tokens = TextStream(tokenizer), tokenizer.encode("the thé", add_special_tokens=False)
+    with patch.object(tokenizer, "decode", wraps=tokenizer.decode) as decoding:
+        assert stream.push(tokens[:2]) + stream.push(tokens[2:]) == "the thé"
+    assert [call.args[0] for call in decoding.call_args_list] == [tokens[:2], tokens[2:]]
 
 
 def test_what_is_complete_comes_at_once_and_the_rest_when_it_is():
@@ -94,7 +109,7 @@ def test_a_stop_string_of_several_bytes_waits_for_the_last():
     assert find_stop(TINY, [], tokens, ["€"]) == (4, "a")
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["tiny", "embedded"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=NAMES)
 @given(
     text=st.text(st.sampled_from("abth é"), max_size=20),
     stops=st.lists(st.text(st.sampled_from("abth é"), min_size=1, max_size=3), min_size=1, max_size=3),

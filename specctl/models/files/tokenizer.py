@@ -140,6 +140,9 @@ class BareTokenizer:
         spelling: of transformers' tokenizer.
         whole: gives that one, for what `ChatTemplate` cannot write and where spaces are cleaned up.
 
+    Attributes:
+        joins: whether the bytes of a text are those of its tokens, whatever stands beside them, as in byte-level BPE.
+
     Raises:
         Exception: the spelling is damaged; the library raises nothing narrower.
     """
@@ -151,6 +154,7 @@ class BareTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = spelling.splits
+        self.joins = isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel)
         self._whole = whole or _no_other
         self._cleans = spelling.cleans
         self.chat_template: Any = spelling.chats
