@@ -23,6 +23,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.head_files.draft_head import draft_head
 from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.known_names import model_path
@@ -77,6 +79,7 @@ class Course:
     held_out: int = 48
 
 
+BEGUN = "\n  It began with the weights of an earlier head of its kind."
 Answered = dict[str, list[tuple[bool, int, torch.Tensor]]]
 """By domain: whether greedy, the length of the prompt, and prompt and answer ``(N,)``."""
 
@@ -144,8 +147,10 @@ def compare(
     return results
 
 
-def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
-    """The head's card, in Markdown."""
+def card(
+    results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str, begun: Path | None
+) -> str:
+    """The head's card, in Markdown; ``begun`` with an earlier head's weights."""
     name = FORMATS[recipe.kind].title
     settings = {**asdict(recipe), **asdict(course)}
     own = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "kind" and value != 0)
@@ -158,13 +163,21 @@ demonstration, like the models of its family: it lets every command run with a d
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).
 - It learned in {steps:,} steps over {tokens:,} tokens: answers of the target, and text of the corpus.
-  Muon trained the matrices of its layers, AdamW all other weights.
+  Muon trained the matrices of its layers, AdamW all other weights.{BEGUN if begun else ""}
 - Settings: {own}.
 - Data: TinyStories (Eldan and Li, 2023), CDLA-Sharing-1.0; GSM8K (Cobbe et al., 2021), training split, calculator marks
   stripped, MIT. The text is not part of the project.
 - Licence of the weights: the project's, Apache-2.0. SHA-256 of model.safetensors: `{sha256}`.
 
 {tables}"""
+
+
+def earlier(folder: Path, target: LlamaForCausalLM) -> ChainHead | BlockHead:
+    """The head that a folder holds, in float32."""
+    found = draft_head(Checkpoint(str(folder), "draft", None, folder, "folder"))
+    if found is None:
+        raise SystemExit(f"{folder}: not a draft head")
+    return found.network(target).float()
 
 
 def loaded(name: str) -> LlamaForCausalLM:
@@ -176,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--corpus", type=Path, required=True, help="folder with *.txt stories and *.jsonl questions")
     parser.add_argument("--kind", choices=list(HEADS), required=True)
+    parser.add_argument("--begin", type=Path, help="folder of an earlier head of the kind, whose weights to begin with")
     parser.add_argument("--work", type=Path, default=Path("embedded-draft-heads"), help="answers and checkpoints")
     parser.add_argument("--output", type=Path, default=model_path("target").parent, help="where the head's folder goes")
     for name, value in asdict(Course()).items():
@@ -195,11 +209,24 @@ def main() -> None:
     texts = lessons(course, answers, encode_documents(tokenizer, corpus.training_documents()))
 
     head = new_head(recipe, target, None, MASK, course.seed)
+    if args.begin is not None:
+        head.load_state_dict(earlier(args.begin, target).state_dict())
     learner = DraftLearner(head, recipe, Teacher(target, head.layers), texts, course.seed)
     schedule = Schedule(1, course.batch_size, course.lr, course.seed)
     training = Training(learner, schedule, len(texts), args.work / f"{args.kind}.state")
     training.run(lambda: print(f"step {training.step}/{training.steps}  loss {learner.loss:.3f}", flush=True))
-    export(head.bfloat16(), recipe, course, texts, training.steps, args.output / args.kind, target, draft, unseen)
+    export(
+        head.bfloat16(),
+        recipe,
+        course,
+        texts,
+        training.steps,
+        args.output / args.kind,
+        target,
+        draft,
+        unseen,
+        args.begin,
+    )
 
 
 def export(
@@ -212,6 +239,7 @@ def export(
     target: LlamaForCausalLM,
     draft: LlamaForCausalLM,
     unseen: Answered,
+    begun: Path | None,
 ) -> None:
     """Write a head of bfloat16 weights, then its card with what it is worth."""
     write_head(folder, head, Verifier.of("embedded:target", target))
@@ -219,7 +247,7 @@ def export(
     results = compare(head.float(), recipe.kind, target, draft, unseen)
     sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     tokens = sum(len(text.tokens) for text in texts)
-    (folder / "README.md").write_text(card(results, recipe, course, tokens, steps, sha256), encoding="utf-8")
+    (folder / "README.md").write_text(card(results, recipe, course, tokens, steps, sha256, begun), encoding="utf-8")
 
 
 if __name__ == "__main__":
