@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 SHARE = 0.01
 """Of the time, what may be lost by drafts for good."""
-ALLOWANCE, ADVANCE = 1.5, 1.0
+ALLOWANCE, ADVANCE = 1.9, 1.0
 """The balance of a new run, in passes: what its first drafts may lose; and how much of it are shares of rounds to come,
 which add nothing until it is made up for."""
 SCANTY = 0.5
 """The balance up to which drafts have one token, where their beginning costs no more than that."""
+EVEN = 0.5
+"""What a draft of one token may lose where it is tried: as likely accepted as not, it saves as much."""
 MOST = 20.0
 """The largest balance: a text that is of another kind than those before loses no more than that."""
 MOST_TOKENS = 1 << 10
@@ -63,7 +65,8 @@ class DraftAccount:
             entry: what a draft may lose whatever its length, in passes.
             step: what each token may lose besides.
         """
-        least = 1 if entry <= step else 2  # a token alone hardly makes up for a beginning that costs more
+        # A token alone hardly makes up for a beginning that costs more.
+        least = 1 if entry <= step or entry + step <= EVEN else 2
         if self.balance < entry + least * step:
             return 0
         if least == 1 and (self.balance <= SCANTY or self.balance < entry + 2 * step):

@@ -22,6 +22,9 @@ out."""
 SETTLED, EVERY = 64, 4
 """Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
 pass of the target runs from cold caches, and takes three times as long as elsewhere."""
+FIRST_LENGTH, FIRST_DRAFTS = 2, 2
+"""Tokens of a run's first FIRST_DRAFTS drafts at most: one of four that is rejected takes most of what a run may lose,
+and what the draft is worth is not found out any more."""
 UNLIKELY = 0.5
 """A first draft that is expected to bring fewer tokens brought nothing."""
 
@@ -42,6 +45,7 @@ class DraftAllowance:
         idle: rounds without a draft so far, since the last one.
         asleep: how many rounds from now on need not be looked at if they go without a draft, too.
         part: of the texts for which the account is kept, how many a round has.
+        passed: rounds with drafts that were passed over since the last one that was booked.
     """
 
     times: RoundTimes
@@ -50,6 +54,8 @@ class DraftAllowance:
     idle: int = 0
     asleep: int = 0
     part: float = 1.0
+    passed: int = 0
+    _passed_gain: float = 0.0
     _skipped: int = 0
     _resting: int = 0
     _unseen: int = 0
@@ -71,16 +77,27 @@ class DraftAllowance:
         routine = self.account.proven and not (self.probing or self.idle or self._resting)
         return EVERY if routine and self.times.timed >= SETTLED else 1
 
-    def book(self, drafted: float, width: float, kept: float, unread: int, passed: int = 0) -> None:
-        """Book what a round's draft saved.
+    def pass_over(self, drafted: float, width: float, kept: float) -> None:
+        """Note what a draft saved whose round nothing else is learned from; as `book`.
+
+        Each by itself: a long draft that is rejected as a whole loses more than several others save.
+        """
+        self.passed += 1
+        self._passed_gain += self._gained(drafted, width, kept)
+
+    def book(self, drafted: float, width: float, kept: float, unread: int) -> None:
+        """Book what a round's draft saved, and what those before it did that were passed over.
 
         Args:
             drafted: its tokens, 0 for none.
             width: of `RoundTimes`.
             kept: how many of them stay, in expectation over the verdict where that is known.
             unread: tokens of the text that the draft had to read first.
-            passed: rounds with drafts before it that were not booked, for which it stands too.
         """
+        passed, self.passed = self.passed, 0
+        before, self._passed_gain = self._passed_gain, 0.0
+        if passed:
+            self.account.book(self.part * before, probe=False, rounds=self.part * passed)
         if not drafted:
             gain = 0.0
             if self._unbooked is not None and (self.times.knows_target or self._resting <= 1):
@@ -105,8 +122,7 @@ class DraftAllowance:
         if rests:
             self._resting = RESTING
         reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
-        rounds = self.part * (1 + passed)
-        self.account.book(rounds * gain - self.part * reading, probe=self.probing, rounds=rounds)
+        self.account.book(self.part * (gain - reading), probe=self.probing, rounds=self.part)
 
     def _gained(self, drafted: float, width: float, kept: float) -> float:
         """Passes that a draft saved."""
@@ -126,6 +142,8 @@ class DraftAllowance:
             reading = 0.0 if account.proven and pays else times.catching_up(unread)
             doubt = self.part * trust_after(self.idle)
             longest = account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
+            if self._booked < FIRST_DRAFTS:
+                longest = min(longest, FIRST_LENGTH)
         lull = LULL if longest else min(LONGEST_LULL, max(LULL, self.idle // 4))
         self.asleep = lull - 1 if self.idle > (LULL_OF_SEVERAL if times.several else LULL) else 0
         return longest

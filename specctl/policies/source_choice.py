@@ -15,7 +15,7 @@ DOUBTFUL = 0.1
 """A copy whose first token is accepted less often is not weighed, which would take longer than it brings."""
 TIMED = 4
 """Of the rounds without a copy every so many is timed: passes change slowly, and learning takes time too."""
-CAUTION = 0.7
+CAUTION = 0.85
 """What is expected of a copy counts so much: of lengths that look good by chance more is expected than they bring."""
 PRICE, SPREAD = 0.1, 3
 """What a token more of a pass costs in tokens, until passes were timed whose widths differ by SPREAD."""

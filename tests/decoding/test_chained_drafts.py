@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from toys import EOS, LAYER, Script, StateTable, TableRunner, ToyDraftHead, nois
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.copying.chained import ChainedDrafter
-from specctl.decoding.copying.chaining import REST, Chaining, with_copy
+from specctl.decoding.copying.chaining import LONGEST_REST, SHORTEST_REST, Chaining, with_copy
 from specctl.decoding.copying.text_follower import Follower
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -337,10 +338,11 @@ def test_where_little_repeats_itself_the_lookup_looks_now_and_then() -> None:
         chaining.observe(round_of(1, 1))
     first = looked.index(False)
     assert 5 < first < 15
-    assert looked[first : first + 2 * (REST + 1)] == [*[False] * REST, True] * 2
+    rests = [len(list(some)) for looks_, some in groupby(looked[first:]) if not looks_]
+    assert rests[:3] == [SHORTEST_REST, 2 * SHORTEST_REST, LONGEST_REST]
     again = next(number for number in range(40, 60) if looked[number])
-    assert again <= 40 + REST
-    assert all(looked[again + REST + 1 :])
+    assert again <= 40 + LONGEST_REST
+    assert all(looked[again + LONGEST_REST + 1 :])
     for seconds, expected in ((0.0, False), (0.02, True)):
         chaining.rollback(0)
         chaining.read_prompt([4])

@@ -10,7 +10,7 @@ import pytest
 
 from specctl.policies.acceptance_priors import ACCEPTED, NEXT, features
 from specctl.policies.draft_account import MOST, SHARE
-from specctl.policies.draft_allowance import EVERY, LULL, SETTLED
+from specctl.policies.draft_allowance import EVERY, FIRST_DRAFTS, LULL, SETTLED
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
 from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
@@ -49,7 +49,7 @@ def after(policy: CostOptimal, rounds: int, **settings: float) -> CostOptimal:
 
 def trusted(policy: CostOptimal) -> CostOptimal:
     """The policy as if its drafts had saved time before."""
-    policy._allowance.account.balance = MOST
+    policy._allowance.account.balance, policy._allowance._booked = MOST, FIRST_DRAFTS
     policy.reset()
     return policy
 
@@ -161,7 +161,7 @@ def test_where_no_token_pays_it_drafts_next_to_nothing_and_still_probes() -> Non
 
 def test_rounds_that_it_rests_in_may_be_told_together() -> None:
     one, together = CostOptimal(), CostOptimal()
-    rested = []
+    rested, longest = [], 0
     for place in range(400):
         round_ = replace(played(0, min(2, one.draft_limit())), index=place % 90, context=60 + place % 90)
         if not place % 90:
@@ -180,7 +180,8 @@ def test_rounds_that_it_rests_in_may_be_told_together() -> None:
             together.observe(round_)
         if not rested:
             assert one == together
-    assert one.rests() > LULL
+            longest = max(longest, one.rests())
+    assert longest > LULL
 
 
 def test_what_a_draft_costs_stays_known_while_none_is_made() -> None:
@@ -499,3 +500,30 @@ def test_a_draft_without_entropy_cannot_be_judged() -> None:
     assert features(DraftStep(1, token=5, entropy=4.0, top_prob=0.5)) == (0.0, 2.0)
     with pytest.raises(ValueError, match="did not compute a signal"):
         features(DraftStep(1, token=5, top_prob=0.5))
+
+
+def test_a_long_draft_that_is_rejected_is_paid_for_once() -> None:
+    """One round of a few is learned from, and the others count by what they were."""
+    policy = trusted(CostOptimal())
+    policy._times.timed = SETTLED
+    for place in range(4 * EVERY):
+        policy.observe(replace(played(6, 6), index=place + 1, context=40 + 7 * place))
+    balance, booked = policy._allowance.account.balance, []
+    for place in range(EVERY):
+        accepted, drafted = (6, 6) if place < EVERY - 1 else (0, 30)
+        booked.append((drafted, policy._allowance.passed))
+        policy.observe(replace(played(accepted, drafted), index=50 + place, context=200 + 7 * place))
+    assert booked[-1] == (30, EVERY - 1), "the one that is learned from"
+    lost = policy._times.lost(30, 30)
+    assert lost > 3
+    assert policy._allowance.account.balance > balance - lost
+
+
+def test_a_pass_of_the_target_alone_behind_a_prompt_tells_nothing() -> None:
+    policy = CostOptimal()
+    for seconds in (40.0, 30.0):  # of the prompt's pass, and of the one behind it
+        policy.observe(replace(played(0, 0, 0.0, seconds), context=40))
+    assert not policy._times.knows_target
+    assert policy._times._one_pass == 1.0, "as before anything was timed"
+    policy.observe(replace(played(0, 0, 0.0, 8.0), context=42))
+    assert policy._times._one_pass == pytest.approx(8.0)

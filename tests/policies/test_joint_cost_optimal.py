@@ -3,6 +3,7 @@
 import random
 from copy import copy
 from itertools import combinations
+from typing import Any
 
 import pytest
 from made_traces import flat_costs, traces
@@ -11,7 +12,7 @@ from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.policies import NONE, Setting
 from specctl.policies.draft_account import MOST, DraftAccount
-from specctl.policies.draft_allowance import EVERY, SETTLED, UNSEEN_AT_FIRST, DraftAllowance
+from specctl.policies.draft_allowance import EVERY, FIRST_DRAFTS, SETTLED, UNSEEN_AT_FIRST, DraftAllowance
 from specctl.policies.round_times import RoundTimes
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
@@ -232,10 +233,12 @@ def test_the_end_of_a_run_teaches_nothing_of_rounds_of_all() -> None:
 
 def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take() -> None:
     """Of one text they have more tokens, since a wider pass over it waits for the same weights."""
-    joint = JointCostOptimal(CostOptimal())
+    joint, alone = JointCostOptimal(CostOptimal()), JointCostOptimal(CostOptimal())
+    for each in (joint, alone):
+        each.shared._allowance._booked = FIRST_DRAFTS  # which are short for themselves
     views = [joint.row(lambda _: 0) for _ in range(8)]
     assert joint.run(views) == [2] * 8
-    assert JointCostOptimal(CostOptimal()).run([views[0]])[0] > 2
+    assert alone.run([views[0]])[0] > 2
     play(joint, views, 2, 2.0, 30.0)
     assert joint.run(views) == [0] * 8, "a pass of the target alone is timed first"
     for _ in range(2):
@@ -247,8 +250,14 @@ def test_where_drafts_have_saved_much_one_round_of_a_few_is_learned_from(monkeyp
     learned: list[int] = []
     monkeypatch.setattr(CostOptimal, "_learn_verdicts", lambda _, round_: learned.append(round_.index))
     joint, views = batch_of(4)
-    booked: list[tuple[float, ...]] = []
-    monkeypatch.setattr(DraftAllowance, "book", lambda _, *told: booked.append(told))
+    passed: list[int] = []
+    book = DraftAllowance.book
+
+    def booked(self: DraftAllowance, *told: Any) -> None:
+        passed.append(self.passed)
+        book(self, *told)
+
+    monkeypatch.setattr(DraftAllowance, "book", booked)
     allowance = joint.shared._allowance
     joint.shared._times.timed, allowance.account.balance = SETTLED, MOST
     allowance.idle = allowance._resting = 0
@@ -263,7 +272,7 @@ def test_where_drafts_have_saved_much_one_round_of_a_few_is_learned_from(monkeyp
         joint.run(views)
         allowance.probing = False
     assert sorted({*learned}) == [0, EVERY, 2 * EVERY]
-    assert [told[-1] for told in booked] == [0, EVERY - 1, EVERY - 1]
+    assert passed == [0, EVERY - 1, EVERY - 1]
 
 
 def test_several_texts_go_without_drafts_sooner_where_these_save_little() -> None:

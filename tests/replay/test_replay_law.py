@@ -23,6 +23,7 @@ from traced import pair_of, trace_of
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.models.translation.written_runner import WrittenRunner
+from specctl.policies import draft_allowance
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play
 from specctl.replay.recording import block_coupling, block_recording, grid_recording, tails
@@ -252,6 +253,7 @@ LOOKING: list[Part] = [
     ("toy", "wrong"), [(IN_BLOCKS[0], "tails"), (SHORT_BLOCKS[0], "weights"), (SHORT_BLOCKS[1], "weights")], ids=str
 )
 def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_allowance, "FIRST_DRAFTS", 0)  # two tokens have no tail
     if wrong == "tails":
         monkeypatch.setattr(tails, "draw_unkept", as_the_draft_goes_on)
     else:

@@ -13,10 +13,11 @@ than RARE of the last tokens are, there is little to copy: of stories drawn at t
 repeats itself half."""
 MEMORY, FIRST = 15 / 16, 0.2
 """The factor on the weight of earlier tokens in that share, and what it is at a text's beginning."""
-REST, QUICK = 8, 5e-3
-"""Rounds in which the lookup then has no part, if they take fewer than QUICK seconds: of longer ones looking takes less
-than a hundredth, and where passes of any width take as long, a seldom right copy pays. What was written meanwhile is
-looked at behind them, at once."""
+SHORTEST_REST, LONGEST_REST, QUICK = 2, 8, 5e-3
+"""Rounds in which the lookup then has no part, at first and at most: each rest is twice as long as the one before,
+until a look finds repetition. Rounds of QUICK seconds and more have none: looking takes less than a hundredth of their
+time, and where passes of any width take as long, a seldom right copy pays. What was written meanwhile is looked at
+behind a rest, at once."""
 
 
 class Chaining:
@@ -35,7 +36,7 @@ class Chaining:
         self._before = self._after = 0  # lengths of the matches before the round and behind the model's tokens
         self._wrote = False  # whether the text has grown by tokens of the target's
         self._share = FIRST  # of the last tokens, those that were repeated
-        self._rest = 0
+        self._rest, self._pause = 0, SHORTEST_REST  # rounds that are left of a rest, and that the next one has
         self._looks = True  # in this round
 
     @property
@@ -48,7 +49,7 @@ class Chaining:
         self._choice.begin()
         self._text.answer_begins()
         self._wrote = False
-        self._share, self._rest = FIRST, 0
+        self._share, self._rest, self._pause = FIRST, 0, SHORTEST_REST
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
         """Add tokens that the target did not write."""
@@ -97,8 +98,10 @@ class Chaining:
         if not self._looks:
             return
         self._choice.observe(round_, self._before, self._after)
-        if self._share < RARE and round_.total_seconds < QUICK:
-            self._rest = REST
+        if self._share >= RARE:
+            self._pause = SHORTEST_REST
+        elif round_.total_seconds < QUICK:
+            self._rest, self._pause = self._pause, min(2 * self._pause, LONGEST_REST)
 
     def _learn(self, length: int, hit: bool) -> None:
         self._choice.learn(length, hit)

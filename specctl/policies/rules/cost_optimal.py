@@ -45,8 +45,8 @@ class CostOptimal(Rule):
     If not even the first token pays, the round drafts nothing, except for a few probes. Nor does it if drafts save less
     than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
     in one pass. Whatever is expected of them, drafts are paid from a `DraftAccount`, so that over T passes they lose at
-    most max(1.5, 0.01 T + 0.5) passes beyond what they saved before: probes, and with each what it takes the draft to
-    read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.5 passes at its
+    most max(1.9, 0.01 T + 0.9) passes beyond what they saved before: probes, and with each what it takes the draft to
+    read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.9 passes at its
     beginning, in which a draft shows what it is worth; for what the first two drafts, and the first readings of a
     missed text, take more than was expected; and for prompts: where drafts are wanted when a text begins, what the
     draft takes to read its prompt is not counted, nor, with much saved before, what it takes to read one later.
@@ -55,8 +55,7 @@ class CostOptimal(Rule):
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
     token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
     times of the rounds; a round's weight fades within some dozens of them, so the estimates follow a growing context.
-    Once some dozens of drafts were timed, and while they have saved much, every fourth round stands for those since the
-    one before it.
+    Once some dozens of drafts were timed, and while they have saved much, only every fourth round is learned from.
     Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
     divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
     first times are known.
@@ -90,9 +89,8 @@ class CostOptimal(Rule):
     _drafts: DraftSums = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
-    _passed: int = field(init=False, repr=False, default=0)  # rounds since the last one that was learned from
     _read: TextRead = field(init=False, repr=False)
-    _begins: bool = field(init=False, repr=False)
+    _seen: int = field(init=False, repr=False)  # rounds of the text
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
@@ -110,8 +108,7 @@ class CostOptimal(Rule):
         self._times = RoundTimes(self.cost_ratio)
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._begins, self._read = None, True, TextRead()
-        self._passed = 0
+        self._last_token, self._seen, self._read = None, 0, TextRead()
         self._decide(0)
 
     @classmethod
@@ -135,7 +132,7 @@ class CostOptimal(Rule):
             self._restart()
             return
         # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
-        self._last_token, self._read, self._begins = None, TextRead(), True
+        self._last_token, self._read, self._seen = None, TextRead(), 0
         self._allowance.asleep = 0  # a text's first round is looked at
         if self._limit:
             self._decide(0)
@@ -204,9 +201,9 @@ class CostOptimal(Rule):
         if allowance.asleep and not round_.steps:
             allowance.doze()
             return
-        if round_.steps and self._passed < allowance.every - 1:
-            self._passed += 1
-            self._begins = False
+        if round_.steps and allowance.passed < allowance.every - 1:
+            allowance.pass_over(len(round_.steps), width_of(round_), kept(round_))
+            self._seen += 1
             self._read_on(round_)
             self._times.pass_over(drafted=True)
         else:
@@ -215,20 +212,21 @@ class CostOptimal(Rule):
     def _learn(self, round_: Round) -> int:
         """Learn from a round; how many tokens of the text the next draft has to read first."""
         allowance = self._allowance
-        first, self._begins = self._begins and not round_.index, False  # in a chain a copy may have come before it
+        seen, self._seen = self._seen, self._seen + 1
+        first = not seen and not round_.index  # in a chain a copy may have come before it
         if not round_.steps:
             allowance.idle += 1
         elif allowance.idle:
             self.wake()
         emitted, unread = self.learn_text(round_)
-        if round_.verify_seconds and not first:  # a text's first round reads the prompt too
+        # A text's first round reads the prompt too, and a pass of the target alone behind it runs from cold caches.
+        if round_.verify_seconds and not first and (round_.steps or seen > 1):
             self._times.learn(round_, emitted, unread)
             if round_.steps:
                 self._drafts.learn(round_)
         else:
             self._times.pass_over(bool(round_.steps))
-        passed, self._passed = self._passed, 0
-        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread, passed)
+        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
         return self._read.missing(round_.context + emitted)
 
     def rests(self) -> int:

@@ -50,7 +50,6 @@ class JointCostOptimal:
         self.rest: JointRest[CostOptimalRow] = JointRest(policy._allowance)
         self._due: set[CostOptimalRow] = set()  # those of which the end of a round is still to be told
         self._begun = 0  # rounds in a row in which texts began
-        self._passed = 0  # rounds with drafts since the last one that was learned from
         self.passes_over = False  # whether the round is not learned from
         self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
         self._most = 1  # rows of a round so far
@@ -94,13 +93,11 @@ class JointCostOptimal:
                 return set()
             self._play(len(ended))
             if self.passes_over and any(each.round.steps for each in ended):
-                self._passed += 1
-                shared._times.pass_over(drafted=True)
+                self._pass_over([each.round for each in ended])
             else:
                 self._learn(ended, late=late)
-                self._passed = 0
         self._play(len(rows))
-        self.passes_over = self._passed < shared._allowance.every - 1
+        self.passes_over = shared._allowance.passed < shared._allowance.every - 1
         if len(rows) == 1:
             shared._last_token = rows[0].own._last_token
             shared._decide(rows[0].unread)
@@ -154,20 +151,30 @@ class JointCostOptimal:
         Where a draft began after others, how many rows had a pass is not known.
         """
         shared, rows, rounds = self.shared, len(ended), [each.round for each in ended]
-        lengths = sorted((len(round_.steps) for round_ in rounds), reverse=True)
-        drafting = sum(each.draft_seconds for each in rounds)
-        total, passes = sum(lengths), lengths[0]
+        total, passes = sum(len(round_.steps) for round_ in rounds), max(len(round_.steps) for round_ in rounds)
         unread = sum(each.unread for each in ended) // rows
-        steps: float = passes
-        if passes and rows > 1:
-            if unread <= FEW and not late:
-                self._pass.learn(total / passes, drafting / passes)
-            taking_part = (sum(length >= place for length in lengths) for place in range(1, passes + 1))
-            steps = sum(self._share(each, rows) for each in taking_part)
+        if passes and rows > 1 and unread <= FEW and not late:
+            self._pass.learn(total / passes, sum(each.draft_seconds for each in rounds) / passes)
+        steps = self._steps(rounds)
         shared._allowance.idle += not total
         if not self._learn_times(ended, steps, unread):
             shared._times.pass_over(total > 0)
-        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread, self._passed)
+        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread)
+
+    def _pass_over(self, rounds: "Sequence[Round]") -> None:
+        """A round with drafts of which the balance alone is kept."""
+        shared, rows = self.shared, len(rounds)
+        width = sum(len(round_.steps) for round_ in rounds) / rows
+        shared._allowance.pass_over(self._steps(rounds), width, sum(map(kept, rounds)) / rows)
+        shared._times.pass_over(drafted=True)
+
+    def _steps(self, rounds: "Sequence[Round]") -> float:
+        """What the draft passes of a round take, in passes over all its rows."""
+        lengths = [len(round_.steps) for round_ in rounds]
+        if len(lengths) == 1:
+            return lengths[0]
+        taking_part = (sum(length >= place for length in lengths) for place in range(1, max(lengths) + 1))
+        return sum(self._share(each, len(lengths)) for each in taking_part)
 
     def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
         """Learn what a round takes that so many draft steps were made in; whether it tells that.
