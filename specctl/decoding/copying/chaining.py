@@ -23,7 +23,7 @@ behind a rest, at once."""
 class Chaining:
     """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it.
 
-    Where a text hardly repeats itself and rounds are short the lookup takes part in one of nine: looking takes two
+    Where a text hardly repeats itself and rounds are short the lookup soon takes part in one of nine: looking takes two
     hundredths of a small model's time, and a copy that is now and then right the place of better drafts.
 
     Args:
