@@ -11,31 +11,31 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from specctl.profile.known_names import model_path
 from tools.chains.edits import edit
-from tools.embedded.corpus import read_corpus
+from tools.embedded.corpus import encode_documents, read_corpus
 from tools.embedded.recipe import finished
 
 STORIES = 0.25
 """The share of the texts that are stories as they stand."""
-BATCH = 8
+BATCH, LONGEST, PADDING = 8, 640, -1
+"""Texts of a batch, tokens of one at most, and what is behind shorter ones, on which nothing is learned."""
 
 
 def texts(chooser: random.Random, stories: list[str], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """A batch ``(B, L)`` int64, and the end token, on which nothing is learned, behind shorter ones."""
-    end = int(tokenizer.convert_tokens_to_ids("<|end|>"))  # type: ignore[arg-type]
+    """A batch ``(B, L)`` int64, shorter ones padded."""
     some = []
     for _ in range(BATCH):
         if chooser.random() < STORIES:
-            text = chooser.choice(stories)
+            some.append(chooser.choice(stories))
         else:
             one = edit(chooser, stories)
-            text = one.prompt + one.edited
-        some.append(torch.tensor([*tokenizer(text)["input_ids"], end])[:640])
-    longest = max(map(len, some))
-    return torch.stack([torch.cat([one, one.new_full((longest - len(one),), -1)]) for one in some])
+            some.append(one.prompt + one.edited)
+    tokens = [each[:LONGEST] for each in encode_documents(tokenizer, some)]
+    return pad_sequence(tokens, batch_first=True, padding_value=PADDING)
 
 
 def learn(
@@ -49,7 +49,7 @@ def learn(
         batch = texts(chooser, stories, tokenizer)  # (B, L)
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(batch[:, :-1].clamp(min=1)).logits
-        loss = cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), ignore_index=-1)
+        loss = cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), ignore_index=PADDING)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:

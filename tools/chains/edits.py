@@ -44,7 +44,6 @@ HELD_OUT = 24
 class Edit:
     """A text, what is to become of it, and the text that follows it."""
 
-    category: str
     text: str
     wish: str
     edited: str
@@ -56,12 +55,7 @@ class Edit:
 
 def edit(chooser: random.Random, stories: Sequence[str]) -> Edit:
     """An edit of code, or of the beginning of one of these stories."""
-    return _of_code(chooser) if chooser.random() < 0.5 or not stories else _of_story(chooser, chooser.choice(stories))
-
-
-def edits_of_code(seed: str, count: int) -> list[Edit]:
-    chooser = random.Random(seed)
-    return [_of_code(chooser) for _ in range(count)]
+    return _of_code(chooser) if chooser.random() < 0.5 else _of_story(chooser, chooser.choice(stories))
 
 
 def _of_code(chooser: random.Random) -> Edit:
@@ -70,9 +64,9 @@ def _of_code(chooser: random.Random) -> Edit:
     numbers = sorted(set(re.findall(r"\b[0-9]+\b", code)))
     if chooser.random() < 0.6:
         old, new = chooser.choice(names), _name(chooser, names)
-        return Edit("code", code, f"Call {old} {new}.", re.sub(rf"\b{old}\b", new, code))
+        return Edit(code, f"Call {old} {new}.", re.sub(rf"\b{old}\b", new, code))
     old, new = chooser.choice(numbers), str(chooser.randint(2, 99))
-    return Edit("code", code, f"Write {new} for {old}.", re.sub(rf"\b{old}\b", new, code))
+    return Edit(code, f"Write {new} for {old}.", re.sub(rf"\b{old}\b", new, code))
 
 
 def _of_story(chooser: random.Random, story: str) -> Edit:
@@ -80,10 +74,10 @@ def _of_story(chooser: random.Random, story: str) -> Edit:
     text = " ".join(sentences[: chooser.randint(4, 8)])
     words = [word for word in (*NAMES, *THINGS, *PLACES) if re.search(rf"\b{word}\b", text)]
     if not words:
-        return Edit("story", text, "Say it again.", text)
+        return Edit(text, "Say it again.", text)
     old = chooser.choice(words)
     new = chooser.choice([word for word in (NAMES if old in NAMES else THINGS) if word not in words])
-    return Edit("story", text, f"Write {new} for {old}.", re.sub(rf"\b{old}\b", new, text))
+    return Edit(text, f"Write {new} for {old}.", re.sub(rf"\b{old}\b", new, text))
 
 
 def _name(chooser: random.Random, taken: Sequence[str] = ()) -> str:
@@ -117,7 +111,9 @@ def _function(chooser: random.Random) -> str:
 
 
 def main() -> None:
-    for number, one in enumerate(edits_of_code("held out", HELD_OUT)):
+    chooser = random.Random("held out")
+    for number in range(HELD_OUT):
+        one = _of_code(chooser)
         print(json.dumps({"id": f"edit-{number}", "category": "code", "prompt": one.prompt, "edited": one.edited}))
 
 

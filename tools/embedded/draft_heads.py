@@ -66,6 +66,7 @@ class Course:
         batch_size: texts in a step.
         lr: highest learning rate, of Muon for matrices and AdamW for all other weights.
         held_out: validation prompts of each domain for evaluation.
+        begin: the folder of an earlier head of the kind, whose weights it begins with; empty for weights of its own.
     """
 
     seed: int = 0
@@ -77,9 +78,9 @@ class Course:
     batch_size: int = 8
     lr: float = 3e-3
     held_out: int = 48
+    begin: str = ""
 
 
-BEGUN = "\n  It began with the weights of an earlier head of its kind."
 Answered = dict[str, list[tuple[bool, int, torch.Tensor]]]
 """By domain: whether greedy, the length of the prompt, and prompt and answer ``(N,)``."""
 
@@ -147,13 +148,11 @@ def compare(
     return results
 
 
-def card(
-    results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str, begun: Path | None
-) -> str:
-    """The head's card, in Markdown; ``begun`` with an earlier head's weights."""
+def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
+    """The head's card, in Markdown."""
     name = FORMATS[recipe.kind].title
     settings = {**asdict(recipe), **asdict(course)}
-    own = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "kind" and value != 0)
+    own = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "kind" and value not in (0, ""))
     tables = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables(results))
     return f"""# {name} for embedded:target
 
@@ -163,7 +162,7 @@ demonstration, like the models of its family: it lets every command run with a d
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).
 - It learned in {steps:,} steps over {tokens:,} tokens: answers of the target, and text of the corpus.
-  Muon trained the matrices of its layers, AdamW all other weights.{BEGUN if begun else ""}
+  Muon trained the matrices of its layers, AdamW all other weights.
 - Settings: {own}.
 - Data: TinyStories (Eldan and Li, 2023), CDLA-Sharing-1.0; GSM8K (Cobbe et al., 2021), training split, calculator marks
   stripped, MIT. The text is not part of the project.
@@ -189,7 +188,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--corpus", type=Path, required=True, help="folder with *.txt stories and *.jsonl questions")
     parser.add_argument("--kind", choices=list(HEADS), required=True)
-    parser.add_argument("--begin", type=Path, help="folder of an earlier head of the kind, whose weights to begin with")
     parser.add_argument("--work", type=Path, default=Path("embedded-draft-heads"), help="answers and checkpoints")
     parser.add_argument("--output", type=Path, default=model_path("target").parent, help="where the head's folder goes")
     for name, value in asdict(Course()).items():
@@ -200,33 +198,19 @@ def main() -> None:
 
     corpus = read_corpus(args.corpus)
     tokenizer = AutoTokenizer.from_pretrained(model_path("target"))
-    target, draft = (
-        finished(LlamaForCausalLM.from_pretrained(model_path(name), dtype=torch.float32))
-        for name in ("target", "draft")
-    )
+    target, draft = loaded("target"), loaded("draft")
     answers = answered(course, corpus, target, tokenizer, args.work / "answers.pt", dev=False)
     unseen = answered(course, corpus, target, tokenizer, args.work / "unseen.pt", dev=True)
     texts = lessons(course, answers, encode_documents(tokenizer, corpus.training_documents()))
 
     head = new_head(recipe, target, None, MASK, course.seed)
-    if args.begin is not None:
-        head.load_state_dict(earlier(args.begin, target).state_dict())
+    if course.begin:
+        head.load_state_dict(earlier(Path(course.begin), target).state_dict())
     learner = DraftLearner(head, recipe, Teacher(target, head.layers), texts, course.seed)
     schedule = Schedule(1, course.batch_size, course.lr, course.seed)
     training = Training(learner, schedule, len(texts), args.work / f"{args.kind}.state")
     training.run(lambda: print(f"step {training.step}/{training.steps}  loss {learner.loss:.3f}", flush=True))
-    export(
-        head.bfloat16(),
-        recipe,
-        course,
-        texts,
-        training.steps,
-        args.output / args.kind,
-        target,
-        draft,
-        unseen,
-        args.begin,
-    )
+    export(head.bfloat16(), recipe, course, texts, training.steps, args.output / args.kind, target, draft, unseen)
 
 
 def export(
@@ -239,7 +223,6 @@ def export(
     target: LlamaForCausalLM,
     draft: LlamaForCausalLM,
     unseen: Answered,
-    begun: Path | None,
 ) -> None:
     """Write a head of bfloat16 weights, then its card with what it is worth."""
     write_head(folder, head, Verifier.of("embedded:target", target))
@@ -247,7 +230,7 @@ def export(
     results = compare(head.float(), recipe.kind, target, draft, unseen)
     sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     tokens = sum(len(text.tokens) for text in texts)
-    (folder / "README.md").write_text(card(results, recipe, course, tokens, steps, sha256, begun), encoding="utf-8")
+    (folder / "README.md").write_text(card(results, recipe, course, tokens, steps, sha256), encoding="utf-8")
 
 
 if __name__ == "__main__":

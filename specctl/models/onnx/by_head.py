@@ -9,16 +9,13 @@ from specctl.models.onnx.nodes import made_by, only_use, same_shape, set_inputs,
 def headed(value: ir.Value | None) -> ir.Value | None:
     """The ``(1, H, T, D)`` of which a value is the rows ``(1, T, H * D)``."""
     reshape = made_by(value, "Reshape")
-    transpose = None if reshape is None else made_by(reshape.inputs[0], "Transpose")
-    if transpose is None or transpose.attributes["perm"].as_ints() != (0, 2, 1, 3):
-        return None
-    return transpose.inputs[0]
+    return None if reshape is None else _turned(reshape.inputs[0])
 
 
 def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
     """``(1, H, T, D)`` as rows ``(1, T, H * D)``, without a detour where it was made of them."""
     perm = [0, 2, 1, 3]
-    by_token = _by_token(states)
+    by_token = _turned(states)
     if by_token is not None:
         split = made_by(by_token, "Reshape")
         if split is not None and split.inputs[0] is not None and _is_rows(split.inputs[0], by_token):
@@ -41,8 +38,8 @@ def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
     return join.outputs[0]
 
 
-def _by_token(states: ir.Value | None) -> ir.Value | None:
-    """The ``(1, T, H, D)`` that was turned into ``(1, H, T, D)``."""
+def _turned(states: ir.Value | None) -> ir.Value | None:
+    """What was turned from heads before tokens to tokens before heads, or the other way round."""
     turn = made_by(states, "Transpose")
     return None if turn is None or tuple(turn.attributes["perm"].as_ints()) != (0, 2, 1, 3) else turn.inputs[0]
 
@@ -50,7 +47,7 @@ def _by_token(states: ir.Value | None) -> ir.Value | None:
 def _normed_by_token(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value | None:
     """The ``(1, T, H, D)`` of heads that go through a norm each, which is the same before they are turned."""
     norm = made_by(states, "SimplifiedLayerNormalization")
-    by_token = None if norm is None else _by_token(norm.inputs[0])
+    by_token = None if norm is None else _turned(norm.inputs[0])
     if norm is None or by_token is None:
         return None
     again = ir.node(norm.op_type, [by_token, norm.inputs[1]], norm.attributes)
