@@ -21,11 +21,8 @@ def sources(model: object) -> tuple[object, bool]:
     Raises:
         ValueError: a list or such a text is not a lookup and one model.
     """
-    names = model
-    if isinstance(model, str):
-        first, last = model.removeprefix(f"{LOOKUP}+"), model.removesuffix(f"+{LOOKUP}")
-        names = [LOOKUP, first] if first != model else [last, LOOKUP] if last != model else None
-    if not isinstance(names, list):
+    names = _parts(model) if isinstance(model, str) else model
+    if not isinstance(names, list) or names == [model]:
         return model, False
     form = f'a chain is two sources, a lookup and one model: ["{LOOKUP}", MODEL]'
     if not names or "" in names:
@@ -34,9 +31,20 @@ def sources(model: object) -> tuple[object, bool]:
         raise ValueError(f"names {twice} twice; {form}")
     if names == [LOOKUP]:
         raise ValueError(f"names a lookup alone; without a model it is no chain: model = '{LOOKUP}'")
-    if len(names) != 2 or LOOKUP not in names or not all(isinstance(name, str) for name in names):
+    if (
+        len(names) != 2
+        or LOOKUP not in names
+        or not all(isinstance(name, str) and _parts(name) == [name] for name in names)
+    ):
         raise ValueError(f"is {names}; {form}; a model that drafts for another is in a [draft.draft] table")
     return next(name for name in names if name != LOOKUP), True
+
+
+def _parts(name: str) -> list[str]:
+    """What a text names that a lookup may stand before and behind: the model between, and each lookup."""
+    behind = name.removeprefix(f"{LOOKUP}+")
+    between = behind.removesuffix(f"+{LOOKUP}")
+    return [*([LOOKUP] if behind != name else []), between, *([LOOKUP] if between != behind else [])]
 
 
 def unchained(table: dict[str, Any]) -> dict[str, Any]:
