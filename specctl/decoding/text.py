@@ -30,19 +30,23 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._joins = isinstance(tokenizer, BareTokenizer) and tokenizer.joins
+        self._spell = tokenizer.spell if isinstance(tokenizer, BareTokenizer) and tokenizer.joins else None
         self._tokens: list[int] = list(prompt[-CONTEXT:])  # the window
         self._shown = len(self._tokens)
         self._text = _decode(tokenizer, self._tokens)  # of those shown
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that ``tokens`` add."""
+        if self._spell is not None and not self._tokens:
+            text = "".join(map(self._spell, tokens))
+            if UNFINISHED not in text:
+                return text
         self._tokens.extend(tokens)
         before, now = self._text, _decode(self._tokenizer, self._tokens)
         if len(now) <= len(before) or now.endswith(UNFINISHED):
             return ""
         self._text = now
-        if self._joins:
+        if self._spell is not None:
             self._tokens, self._text = [], ""
         elif len(self._tokens) > LONGEST_WINDOW:
             del self._tokens[: self._shown]

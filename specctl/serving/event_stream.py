@@ -22,7 +22,7 @@ class EventStream(Response):
     """Server-sent events: a JSON document each, and ``[DONE]`` at their end.
 
     Rounds that are heard of at once are one document. It is sent where they are heard of, without a task that wakes for
-    each, if the connection takes it so.
+    each, if the connection takes it so; those that are heard of with the end are sent with it.
 
     Args:
         answer: makes documents.
@@ -37,14 +37,14 @@ class EventStream(Response):
         self._write: Callable[[bytes], None] | None = None
         self._more = asyncio.Event()
 
-    def rounds(self, heard: Sequence[Wrote]) -> None:
+    def rounds(self, heard: Sequence[Wrote], ended: bool) -> None:
         """Send what rounds add."""
         if (document := self._answer.more(self._text.add(heard), [one.round for one in heard])) is not None:
             self._unsent.append(document)
-            if self._write is not None:
-                self._write(self._taken())
-            else:
+            if self._write is None:
                 self._more.set()
+            elif not ended:
+                self._write(self._taken())
 
     def hold(self, hearing: Hearing, held: ExitStack) -> None:
         """What is heard, and what is closed behind the stream."""

@@ -19,7 +19,7 @@ class Hearing:
     Args:
         receive: of the request, whose body has been read.
         seconds: until it is too late.
-        rounds: called with the first round, and then with those that are heard of at once.
+        rounds: called with those that are heard of at once, and whether the end is heard of with them.
 
     Attributes:
         begun: done when a round was heard, or the end.
@@ -27,34 +27,35 @@ class Hearing:
     """
 
     def __init__(
-        self, receive: Receive, seconds: float, rounds: Callable[[Sequence[Wrote]], None] = lambda _: None
+        self, receive: Receive, seconds: float, rounds: Callable[[Sequence[Wrote], bool], None] = lambda *_: None
     ) -> None:
-        self._loop = loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self._rounds = rounds
-        self._heard: list[Wrote] = []  # and not told yet
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Ended] = loop.create_future()
-        self._timer = loop.call_later(seconds, self.hear, too_late())
+        self._timer = loop.call_later(seconds, self.hear, [too_late()])
         self._watching = loop.create_task(self._watch(receive))
 
-    def hear(self, event: Event) -> None:
+    def hear(self, events: Sequence[Event]) -> None:
         """Something has happened; what comes behind the end is nobody's."""
         if self.ended.done():
             return
-        if isinstance(event, Wrote):
-            self._heard.append(event)
-            if not self.begun.done():
-                self._tell()
-            elif len(self._heard) == 1:
-                self._loop.call_soon(self._tell)
-        else:
-            self._tell()
-            if self.ended.done():  # what was heard before could not be told
-                return
-            if isinstance(event, Ended):
-                self.ended.set_result(event)
-            else:
-                self.ended.set_exception(event)
+        rounds: list[Wrote] = []
+        end: Ended | Exception | None = None
+        for event in events:
+            if not isinstance(event, Wrote):
+                end = event
+                break
+            rounds.append(event)
+        if rounds:
+            try:
+                self._rounds(rounds, end is not None)
+            except Exception as error:
+                end = error
+        if isinstance(end, Ended):
+            self.ended.set_result(end)
+        elif end is not None:
+            self.ended.set_exception(end)
         if not self.begun.done():
             self.begun.set_result(None)
 
@@ -65,16 +66,7 @@ class Hearing:
         if not (self.ended.cancel() or self.ended.cancelled()):
             self.ended.exception()  # has been heard of
 
-    def _tell(self) -> None:
-        heard, self._heard = self._heard, []
-        if not heard:
-            return
-        try:
-            self._rounds(heard)
-        except Exception as error:
-            self.hear(error)
-
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.hear(Gone())
+        self.hear([Gone()])

@@ -78,7 +78,7 @@ class Ticket:
 
     Args:
         order: what is asked.
-        hear: told what happens, where requests are answered.
+        hear: told what has happened, in order, where requests are answered.
         every: whether it is told each round, or the text alone.
 
     Attributes:
@@ -87,7 +87,9 @@ class Ticket:
         begun: as of `Ended`.
     """
 
-    def __init__(self, order: Order, hear: Callable[[Event], None] = lambda _: None, *, every: bool = True) -> None:
+    def __init__(
+        self, order: Order, hear: Callable[[Sequence[Event]], None] = lambda _: None, *, every: bool = True
+    ) -> None:
         self.number = next(_NUMBERS)
         self.order, self.hear, self.every = order, hear, every
         self.cancelled = False

@@ -33,6 +33,7 @@ LOOK_SECONDS = 0.02
 GATHERED_SECONDS = 0.016
 """How long rounds that come behind others may wait, a frame of a screen: where one takes a millisecond, telling it
 would take half as long."""
+SETTINGS = [name for name in NAMES if name in SamplingTable.model_fields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class Service:
         most = self.limits.tokens
         if limit is not None and most is not None and limit > most:
             raise ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
-        given = {key: getattr(body, key) for key in NAMES if key in SamplingTable.model_fields and hasattr(body, key)}
+        given = {key: getattr(body, key) for key in SETTINGS if hasattr(body, key)}
         given |= {"max_new_tokens": limit, "logprobs": body.likeliest}
         if body.response_format is not None and (schema := body.response_format.asked) is not None:
             given |= {"json_schema": schema}
@@ -211,9 +212,12 @@ class Service:
     def _hand_out(self) -> bool:
         if not self._news:
             return False
+        events: dict[Ticket, list[Event]] = {}
         while self._news:
             ticket, event = self._news.popleft()
-            ticket.hear(event)
+            events.setdefault(ticket, []).append(event)
+        for ticket, heard in events.items():
+            ticket.hear(heard)
         if self.thread.died is not None:
             self.failed()
         return True

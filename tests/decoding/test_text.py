@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from specctl.decoding.text import TextStream, find_stop, special_ids
-from specctl.models.files.tokenizer import light
+from specctl.models.files.tokenizer import BareTokenizer, light
 from specctl.profile.known_names import model_path
 
 TINY = tiny_tokenizer(merges=[("t", "h"), ("Ã", "©"), ("ð", "Ł")], added=["<tool>"])
@@ -56,12 +56,19 @@ def test_no_piece_holds_half_a_character(tokenizer, text, sizes):
     assert stream.flush() == ""
 
 
-def test_what_is_told_of_byte_level_tokens_is_not_decoded_again():
-    tokenizer = light(TINY)
-    stream, tokens = TextStream(tokenizer), tokenizer.encode("the thé", add_special_tokens=False)
-    with patch.object(tokenizer, "decode", wraps=tokenizer.decode) as decoding:
-        assert stream.push(tokens[:2]) + stream.push(tokens[2:]) == "the thé"
-    assert [call.args[0] for call in decoding.call_args_list] == [tokens[:2], tokens[2:]]
+def test_a_byte_level_token_is_decoded_once_and_again_only_where_a_character_is_not_whole():
+    tokenizer = BareTokenizer(light(TINY).spelling)
+    tokens, broken = (tokenizer.encode(text, add_special_tokens=False) for text in ("the th", "€ a"))
+    seen = []
+    with patch.object(tokenizer, "_backend") as backend:
+        backend.decode = lambda ids, **named: seen.append([*ids]) or TINY.backend_tokenizer.decode(ids, **named)
+        for _ in range(2):
+            stream = TextStream(tokenizer)
+            assert "".join(stream.push([token]) for token in [*tokens, *broken, *tokens]) == "the th€ athe th"
+    the, e, space, _ = tokens
+    *euro, _, a = broken
+    unfinished = [euro[:1], euro[:2], euro]
+    assert [ids for ids in seen if ids] == [[the], [e], [space], euro[:1], *unfinished, [a], *unfinished]
 
 
 def test_what_is_complete_comes_at_once_and_the_rest_when_it_is():

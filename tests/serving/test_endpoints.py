@@ -264,7 +264,7 @@ def test_a_stream_that_is_too_late_is_told_so(decoder: specctl.Decoder) -> None:
 
     def submit(ticket: Ticket) -> None:
         for round_ in rounds:
-            ticket.hear(Wrote(round_))  # and no end
+            ticket.hear([Wrote(round_)])  # and no end
 
     service.thread.submit = submit  # type: ignore[method-assign]
     with TestClient(application(service)) as client:
@@ -284,7 +284,7 @@ def test_rounds_behind_others_wait_for_the_next_look_and_the_first_and_the_end_f
     async def tell() -> None:
         service._loop = asyncio.get_running_loop()
         told: list[Event] = []
-        for ticket in (Ticket(order, heard.append), Ticket(order, heard.append)):
+        for ticket in (Ticket(order, heard.extend), Ticket(order, heard.extend)):
             seen, known = 0, len(told) + 1
             for round_ in completion.rounds:
                 event = ticket.wrote(seen, round_)

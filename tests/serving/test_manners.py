@@ -109,6 +109,38 @@ def test_headers_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
+def test_headers_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "HEADER_BYTES", 100)
+    read: list[bytes] = []
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["more_body"]:
+            read.append(message["body"])
+        read.append(message["body"])
+        await answered(scope, receive, send)
+
+    async def run() -> None:
+        connection, transport = await connected(reads)
+        for _ in range(2):  # what is a body is no header
+            connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\n")
+            connection.data_received(b"Content-Length: 600\r\nA: " + b"a" * 50)
+            connection.data_received(b"\r\n\r\n")
+            for _ in range(3):
+                connection.data_received(b"b" * 200)
+            while not connection.cycle.response_complete:
+                await asyncio.sleep(0)
+        assert b"".join(read) == b"b" * 1200
+        transport.write.reset_mock()
+        connection.data_received(b"GET / HTTP/1.1\r\nA: ")
+        for _ in range(2):
+            assert not transport.write.called
+            connection.data_received(b"a" * 60)
+        assert transport.write.call_args.args[0].startswith(b"HTTP/1.1 400 ")
+        assert transport.close.called
+
+    asyncio.run(run())
+
+
 def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "UNREAD_SECONDS", 0.01)
 

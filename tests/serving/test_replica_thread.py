@@ -37,10 +37,10 @@ class Tickets:
 
     def _tell(self, happened: Told) -> None:
         for ticket, event in happened:
-            ticket.hear(event)
+            ticket.hear([event])
 
     def submit(self, prompt: int) -> Ticket:
-        ticket = Ticket(order(prompt), lambda event: self.heard.put((prompt, event)))
+        ticket = Ticket(order(prompt), lambda events: [self.heard.put((prompt, event)) for event in events])
         self.thread.submit(ticket)
         return ticket
 

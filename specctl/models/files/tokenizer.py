@@ -154,6 +154,7 @@ class BareTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = spelling.splits
+        self._spelled: dict[int, str] = {}
         self.joins = isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel)
         self._whole = whole or _no_other
         self._cleans = spelling.cleans
@@ -182,6 +183,12 @@ class BareTokenizer:
         if cleans:
             return self._whole().decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces=True)
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def spell(self, token: int) -> str:
+        """The text of one token, nothing for a special one; kept, for streams ask for each of theirs."""
+        if token not in self._spelled:
+            self._spelled[token] = str(self._backend.decode([token], skip_special_tokens=True))
+        return self._spelled[token]
 
     @property
     def backend(self) -> str:

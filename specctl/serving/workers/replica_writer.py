@@ -63,12 +63,13 @@ class ReplicaWriter(Attendant):
                 self._begin(place, *asked)
 
     def _begin(self, place: int, order: Order, every: bool) -> None:
-        def hear(event: Event) -> None:
-            if isinstance(event, Wrote):
-                self._part(place, event)
-            else:
-                del self._tickets[place]
-                self._answer(place, portable(event) if isinstance(event, Exception) else event)
+        def hear(events: Sequence[Event]) -> None:
+            for event in events:
+                if isinstance(event, Wrote):
+                    self._part(place, event)
+                else:
+                    del self._tickets[place]
+                    self._answer(place, portable(event) if isinstance(event, Exception) else event)
 
         self._tickets[place] = ticket = Ticket(order, hear, every=every)
         if source_of(order.settings) is None:
@@ -98,4 +99,4 @@ class ReplicaWriter(Attendant):
         with self._lock:  # of one that is withdrawn nothing may follow its answer
             for ticket, event in told:
                 if not ticket.cancelled:
-                    ticket.hear(event)
+                    ticket.hear([event])
