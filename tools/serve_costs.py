@@ -39,19 +39,18 @@ for line in sys.stdin:
 """
 
 
-async def ask(url: str, parts: list[list[str]], *, stream: bool) -> None:
+async def ask(client: httpx.AsyncClient, parts: list[list[str]], *, stream: bool) -> None:
     """Requests for texts, those of a part all at once."""
 
     async def one(prompt: str) -> None:
         body = {"prompt": prompt, "max_tokens": TOKENS, "logit_bias": {"0": -100}, "stream": stream, "temperature": 0}
-        async with client.stream("POST", f"{url}{PATH}", json=body) as answer:
+        async with client.stream("POST", PATH, json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for _ in answer.aiter_bytes():
                 pass
 
-    async with httpx.AsyncClient(timeout=600) as client:
-        for prompts in parts:
-            await asyncio.gather(*map(one, prompts))
+    for prompts in parts:
+        await asyncio.gather(*map(one, prompts))
 
 
 def cpu_seconds(process: int) -> np.ndarray:
@@ -81,16 +80,21 @@ def measure(profile: str, concurrency: int, blocks: int) -> dict[str, list[Inter
     parts = [prompts[start : start + concurrency] for start in range(0, len(prompts), concurrency)]
     found: dict[str, list[np.ndarray]] = {"whole": [], "stream": []}
     writer = Writer(profile, concurrency)
-    with own_server("-p", profile, "--batch", str(concurrency), "--set", "threads=1") as (url, process):
+    with (
+        own_server("-p", profile, "--batch", str(concurrency), "--set", "threads=1") as (url, process),
+        asyncio.Runner() as runner,
+    ):
+        client = httpx.AsyncClient(base_url=url, timeout=600)
         try:
             for block in range(-1, blocks):  # the first warms up
                 alone = sum(map(writer.seconds, parts))
                 for kind, ratios in found.items():
                     before = cpu_seconds(process.pid)
-                    asyncio.run(ask(url, parts, stream=kind == "stream"))
+                    runner.run(ask(client, parts, stream=kind == "stream"))
                     if block >= 0:
                         ratios.append((cpu_seconds(process.pid) - before) / alone)
         finally:
+            runner.run(client.aclose())
             writer.process.kill()
             writer.process.wait()
     return {kind: [mean(values) for values in np.array(ratios).T] for kind, ratios in found.items()}
