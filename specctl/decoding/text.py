@@ -69,9 +69,11 @@ def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
         shown: characters that were shown already.
         stops: the stop strings.
     """
+    if not stops:
+        return len(text)
     if any(stop in text for stop in stops):
         return shown
-    return max(shown, len(text) - max((len(stop) - 1 for stop in stops), default=0))
+    return max(shown, len(text) - max(len(stop) - 1 for stop in stops))
 
 
 def find_stop(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from specctl.decoding.prompt_format import PromptFormat
@@ -99,6 +100,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = deque[tuple[Ticket, Event]]()
         self._looks = False  # the event loop, soon
+        self._told_at = self._apart = 0.0  # when something happened last, and the seconds between that and the one before
         self._next: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -192,6 +194,8 @@ class Service:
 
     def _told(self, told: Told) -> None:
         """Called in the models' thread: rounds wait for the next look, a text's first one and its end do not."""
+        now = monotonic()
+        self._apart, self._told_at = now - self._told_at, now
         self._news.extend(told)
         waits = self._looks and all(
             isinstance(event, Wrote) and ticket.heard > len(event.tokens) for ticket, event in told
@@ -201,11 +205,11 @@ class Service:
             self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
-        """Hand out what has happened and look again soon, until nothing has: from then on the thread has to call."""
+        """Hand out what has happened and look again soon, while things happen often: else the thread has to call."""
         if self._next is not None:
             self._next.cancel()
         self._looks = False  # before what is there is taken, so that nothing can come behind it unseen
-        if self._hand_out():
+        if self._hand_out() and self._apart < GATHERED_SECONDS:
             self._looks = True
             self._next = asyncio.get_running_loop().call_later(GATHERED_SECONDS, self._look)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -297,6 +298,26 @@ def test_rounds_behind_others_wait_for_the_next_look_and_the_first_and_the_end_f
         service._told([(ticket, Ended(completion))])
         await asyncio.sleep(0)
         assert heard == [*told, Ended(completion)]
+
+    asyncio.run(tell())
+
+
+def test_rounds_that_come_seldom_are_told_at_once_without_looks_between(
+    decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.serving.service.GATHERED_SECONDS", 0.0)
+    service, rounds, heard = service_of(decoder, 1), decoder.generate("the th").rounds, list[Event]()
+    ticket, looks = Ticket(Order((1,), decoder.profile.sampling), heard.extend), MagicMock(wraps=service._hand_out)
+    monkeypatch.setattr(service, "_hand_out", looks)
+
+    async def tell() -> None:
+        service._loop = asyncio.get_running_loop()
+        for number, round_ in enumerate(rounds, 1):
+            event = ticket.wrote(ticket.heard, round_)
+            assert event is not None
+            service._told([(ticket, event)])
+            await asyncio.sleep(0.001)
+            assert len(heard) == looks.call_count == number
 
     asyncio.run(tell())
 
