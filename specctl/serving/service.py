@@ -100,7 +100,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = deque[tuple[Ticket, Event]]()
         self._looks = False  # the event loop, soon
-        self._told_at = self._apart = 0.0  # when something happened last, and the seconds between that and the one before
+        self._told_at = self._apart = 0.0  # when something happened, and how long after what came before
         self._next: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
