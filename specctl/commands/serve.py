@@ -16,7 +16,7 @@ from specctl.errors import UsageError
 from specctl.profile.base_tables import GRAMMARS
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
-NEEDS = ("httptools", "prometheus_client", "starlette", "uvicorn")
+NEEDS = ("prometheus_client", "starlette", "uvicorn")
 
 
 @grouped

@@ -4,22 +4,20 @@ import asyncio
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 WIRE = "specctl.wire"
 """Where the scope of a request has what sends a piece of its answer at once, and waits for nobody."""
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's, which is closed where a request's headers do not come or do not end, or nobody reads the answer.
+class Connection(H11Protocol):
+    """uvicorn's, which is closed where a request's headers do not come, or nobody reads the answer.
 
     Attributes:
-        HEADER_BYTES: that headers may take beyond the piece of them that came first.
         HEADER_SECONDS: until a request's headers are there, from its first byte on, or from the connection's beginning.
         UNREAD_SECONDS: for which a client may take nothing of what waits for it.
     """
 
-    HEADER_BYTES = 1 << 16
     HEADER_SECONDS = 30.0
     UNREAD_SECONDS = 60.0
 
@@ -27,7 +25,6 @@ class Connection(HttpToolsProtocol):
         super().__init__(*given, **named)
         self._headers: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        self._header_bytes: int | None = None  # of headers that have begun and not ended
         self._answering, self.app = self.app, self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,21 +40,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._headers = self.loop.call_later(self.HEADER_SECONDS, transport.abort)
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._header_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self._header_bytes = None
-
     def data_received(self, data: bytes) -> None:
-        began = self._header_bytes is not None
         super().data_received(data)
-        if began and self._header_bytes is not None:
-            self._header_bytes += len(data)
-            if self._header_bytes > self.HEADER_BYTES and not self.transport.is_closing():
-                self.send_400_response("The headers of the request are too long.")
         if self.cycle is not None and not self.cycle.response_complete:
             self._headers = cancelled(self._headers)
         elif self._headers is None:

@@ -24,7 +24,7 @@ import specctl
 from specctl.errors import UsageError
 from specctl.records import Round
 from specctl.serving import listening as listening_module
-from specctl.serving.connection import Connection
+from specctl.serving.connection import WIRE, Connection
 from specctl.serving.endpoints import application
 from specctl.serving.http_manners import AccessLog
 from specctl.serving.listening import Listener, address_of, bound, known_hosts
@@ -109,36 +109,52 @@ def test_headers_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_headers_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "HEADER_BYTES", 100)
-    read: list[bytes] = []
+async def reads(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the body that it was sent, in two pieces whose length nobody tells."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if WIRE in scope:
+        scope[WIRE](body)
+    else:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"."})
 
-    async def reads(scope: Any, receive: Any, send: Any) -> None:
-        while (message := await receive())["more_body"]:
-            read.append(message["body"])
-        read.append(message["body"])
-        await answered(scope, receive, send)
 
-    async def run() -> None:
-        connection, transport = await connected(reads)
-        for _ in range(2):  # what is a body is no header
-            connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\n")
-            connection.data_received(b"Content-Length: 600\r\nA: " + b"a" * 50)
-            connection.data_received(b"\r\n\r\n")
-            for _ in range(3):
-                connection.data_received(b"b" * 200)
-            while not connection.cycle.response_complete:
-                await asyncio.sleep(0)
-        assert b"".join(read) == b"b" * 1200
-        transport.write.reset_mock()
-        connection.data_received(b"GET / HTTP/1.1\r\nA: ")
-        for _ in range(2):
-            assert not transport.write.called
-            connection.data_received(b"a" * 60)
-        assert transport.write.call_args.args[0].startswith(b"HTTP/1.1 400 ")
-        assert transport.close.called
+async def told(*pieces: bytes) -> bytes:
+    """What a connection answers to what it receives."""
+    connection, transport = await connected(reads)
+    for piece in pieces:
+        connection.data_received(piece)
+    while connection.cycle is not None and not connection.cycle.response_complete:
+        await asyncio.sleep(0)
+    return b"".join(call.args[0] for call in transport.write.call_args_list)
 
-    asyncio.run(run())
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+CHUNKS, WHOLE = b"\r\n\r\n5\r\nhello\r\n1\r\n.\r\n0\r\n\r\n", b"\r\n\r\nhello."
+
+
+@pytest.mark.parametrize(
+    ("head", "ends"),
+    [
+        (b"POST / HTTP/1.1\r\nHost: a\r\n", CHUNKS),
+        (b"POST / HTTP/1.1\r\nHost: a\r\n" + UPGRADE, CHUNKS),  # as Java's and curl's clients ask for HTTP/2
+        (b"POST / HTTP/1.0\r\n", WHOLE),  # which knows no chunks
+    ],
+)
+def test_clients_of_several_kinds(head: bytes, ends: bytes) -> None:
+    sent = head + b"Content-Length: 5\r\n\r\nhello"
+    assert asyncio.run(told(sent)).endswith(ends)
+    assert asyncio.run(told(*(sent[place : place + 7] for place in range(0, len(sent), 7)))).endswith(ends)
+
+
+def test_headers_that_do_not_end() -> None:
+    pieces = [b"GET / HTTP/1.1\r\nHost: a\r\nA: ", *[b"a" * 10_000] * 2]
+    assert asyncio.run(told(*pieces)).startswith(b"HTTP/1.1 400 ")
+    assert asyncio.run(told(*pieces[:2])) == b""
 
 
 def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
