@@ -21,6 +21,8 @@ SPARE_CONNECTIONS = 256
 """Besides those whose requests may wait or be answered: for those that are told to come back, and for metrics."""
 SWITCH_SECONDS = 5e-4
 """After how long the models' thread lets pieces be sent, where it computes in Python: Python's own 5 ms are a round."""
+DATE_SECONDS = 1.0
+"""For which answers name the same time."""
 LAST_SECONDS = 5.0
 """How long a pass under way is waited for when a second signal ends the program."""
 
@@ -85,6 +87,7 @@ class Listener(uvicorn.Server):
         self._service = service
         self._signals: list[int] = []
         self._draining: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         service.failed = self._stop
 
     def serve_on(self, listening: socket.socket) -> None:
@@ -129,6 +132,13 @@ class Listener(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def main_loop(self) -> None:
+        """As uvicorn's, but woken at its end, instead of looking for it ten times a second."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DATE_SECONDS):
+                    await self._stopping.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn leaves the application as it is, which ends in a traceback
@@ -149,3 +159,4 @@ class Listener(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+        self._stopping.set()
