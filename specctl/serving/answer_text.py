@@ -82,7 +82,7 @@ class AnswerText:
         else:
             self._text += self._stream.push([token for wrote in heard for token in wrote.tokens])
         before, self._shown = self._shown, shown_length(self._text, self._shown, self.stops)
-        return Piece(self._text[before : self._shown], self._passed())
+        return Piece(self._text[before : self._shown], self._passed() if self.logprobs else ())
 
     def end(self, completion: Completion) -> Piece:
         """What is left of a text that has ended."""

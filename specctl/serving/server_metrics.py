@@ -28,8 +28,8 @@ class ServerMetrics:
             ["path", "status"],
             registry=registry,
         )
-        self._tokens = Counter("specctl_tokens", "Tokens of prompts and of texts.", ["kind"], registry=registry)
-        self._drafted = Counter(
+        tokens = Counter("specctl_tokens", "Tokens of prompts and of texts.", ["kind"], registry=registry)
+        drafted = Counter(
             "specctl_draft_tokens", "Drafted tokens, accepted and rejected.", ["outcome"], registry=registry
         )
         self._rounds = Counter("specctl_rounds", "Passes of the target that verify.", registry=registry)
@@ -41,9 +41,13 @@ class ServerMetrics:
         )
         running = Gauge("specctl_texts_running", "Texts that are being written.", registry=registry)
         running.set_function(lambda: thread.running)
-        self._prompts = Counter(
+        prompts = Counter(
             "specctl_prompt_tokens", "Tokens of prompts: read, or kept in caches.", ["how"], registry=registry
         )
+        # Found by their labels once: that takes longer than to count.
+        self._prompt, self._completion = map(tokens.labels, ("prompt", "completion"))
+        self._accepted, self._rejected = map(drafted.labels, ("accepted", "rejected"))
+        self._kept, self._read = map(prompts.labels, ("kept", "read"))
         waiting = Gauge("specctl_requests_waiting", "Requests that wait for a row.", registry=registry)
         waiting.set_function(lambda: thread.waiting)
         ready = Gauge("specctl_workers_ready", "Pairs that are loaded and can write.", registry=registry)
@@ -60,12 +64,12 @@ class ServerMetrics:
             self._first.observe(text.begun - began)
         completion = text.completion
         drafted, accepted = text.drafted_and_accepted
-        self._prompts.labels("kept").inc(text.kept)
-        self._prompts.labels("read").inc(completion.prompt_tokens - text.kept)
-        self._tokens.labels("prompt").inc(completion.prompt_tokens)
-        self._tokens.labels("completion").inc(len(completion.tokens))
-        self._drafted.labels("accepted").inc(accepted)
-        self._drafted.labels("rejected").inc(drafted - accepted)
+        self._kept.inc(text.kept)
+        self._read.inc(completion.prompt_tokens - text.kept)
+        self._prompt.inc(completion.prompt_tokens)
+        self._completion.inc(len(completion.tokens))
+        self._accepted.inc(accepted)
+        self._rejected.inc(drafted - accepted)
         self._rounds.inc(len(completion.rounds))
 
     def page(self) -> bytes:
