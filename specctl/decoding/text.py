@@ -70,7 +70,7 @@ def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
         stops: the stop strings.
     """
     if not stops:
-        return len(text)
+        return max(shown, len(text))
     if any(stop in text for stop in stops):
         return shown
     return max(shown, len(text) - max(len(stop) - 1 for stop in stops))

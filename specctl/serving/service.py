@@ -35,6 +35,7 @@ GATHERED_SECONDS = 0.016
 """How long rounds that come behind others may wait, a frame of a screen: where one takes a millisecond, telling it
 would take half as long."""
 SETTINGS = [name for name in NAMES if name in SamplingTable.model_fields]
+"""Of the sampling table that a body may have under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
