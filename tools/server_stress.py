@@ -193,8 +193,8 @@ async def campaign(url: str, process: psutil.Process, options: argparse.Namespac
 
     await clients.alone()
     memory("requests alone")
-    each = options.requests // (2 * len(CONCURRENCIES))
-    for turn in range(2):
+    each = options.requests // (options.turns * len(CONCURRENCIES))
+    for turn in range(options.turns):
         for concurrency in CONCURRENCIES:
             await clients.part(each, concurrency)
             await clients.rest()
@@ -209,6 +209,7 @@ async def campaign(url: str, process: psutil.Process, options: argparse.Namespac
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=2, help="through all concurrencies")
     parser.add_argument("--fuzz", type=int, default=200)
     parser.add_argument("--batch", default="8")
     parser.add_argument("--workers", help="processes that each write as many texts; their memory is counted too")
