@@ -19,7 +19,7 @@ UNSEEN_AT_FIRST, SMALL_OF_SEVERAL = 16, 0.25
 """Of several texts: the first time after so many rounds, then after twice as many, up to UNSEEN; and SMALL. What a pass
 over them takes follows from the lengths of all, and a draft that saves as little as it may be wrong by is soon found
 out."""
-SETTLED, EVERY = 64, 4
+SETTLED, EVERY = 64, 8
 """Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
 pass of the target runs from cold caches, and takes three times as long as elsewhere."""
 FIRST_LENGTH, FIRST_DRAFTS = 2, 2

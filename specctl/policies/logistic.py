@@ -44,7 +44,7 @@ class OnlineLogistic:
     means: InitVar[Sequence[float]]
     variances: InitVar[Sequence[float]]
     drift: InitVar[float]
-    _weights: tuple[float, ...] = field(init=False)
+    weights: tuple[float, ...] = field(init=False)
     _limits: tuple[float, ...] = field(init=False, repr=False)
     _growth: tuple[float, ...] = field(init=False, repr=False)
     _covariance: tuple[float, ...] = field(init=False, repr=False)  # its upper triangle, row by row
@@ -53,19 +53,14 @@ class OnlineLogistic:
         unused = 1 + FEATURES - len(means)
         if unused < 0:
             raise ValueError(f"{len(means) - 1} features; at most {FEATURES} are possible")
-        self._weights = (*means, *[0.0] * unused)
+        self.weights = (*means, *[0.0] * unused)
         self._limits = c, x, y, z = (*variances, *[0.0] * unused)
         self._growth = tuple(drift * limit for limit in self._limits)
         self._covariance = (c, 0.0, 0.0, 0.0, x, 0.0, 0.0, y, 0.0, z)
 
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Of the constant and of the three features, 0 for one that is not used."""
-        return self._weights
-
     def predict(self, x: float = 0.0, y: float = 0.0, z: float = 0.0) -> float:
         """The probability of 1."""
-        constant, of_x, of_y, of_z = self._weights
+        constant, of_x, of_y, of_z = self.weights
         score = constant + of_x * x + of_y * y + of_z * z
         return 1 / (1 + exp(-score)) if score > -LARGEST_SCORE else exp(score)
 
@@ -83,7 +78,7 @@ class OnlineLogistic:
             self._learn_without_third(outcome, x, y)
             return
         cc, cx, cy, cz, xx, xy, xz, yy, yz, zz = self._covariance
-        constant, of_x, of_y, of_z = self._weights
+        constant, of_x, of_y, of_z = self.weights
         most_c, most_x, most_y, most_z = self._limits
         more_c, more_x, more_y, more_z = self._growth
         if cc < most_c:
@@ -103,7 +98,7 @@ class OnlineLogistic:
         variance = max(FLAT, predicted * (1 - predicted))
         scale = 1 + variance * (c + d * x + e * y + f * z)
         step, shrink = (outcome - predicted) / scale, variance / scale
-        self._weights = constant + step * c, of_x + step * d, of_y + step * e, of_z + step * f
+        self.weights = constant + step * c, of_x + step * d, of_y + step * e, of_z + step * f
         by_c, by_d, by_e = shrink * c, shrink * d, shrink * e
         self._covariance = (
             *(cc - by_c * c, cx - by_c * d, cy - by_c * e, cz - by_c * f),
@@ -115,7 +110,7 @@ class OnlineLogistic:
     def _learn_without_third(self, outcome: float, x: float, y: float) -> None:
         """The same without the sums that a third feature adds to, in half the time."""
         cc, cx, cy, _, xx, xy, _, yy, _, _ = self._covariance
-        constant, of_x, of_y, _ = self._weights
+        constant, of_x, of_y, _ = self.weights
         most_c, most_x, most_y, _ = self._limits
         more_c, more_x, more_y, _ = self._growth
         if cc < most_c:
@@ -134,7 +129,7 @@ class OnlineLogistic:
             variance = FLAT
         scale = 1 + variance * (c + d * x + e * y)
         step, shrink = (outcome - predicted) / scale, variance / scale
-        self._weights = constant + step * c, of_x + step * d, of_y + step * e, 0.0
+        self.weights = constant + step * c, of_x + step * d, of_y + step * e, 0.0
         by_c, by_d = shrink * c, shrink * d
         self._covariance = (
             cc - by_c * c,

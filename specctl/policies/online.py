@@ -232,18 +232,15 @@ class TokenRates:
 
     prior: float
     _rate: float = 0.7
-    _usual: float = log_odds(0.7)
-    _seen: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _surplus: dict[int | None, float] = field(default_factory=dict)
 
     def surplus(self, token: int | None) -> float:
         """Log-odds of the token's rate, shrunk towards the overall rate, minus log-odds of the overall rate.
 
-        0 for None and for a token without observations.
+        As it was when the token was last seen; 0 for None and for a token without observations.
         """
-        if token not in self._seen:
-            return 0.0
-        accepted, verified = self._seen[token]
-        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - self._usual
+        return self._surplus.get(token, 0.0)
 
     def learn(self, token: int | None, outcome: float) -> float:
         """Add the outcome (0 or 1, or the probability of 1) of the draft token that follows ``token``.
@@ -251,14 +248,12 @@ class TokenRates:
         Returns:
             The token's `surplus` before.
         """
-        rate, usual = self._rate, self._usual
-        self._rate += RATE_SPEED * (outcome - rate)
-        self._usual = log_odds(self._rate)
+        self._rate = rate = self._rate + RATE_SPEED * (outcome - self._rate)
         if token is None:
             return 0.0
-        if token not in self._seen:
-            self._seen[token] = outcome, 1
-            return 0.0
-        accepted, verified = self._seen[token]
-        self._seen[token] = accepted + outcome, verified + 1
-        return log_odds((accepted + self.prior * rate) / (verified + self.prior)) - usual
+        before = self._surplus.get(token, 0.0)
+        accepted, verified = self._seen.get(token, NOT_SEEN)
+        accepted, verified = accepted + outcome, verified + 1
+        self._seen[token] = accepted, verified
+        self._surplus[token] = log_odds((accepted + self.prior * rate) / (verified + self.prior)) - log_odds(rate)
+        return before

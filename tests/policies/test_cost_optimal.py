@@ -262,7 +262,7 @@ def test_a_new_sequence_keeps_what_was_learned_unless_told_otherwise() -> None:
     assert fresh == CostOptimal(carry_over=False)
 
 
-def test_where_drafts_have_saved_much_one_round_of_four_stands_for_all() -> None:
+def test_where_drafts_have_saved_much_one_round_of_a_few_stands_for_all() -> None:
     policy = CostOptimal()
     taught, balances = [], []
     for place in range(400):
@@ -506,12 +506,13 @@ def test_a_long_draft_that_is_rejected_is_paid_for_once() -> None:
     """One round of a few is learned from, and the others count by what they were."""
     policy = trusted(CostOptimal())
     policy._times.timed = SETTLED
+    policy._decide(0)
     for place in range(4 * EVERY):
         policy.observe(replace(played(6, 6), index=place + 1, context=40 + 7 * place))
     balance, booked = policy._allowance.account.balance, []
     for place in range(EVERY):
         accepted, drafted = (6, 6) if place < EVERY - 1 else (0, 30)
-        booked.append((drafted, policy._allowance.passed))
+        booked.append((drafted, len(policy._passed)))
         policy.observe(replace(played(accepted, drafted), index=50 + place, context=200 + 7 * place))
     assert booked[-1] == (30, EVERY - 1), "the one that is learned from"
     lost = policy._times.lost(30, 30)

@@ -55,7 +55,7 @@ class CostOptimal(Rule):
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
     token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
     times of the rounds; a round's weight fades within some dozens of them, so the estimates follow a growing context.
-    Once some dozens of drafts were timed, and while they have saved much, only every fourth round is learned from.
+    Once some dozens of drafts were timed, and while they have saved much, only one round of eight is learned from.
     Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
     divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
     first times are known.
@@ -91,6 +91,8 @@ class CostOptimal(Rule):
     _limit: int = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
     _seen: int = field(init=False, repr=False)  # rounds of the text
+    _passed: list[Round] = field(init=False, repr=False)  # passed over, and not yet taken down
+    _to_pass: int = field(init=False, repr=False)  # how many more with drafts are passed over
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
@@ -109,6 +111,7 @@ class CostOptimal(Rule):
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
         self._last_token, self._seen, self._read = None, 0, TextRead()
+        self._passed, self._to_pass = [], 0
         self._decide(0)
 
     @classmethod
@@ -131,6 +134,7 @@ class CostOptimal(Rule):
         if not self.carry_over:
             self._restart()
             return
+        self._take_down()
         # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
         self._last_token, self._read, self._seen = None, TextRead(), 0
         self._allowance.asleep = 0  # a text's first round is looked at
@@ -197,17 +201,25 @@ class CostOptimal(Rule):
         return JointCostOptimal(self) if self.carry_over else None
 
     def observe(self, round_: Round) -> None:
+        if self._to_pass and round_.steps:
+            self._to_pass -= 1
+            self._passed.append(round_)
+            return
         allowance = self._allowance
         if allowance.asleep and not round_.steps:
             allowance.doze()
             return
-        if round_.steps and allowance.passed < allowance.every - 1:
-            allowance.pass_over(len(round_.steps), width_of(round_), kept(round_))
+        self._take_down()
+        self._decide(self._learn(round_))
+
+    def _take_down(self) -> None:
+        """Book what the rounds that were passed over saved; all at once, since the code is in the cache then."""
+        for round_ in self._passed:
+            self._allowance.pass_over(len(round_.steps), width_of(round_), kept(round_))
             self._seen += 1
             self._read_on(round_)
             self._times.pass_over(drafted=True)
-        else:
-            self._decide(self._learn(round_))
+        self._passed.clear()
 
     def _learn(self, round_: Round) -> int:
         """Learn from a round; how many tokens of the text the next draft has to read first."""
@@ -261,6 +273,7 @@ class CostOptimal(Rule):
         first = self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
         self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
+        self._to_pass = self._allowance.every - 1 - self._allowance.passed
 
     def first_gain(self) -> float:
         """The probability that the first token of the next draft is accepted."""
