@@ -55,7 +55,7 @@ class Softmax:
         top = logits.item(self.best)  # a float32, whatever Python keeps it in
         self._below = logits - (nan if top == inf else top)
         self._weights = np.exp(self._below)
-        self._whole = float(np.add.reduce(self._weights))  # a microsecond sooner than its `sum`
+        self._whole = _sum(self._weights)
 
     def probs(self, temperature: float) -> Floats:
         """The distribution ``(V,)`` at a temperature above 0; NaN where a logit is NaN or infinite."""
@@ -63,7 +63,7 @@ class Softmax:
             found: Floats = self._weights / np.float32(self._whole)
             return found
         found = np.exp(self._below / np.float32(min(temperature, HOTTEST)))
-        found /= found.sum()
+        found /= np.float32(_sum(found))
         return found
 
     def signals(self, token: int, wanted: Set[Signal]) -> list[float]:
@@ -113,22 +113,33 @@ class Softmaxes:
         self.best: list[int] = best.tolist()
         self._below = rows - np.where(tops == np.float32(inf), np.float32(nan), tops)[:, None]
         self._weights = np.exp(self._below)
-        self._wholes = np.add.reduce(self._weights, axis=-1)
+        self._wholes = [_sum(row) for row in self._weights]
 
     def probs(self, temperature: float) -> Floats:  # (R, V)
         """`Softmax.probs` of each row."""
         if temperature == 1:
-            found: Floats = self._weights / self._wholes[:, None]
+            wholes: Floats = np.array(self._wholes, dtype=np.float32)
+            found: Floats = np.divide(self._weights, wholes[:, None])
             return found
-        return _normalised(np.exp(self._below / np.float32(min(temperature, HOTTEST))))
+        return _shared_out(np.exp(self._below / np.float32(min(temperature, HOTTEST))))
 
     def row(self, number: int) -> Softmax:
         """That of one row."""
         found = Softmax.__new__(Softmax)
         found.best = self.best[number]
         found._below, found._weights = self._below[number], self._weights[number]
-        found._whole = self._wholes.item(number)
+        found._whole = self._wholes[number]
         return found
+
+
+def _sum(numbers: Floats) -> float:
+    """The sum ``(V,)`` as a product with ones, which takes a third of the time, and whose code `_mean` runs too."""
+    return _dot(numbers, _ones(len(numbers)))
+
+
+@cache
+def _ones(count: int) -> Floats:
+    return np.ones(count, dtype=np.float32)
 
 
 def _dot(one: Floats, other: Floats) -> float:
@@ -181,7 +192,7 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
         with np.errstate(over="ignore"):
             scores /= np.float32(min(sampling.temperature, HOTTEST))
     if not sampling.filters:
-        return _normalised(np.exp(scores, out=scores))
+        return _shared_out(np.exp(scores, out=scores))
     kept = _softmax(scores)
     if 0 < sampling.top_k < rows.shape[1] or sampling.top_p < 1:
         least = _least(scores, kept, sampling.top_k, sampling.top_p)  # (R, 1)
@@ -286,5 +297,13 @@ def _reaching(weights: Floats, top_p: float) -> Counts:
 
 
 def _normalised(weights: Floats) -> Floats:
+    """By sums in pairs, whose rounding is the least: at a filter's edge it tells which tokens stay."""
     weights /= np.add.reduce(weights, axis=-1, keepdims=True)
+    return weights
+
+
+def _shared_out(weights: Floats) -> Floats:
+    """The laws of rows of weights ``(R, V)`` by the sums of `Softmax`."""
+    wholes: Floats = np.array([_sum(row) for row in weights], dtype=np.float32)
+    weights /= wholes[:, None]
     return weights
