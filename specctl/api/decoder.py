@@ -16,14 +16,13 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.decoding.text import TextStream, shown_length
-from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.jsonl import Record
-from specctl.models.loading.assembly import load_pair
+from specctl.models.loading.kept_pair import kept_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.profile import ResolvedProfile, parse_policy, resolve
-from specctl.profile.schema import PolicyTable, SamplingTable
+from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve
+from specctl.profile.schema import DraftTable, PolicyTable, SamplingTable
 from specctl.profile.wording import shown
 from specctl.records import Completion, Round
 
@@ -90,17 +89,32 @@ def load(
     for note in (*resolved.notes, *resolved.outdated):
         warnings.warn(note, stacklevel=2)
     own = resolved.profile
-    pair = load_pair(own, engines=EngineSettings.of(own, notice=progress, progress=progress), progress=progress)
+    return Decoder(resolved, _opened(own, progress, predictors=own.draft is not None and _reads_predictor(own.draft)))
+
+
+def _opened(profile: Profile, progress: Callable[[str], None] = lambda _: None, *, predictors: bool) -> Pair:
+    """The pair of a profile, from graphs that are there if the predictors that it names are not wanted."""
+    engines = EngineSettings.of(profile, notice=progress, progress=progress)
+    if (pair := kept_pair(profile, engines, progress, with_predictors=predictors)) is None:
+        from specctl.models.loading.assembly import load_pair
+
+        pair = load_pair(profile, engines=engines, progress=progress)
     if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
-        setting = own.draft.own_setting if own.draft is not None else None
+        from specctl.decoding.warming import warm_up
+
+        setting = profile.draft.own_setting if profile.draft is not None else None
         warm_up(
             pair,
-            own.sampling,
+            profile.sampling,
             leaves=bool(setting and setting.leaves),
             tree=setting.tree if setting else None,
             longest=setting.longest_draft if setting else 0,
         )
-    return Decoder(resolved, pair)
+    return pair
+
+
+def _reads_predictor(draft: DraftTable) -> bool:
+    return any(level.needs_predictor for level in draft.setting.levels)
 
 
 class Decoder:
@@ -115,10 +129,8 @@ class Decoder:
     """
 
     def __init__(self, resolved: ResolvedProfile, pair: Pair) -> None:
-        self.resolved, self.pair = resolved, pair
-        self.profile = resolved.profile
-        self._session = Session(pair, None)
-        self._texts = SeveralTexts(pair)
+        self.resolved, self.profile = resolved, resolved.profile
+        self._take(pair)
         self._use_drafter()
 
     @property
@@ -267,6 +279,15 @@ class Decoder:
                 raise TypeError(f"{PROMPTS}, not a list with {shown(token)}")
         return [int(token) for token in cast("Sequence[int]", prompt)], settings
 
+    def _take(self, pair: Pair) -> None:
+        self.pair = pair
+        self._session, self._texts = Session(pair, None), SeveralTexts(pair)
+
     def _use_drafter(self) -> None:
         draft = self.profile.draft
-        self._session.drafter = None if draft is None else build_drafter(self.pair, draft.setting)
+        if draft is None:
+            return
+        named = any(level.head is not None for level in draft.levels)
+        if named and _reads_predictor(draft) and not any(self.pair.named_predictors):
+            self._take(_opened(self.resolved.profile, predictors=True))  # it was loaded for a policy that reads none
+        self._session.drafter = build_drafter(self.pair, draft.setting)

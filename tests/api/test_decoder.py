@@ -1,5 +1,6 @@
 """`load`, `generate`, `stream`, `chat` and `calibrate`, on the embedded models."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -145,6 +146,22 @@ def test_the_policy_can_be_changed(pair: specctl.Decoder, alone: specctl.Decoder
     pair.use(before)
     with pytest.raises(UsageError, match="there is no draft"):
         alone.use("svip")
+
+
+def test_a_pair_whose_graphs_are_there_is_loaded_without_torch(tmp_path: Path) -> None:
+    """And the acceptance head that a profile names once a policy reads it."""
+    code = """
+import sys, specctl
+pair = specctl.load("embedded", overrides=["engine=onnx", "sampling.max_new_tokens=8", "threads=1"])
+text = pair.generate("Tom had a red kite.").text
+print("torch" in sys.modules)
+pair.use("specdec++")
+assert pair.generate("Tom had a red kite.").text == text
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for there in (False, True):
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        assert ran.stdout.split() == [str(not there)]
 
 
 def test_what_a_profile_no_longer_means_is_a_warning() -> None:

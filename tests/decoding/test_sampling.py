@@ -14,8 +14,8 @@ from transformers import (
 from specctl.decoding.rows import rows_of as module
 from specctl.decoding.rows.device_laws import draw, pick
 from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, sibling
-from specctl.decoding.rows.host_laws import Softmax, _reaching, likeliest, picked
+from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, picked, sibling
+from specctl.decoding.rows.host_laws import Softmax, _reaching, likeliest
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS

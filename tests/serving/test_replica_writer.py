@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from attended import Attended
 from onnx_models import needs_onnx
 from starlette.testclient import TestClient
+from transformers import AutoTokenizer
 
 import specctl
 from specctl.batching.pair_rows import passes_of
@@ -117,4 +119,5 @@ def test_without_a_spelling_the_whole_tokenizer_is_taken(
     decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specctl.serving.workers.replicated_pair.light", lambda tokenizer: tokenizer)
-    assert PairFacts.of(decoder.pair, {}, 1).spelling is None
+    whole = AutoTokenizer.from_pretrained(decoder.profile.target.model)
+    assert PairFacts.of(replace(decoder.pair, tokenizer=whole), {}, 1).spelling is None

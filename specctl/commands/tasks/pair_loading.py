@@ -1,6 +1,6 @@
 """Loads a profile's models for a command and shows the progress. Torch is imported when a function runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ from specctl.policies import NONE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specctl.models.running.engines import EngineSettings
     from specctl.models.running.pair import Pair
     from specctl.policies.tree_shape import TreeSize
     from specctl.profile import Profile
@@ -70,7 +69,11 @@ def load(
             trees=leaves or tree is not None,
             draft_trees=tree is not None,
         )
-        pair = _kept(profile, engines, with_predictors, lambda what: show(f"loading {what}")) if not models else None
+        pair = None
+        if not models:
+            from specctl.models.loading.kept_pair import kept_pair
+
+            pair = kept_pair(profile, engines, lambda what: show(f"loading {what}"), with_predictors=with_predictors)
         if pair is None:
             from specctl.models.loading.assembly import load_pair
 
@@ -101,15 +104,3 @@ def load(
         if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
             notice(told)
     return pair
-
-
-def _kept(
-    profile: "Profile", engines: "EngineSettings", with_predictors: bool, progress: Callable[[str], None]
-) -> "Pair | None":
-    """The profile's pair, if graphs are there for all its models and no head is wanted."""
-    levels = profile.draft.levels if profile.draft is not None else ()
-    if engines.engine not in ("onnx", "auto") or (with_predictors and any(level.head is not None for level in levels)):
-        return None
-    from specctl.models.loading.kept_pair import kept_pair
-
-    return kept_pair(profile, engines, progress)

@@ -6,7 +6,7 @@ finds a maximum in a tenth of torch's time and starts an operation in a third of
 
 from collections.abc import Sequence, Set
 from functools import cache
-from math import inf, isfinite, isnan, isqrt, log, nan
+from math import inf, isfinite, isnan, log, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,7 @@ CANDIDATES = (128, 1024, 1 << 31)
 """How many of the likeliest tokens are looked at, one number after the other, until top-p leaves some of them out;
 instead of a large part all are sorted."""
 BLOCK = 64
-"""Of so many numbers the maximum is taken at once in the search for the largest of all, and the sum for a draw."""
+"""Of so many numbers the maximum is taken at once in the search for the largest of all."""
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -147,35 +147,6 @@ def _dot(one: Floats, other: Floats) -> float:
     if len(one) <= PART:
         return float(np.vdot(one, other))
     return sum(_dot(one[start : start + PART], other[start : start + PART]) for start in range(0, len(one), PART))
-
-
-def picked(weights: Floats, uniform: float) -> int:
-    """`device_laws.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole.
-
-    First the sums of blocks are run over and then the numbers of one of them: numpy takes longer for each number of a
-    running sum than for thirty of a sum.
-    """
-    width, starts = blocks(len(weights))
-    ends = np.add.accumulate(np.add.reduceat(weights, starts, dtype=np.float64))
-    part = uniform * ends.item(-1)
-    block = _passing(ends, part)
-    first = block * width
-    before = ends.item(block - 1) if block else 0.0
-    return first + _passing(np.add.accumulate(weights[first : first + width], dtype=np.float64), part - before)
-
-
-@cache
-def blocks(count: int) -> tuple[int, Counts]:
-    """The width of the blocks of so many numbers, and where they start."""
-    width = max(BLOCK, isqrt(count))
-    return width, np.arange(0, count, width)
-
-
-def _passing(running: npt.NDArray[np.float64], part: float) -> int:
-    """The index at which a running sum passes a part of the whole."""
-    index = int(running.searchsorted(part, side="right"))
-    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
-    return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
 
 
 def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)

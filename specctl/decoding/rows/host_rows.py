@@ -7,8 +7,8 @@ import numpy as np
 
 from specctl.decoding.rows import host_verdict
 from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
-from specctl.decoding.rows.draws import DrawGenerator, host_numbers
-from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, picked, processed
+from specctl.decoding.rows.draws import DrawGenerator, host_numbers, picked
+from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, processed
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, array, places, token_logprobs
 from specctl.decoding.sampling import Sampling

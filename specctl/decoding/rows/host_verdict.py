@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specctl.decoding.rows.draft_verdict import Verdict, kept_in_turn, require_numbers, verdict_of
-from specctl.decoding.rows.host_laws import TINY, Floats, picked
+from specctl.decoding.rows.draws import picked
+from specctl.decoding.rows.host_laws import TINY, Floats
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken

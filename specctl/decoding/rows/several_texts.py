@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specctl.decoding.rows.host_laws import Floats, Softmaxes, blocks, picked, processed
+from specctl.decoding.rows.draws import blocks, picked
+from specctl.decoding.rows.host_laws import Floats, Softmaxes, processed
 from specctl.decoding.rows.rows import array
 from specctl.decoding.rows.rows_of import on_host
 from specctl.models.passes.forward import Numbers

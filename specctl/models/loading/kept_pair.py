@@ -121,16 +121,21 @@ def _whole_tokenizer(table: ModelTable, role: str) -> Tokenizer:
 
 
 def kept_pair(
-    profile: Profile, settings: EngineSettings, progress: Callable[[str], None] = lambda _: None
+    profile: Profile,
+    settings: EngineSettings,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    with_predictors: bool = True,
 ) -> Pair | None:
     """The pair of a profile, if all its models have a graph that is there: the short way of `load_pair`.
 
-    Its texts and its messages are those of the long way. It has no `Pair.models` and no heads.
+    Its texts and its messages are those of the long way. It has no `Pair.models` and no predictors.
 
     Args:
         profile: names the models.
         settings: how forward passes run.
         progress: called with the name of each model before it is opened.
+        with_predictors: whether those that the profile names are wanted, which takes the long way.
 
     Returns:
         None where a model has no graph yet, where anything is asked for that takes a model itself, and where the long
@@ -138,6 +143,8 @@ def kept_pair(
     """
     began = CoreTime.now()
     levels = profile.draft.levels if profile.draft is not None else ()
+    if with_predictors and any(level.head is not None for level in levels):
+        return None
     roles = ["target", *(".".join(["draft"] * depth) for depth in range(1, len(levels) + 1))]
     tables = [(table, role) for table, role in zip((profile.target, *levels), roles, strict=True) if table.has_files]
     if settings.check or not all(_ordinary(table) for table, _ in tables):

@@ -110,8 +110,7 @@ class CostOptimal(Rule):
         self._times = RoundTimes(self.cost_ratio)
         self._allowance = DraftAllowance(self._times, DraftAccount())
         self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._seen, self._read = None, 0, TextRead()
-        self._passed, self._to_pass = [], 0
+        self._last_token, self._seen, self._read, self._passed, self._to_pass = None, 0, TextRead(), [], 0
         self._decide(0)
 
     @classmethod
@@ -204,21 +203,19 @@ class CostOptimal(Rule):
         if self._to_pass and round_.steps:
             self._to_pass -= 1
             self._passed.append(round_)
-            return
-        allowance = self._allowance
-        if allowance.asleep and not round_.steps:
-            allowance.doze()
-            return
-        self._take_down()
-        self._decide(self._learn(round_))
+        elif self._allowance.asleep and not round_.steps:
+            self._allowance.doze()
+        else:
+            self._take_down()
+            self._decide(self._learn(round_))
 
     def _take_down(self) -> None:
-        """Book what the rounds that were passed over saved; all at once, since the code is in the cache then."""
+        """Book what rounds saved that were passed over; all at once, since the code is in the cache then."""
         for round_ in self._passed:
             self._allowance.pass_over(len(round_.steps), width_of(round_), kept(round_))
-            self._seen += 1
-            self._read_on(round_)
             self._times.pass_over(drafted=True)
+            self._read_on(round_)
+        self._seen += len(self._passed)
         self._passed.clear()
 
     def _learn(self, round_: Round) -> int:
@@ -269,8 +266,7 @@ class CostOptimal(Rule):
 
     def _decide(self, unread: int) -> None:
         """Decide on the next round, before which the draft has to read so many tokens of the text."""
-        times = self._times
-        first = self.first_gain()
+        times, first = self._times, self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
         self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
         self._to_pass = self._allowance.every - 1 - self._allowance.passed
