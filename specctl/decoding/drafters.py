@@ -121,8 +121,9 @@ class ModelDrafter:
         ids = self.runner.draft_vocabulary
         self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops, ids)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
-        told = self._predictor is not None or tops  # more than what is read of a law
-        self._taken = None if told else signals_among(self._reader.fields, self._signals)
+        more = self._predictor is not None or tops  # than what is read of a law
+        self._taken = None if more else signals_among(self._reader.fields, self._signals)
+        self._model.tells = self._reader.takes_told and self.runner is self._model
 
     def starts(self) -> bool:
         self.policy.reset()

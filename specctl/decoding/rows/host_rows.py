@@ -13,7 +13,7 @@ from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, array, places, token_logprobs
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Numbers
+from specctl.models.passes.forward import Numbers, Signals
 from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.policies.leaf_rule import Place
@@ -32,12 +32,13 @@ class HostRows:
     Args:
         numbers: the rows.
         device: of these networks; None for the host.
+        signals: as of `Forward`.
     """
 
-    __slots__ = ("_device", "numbers")
+    __slots__ = ("_device", "_signals", "numbers")
 
-    def __init__(self, numbers: Floats, device: "torch.device | None" = None) -> None:
-        self.numbers, self._device = numbers, device
+    def __init__(self, numbers: Floats, device: "torch.device | None" = None, signals: Signals | None = None) -> None:
+        self.numbers, self._device, self._signals = numbers, device, signals
 
     def part(self, rows: slice) -> "HostRows":
         return HostRows(self.numbers[rows], self._device)
@@ -59,14 +60,20 @@ class HostRows:
     ) -> tuple[list[float], Floats | None]:
         row, sampling, law = self.numbers[0], reader.sampling, None
         unfiltered = uniform is not None and not sampling.filters
-        softmax = Softmax(row) if unfiltered or reader.wanted or reader.tops else None
+        told = self._signals if reader.takes_told else None
+        softmax = Softmax(row) if unfiltered or (reader.wanted and told is None) or reader.tops else None
         if uniform is None:
             token = int(row.argmax()) if softmax is None else softmax.best
             law = row.copy() if reader.laws else None  # the next pass may overwrite it
         else:
             law = softmax.probs(sampling.temperature) if unfiltered and softmax else processed(row[None], sampling)[0]
             token = picked(law, uniform)
-        signals = softmax.signals(token, reader.wanted) if softmax is not None and reader.wanted else []
+        if told is not None:
+            signals = [
+                told[place].item(0) for place, name in enumerate(DISTRIBUTION_SIGNALS[:2]) if name in reader.wanted
+            ]
+        else:
+            signals = softmax.signals(token, reader.wanted) if softmax is not None and reader.wanted else []
         if reader.vocabulary is not None:
             token = reader.vocabulary.ids.item(token)
         numbers: list[float] = [token, *signals]

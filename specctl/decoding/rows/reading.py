@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.forward import Forward, Numbers
 
+TOLD: frozenset[Signal] = frozenset({"entropy", "top_prob"})
+"""Those that `Forward.signals` has."""
 TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 """Names of the largest probabilities in a reading on the host, from the likeliest down."""
 
@@ -113,6 +115,11 @@ class Reader:
     def hidden(self) -> bool:
         """Whether it reads hidden states."""
         return self.predictor is not None
+
+    @cached_property
+    def takes_told(self) -> bool:
+        """Whether `Forward.signals` are all that it wants to know of the law."""
+        return self.sampling.greedy and bool(self.wanted) and self.wanted <= TOLD and not self.tops
 
     @cached_property
     def fields(self) -> tuple[str, ...]:

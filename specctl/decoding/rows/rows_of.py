@@ -34,7 +34,7 @@ def columns_of(forward: Forward) -> Rows:
     if forward.certain is not None:
         return rows_of(forward)
     columns = forward.columns
-    return HostRows(columns) if isinstance(columns, np.ndarray) else rows_over(columns)
+    return HostRows(columns, signals=forward.signals) if isinstance(columns, np.ndarray) else rows_over(columns)
 
 
 def rows_over(numbers: Numbers) -> Rows:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from specctl.models.onnx.host_memory import HostMemory, Integers, Memory
+from specctl.models.passes.forward import Signals
 from specctl.models.passes.tree_sight import Seen, gather_path
 from specctl.models.passes.watching import LAST
 
@@ -55,11 +56,13 @@ def open_session(
 
 
 class _Kind(NamedTuple):
-    """What passes must have in common to share what is bound: T, R, and the layers whose states they give."""
+    """What passes must have in common to share what is bound: T, R, the layers whose states they give, and whether they
+    tell signals."""
 
     width: int
     rows: int
     layers: tuple[int, ...]
+    told: bool
 
 
 class _Numbers:
@@ -98,11 +101,13 @@ class Results:
 
     Attributes:
         shared: whether the next pass overwrites them.
+        signals: as of `Forward`, of R rows; None where they were not asked for.
     """
 
     logits: Any
     states: dict[int, Any]
     shared: bool
+    signals: Signals | None = None
 
 
 class Passes:
@@ -116,7 +121,9 @@ class Passes:
 
     Attributes:
         session: of the graph.
+        telling: of the graph that tells signals too; None where there is none.
         memory: where its results lie.
+        columns: of its logits.
         layers: how many decoder layers have states.
         trees: whether the graph reads trees.
         narrowest: the fewest tokens of a pass.
@@ -127,12 +134,13 @@ class Passes:
         self, session: onnxruntime.InferenceSession, memory: Memory, capacity: int, narrowest: int = 1
     ) -> None:
         self.session = session
+        self.telling: onnxruntime.InferenceSession | None = None
         self.narrowest = narrowest
         self.memory = memory
         self._place = memory.device.type, memory.device.index or 0
         inputs = {given.name: given for given in session.get_inputs()}
         outputs = {made.name: made for made in session.get_outputs()}
-        self._vocabulary = int(outputs["logits"].shape[2])
+        self.columns = int(outputs["logits"].shape[2])
         self.layers = sum(name.startswith("state.") for name in outputs) - 1
         self._width = int(outputs["state.last"].shape[2])
         self._kind: str = outputs["logits"].type
@@ -147,7 +155,7 @@ class Passes:
         # Attention on a GPU wants the number of tokens on the host and the one before on the device.
         self._before = _Numbers(np.zeros(1, dtype=np.int32), memory)
         self._total = _Numbers(np.zeros(1, dtype=np.int32), HostMemory())
-        self._bound: dict[tuple[int, int, tuple[int, ...]], _Bound] = {}  # by `_Kind`
+        self._bound: dict[tuple[int, int, tuple[int, ...], bool], _Bound] = {}  # by `_Kind`
         self._shared: dict[tuple[str, int], Any] = {}  # by result and the most rows of it
 
     def _allocated(self) -> dict[str, Any]:
@@ -172,7 +180,14 @@ class Passes:
         gather_path(self._buffers.values(), start, path)
 
     def run(
-        self, tokens: Sequence[int], after: int, keep: int, layers: tuple[int, ...] = (), *, seen: Seen | None = None
+        self,
+        tokens: Sequence[int],
+        after: int,
+        keep: int,
+        layers: tuple[int, ...] = (),
+        *,
+        seen: Seen | None = None,
+        told: bool = False,
     ) -> Results:
         """One pass over tokens that come after so many cached ones.
 
@@ -183,9 +198,10 @@ class Passes:
             layers: whose states are wanted.
             seen: of a tree, which of its B + T tokens, the last ones, each of these sees, ``(T, B + T)``; None for a
                 chain.
+            told: whether signals are wanted; there is `telling`.
         """
         width = len(tokens)
-        kind = width, keep or 1, layers  # onnxruntime takes no empty tensors
+        kind = width, keep or 1, layers, told  # onnxruntime takes no empty tensors
         bound = self._bound.get(kind) or self._bind(_Kind(*kind))
         narrowest = self.narrowest
         end = after + (width if width > narrowest else narrowest)
@@ -205,8 +221,11 @@ class Passes:
             bound.binding.bind_input("bias", "cpu", 0, np.float32, bias.shape, bias.ctypes.data)
         if bound.changed:
             self.memory.send(bound.changed)
-        self.session.run_with_iobinding(bound.binding)
+        self._session(told).run_with_iobinding(bound.binding)
         return bound.results
+
+    def _session(self, told: bool) -> onnxruntime.InferenceSession:
+        return self.session if self.telling is None or not told else self.telling
 
     def _bind(self, kind: _Kind) -> _Bound:
         places = np.arange(max(kind.width, self.narrowest), dtype=np.int64)
@@ -217,7 +236,7 @@ class Passes:
         if self._placed:
             changing["positions"] = _Numbers(places[None].copy(), self.memory)
         bound = _Bound(
-            self.session.io_binding(),
+            self._session(kind.told).io_binding(),
             ids,
             changing.get("positions"),
             rows,
@@ -236,6 +255,8 @@ class Passes:
         for name, made in {"logits": results.logits, **{state_name(n): rows for n, rows in states.items()}}.items():
             shape = 1, *made.shape
             bound.binding.bind_output(name, *self._place, ELEMENTS[self._kind], shape, self.memory.address(made))
+        for name, told in zip(("entropy", "top_prob"), results.signals or (), strict=False):
+            bound.binding.bind_output(name, "cpu", 0, np.float32, (1, kind.rows), told.ctypes.data)
         if kind.width <= KEPT:
             self._bound[kind] = bound
         return bound
@@ -251,11 +272,12 @@ class Passes:
                 self._shared[name, size] = self.memory.zeros((size, width), self._kind)
             return self._shared[name, size][:rows]
 
-        logits = room("logits", kind.rows, self._vocabulary)
+        logits = room("logits", kind.rows, self.columns)
         width = max(kind.width, self.narrowest)
         states = {layer: room(state_name(layer), width, self._width) for layer in kind.layers}
         read = {layer: rows[: kind.width] for layer, rows in states.items()}
-        return Results(logits, read, shared=kind.width <= KEPT), states
+        signals = (np.zeros(kind.rows, np.float32), np.zeros(kind.rows, np.float32)) if kind.told else None
+        return Results(logits, read, shared=kind.width <= KEPT, signals=signals), states
 
     def _bias(self, width: int, after: int, seen: Seen | None) -> npt.NDArray[np.float32]:
         """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see; none sees what comes after it."""

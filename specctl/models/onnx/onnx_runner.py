@@ -10,6 +10,7 @@ import onnxruntime
 from specctl.models.onnx.onnx_passes import Passes, Results, open_session
 from specctl.models.onnx.packed.packed_passes import PackedPasses
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
 from specctl.models.running.runner import Forward, Runner, joined
@@ -17,8 +18,10 @@ from specctl.models.running.runner import Forward, Runner, joined
 CAPACITY = 256
 """Tokens to make room for at first; the buffers double when they are full."""
 SMALL = 64 << 20
-"""Bytes of a graph with its weights up to which several of it, each with weights of its own, are opened for passes over
-fewer sequences."""
+"""Bytes of a graph with its weights up to which several of it are opened, each with weights of its own, for passes over
+fewer sequences and for those that tell signals."""
+WORTH = 100
+"""Passes that wanted to tell signals before a graph is opened that does."""
 PIECE = 512
 """Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
 
@@ -72,6 +75,9 @@ class OnnxRunner(Runner):
         self._path = path
         self.facts: Path | None = None
         self.passes = passes
+        self._small = path is not None and sum(file.stat().st_size for file in path.parent.iterdir()) <= SMALL
+        self._missed = 0  # passes that were to tell signals and could not
+        self._tellable = self._small and self.no_rows is None and passes.columns <= vocabulary
         self._stepping: onnxruntime.InferenceSession | None = None  # for one token of each of any number of texts
         self.token_bytes = passes.token_bytes
         if path is not None and self.no_rows is None:
@@ -87,9 +93,25 @@ class OnnxRunner(Runner):
         if self.length + count > self.passes.capacity:
             self._grow(self.length + count)
         layers = self._layers if hidden else self._watched
-        found = self.passes.run(tokens, self.length, keep, layers)
+        found = self.passes.run(tokens, self.length, keep, layers, told=keep > 0 and self.tells and self._can_tell())
         self.length += count
         return self._forward(found, keep, hidden)
+
+    def _can_tell(self) -> bool:
+        """Whether there is a graph that tells signals, which is opened once some passes have wanted it."""
+        if self.passes.telling is None:
+            self._missed += self._tellable
+            if self._missed <= WORTH or self._path is None:
+                return False
+            from specctl.models.onnx.packed.kept_packed import kept_packed
+
+            try:
+                with preparing():
+                    graph = kept_packed(self._path, "signals")
+                    self.passes.telling = open_session(self._path, self.device, self.threads, graph)
+            except (ImportError, OSError):  # nothing to make it with, or no place for it: the host goes on reading
+                self._tellable, self._missed = False, 0
+        return self.passes.telling is not None
 
     def _in_pieces(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         parts = []
@@ -127,7 +149,7 @@ class OnnxRunner(Runner):
             logits = self._kept(logits, found)
             states = {layer: self._kept(rows, found) for layer, rows in states.items()}
         if not hidden:
-            return Forward(logits, None, states or None, self.draft_vocabulary)
+            return Forward(logits, None, states or None, self.draft_vocabulary, None, found.signals)
         import torch  # whoever reads the last states is a network
 
         last = torch.as_tensor(self._kept(states[LAST][len(states[LAST]) - keep :], found))
@@ -166,7 +188,6 @@ class OnnxRunner(Runner):
         capacity = min(CAPACITY, self.context)
         alone = self.passes.session if self.passes.narrowest == 1 else None
         ids, apart = self.draft_vocabulary, width is not None
-        small = sum(file.stat().st_size for file in path.parent.iterdir()) <= SMALL
         return PackedPasses(
             opened(count),
             alone,
@@ -176,7 +197,7 @@ class OnnxRunner(Runner):
             ids,
             self._watched,
             apart=apart,
-            further=opened if small and not apart else None,
+            further=opened if self._small and not apart else None,
         )
 
     def fresh(self) -> "OnnxRunner":

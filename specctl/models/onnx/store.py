@@ -202,12 +202,12 @@ class Store:
         """The file beside a graph in which `Times` are told."""
         return self.folder / f"{key}.times.json"
 
-    def packed(self, key: str, rows: int | None) -> Path:
-        """The file beside a graph in which that is which was made of it, as `packed_graph` names them."""
+    def packed(self, key: str, rows: int | str | None) -> Path:
+        """The file beside a graph in which that is which was made of it, as `kept_packed` names them."""
         return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
 
     def remove(self, key: str) -> None:
-        """Forget a graph, and those for several sequences that were made of it."""
+        """Forget a graph, and those that were made of it."""
         shutil.rmtree(self.folder / key, ignore_errors=True)
         for made in (*self.folder.glob(f"{key}.packed-*.onnx"), *self.folder.glob(f".{key}.packed-*.onnx-*")):
             with suppress(OSError):

@@ -1,7 +1,7 @@
 """What a forward pass gives."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Numbers = Union[npt.NDArray[np.float32], "torch.Tensor"]
 """Rows of numbers where they are: numpy's of a pass whose results are numpy's, else torch's."""
+
+Signals: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""Entropy in nats and top probability of R rows, each ``(R,)``."""
 
 
 class Certain(NamedTuple):
@@ -40,9 +43,11 @@ class Forward:
             the runner's next pass too.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
         certain: the tokens predicted, where the columns are of the law that a draft begins to write them by; else None.
+        signals: of each row entropy in nats and top probability, ``(2, keep)`` in two arrays, where the pass told them
+            (`Runner.tells`); the next one may overwrite them.
     """
 
-    __slots__ = ("certain", "columns", "hidden", "states", "vocabulary")
+    __slots__ = ("certain", "columns", "hidden", "signals", "states", "vocabulary")
 
     def __init__(
         self,
@@ -51,12 +56,14 @@ class Forward:
         states: States | None = None,
         vocabulary: DraftVocabulary | None = None,
         certain: Certain | None = None,
+        signals: Signals | None = None,
     ) -> None:
         self.columns = columns
         self.hidden = hidden
         self.states = states
         self.vocabulary = vocabulary
         self.certain = certain
+        self.signals = signals
 
     def part(self, rows: Sequence[int]) -> "Forward":
         """Some of its rows, without states."""

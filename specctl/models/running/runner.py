@@ -47,6 +47,7 @@ class Runner(ABC):
         fixed_width: tokens of every pass that decides; None where they have any number.
         writes_text: whether that is text of which its target's tokens are cut: what it predicts is certain, and neither
             it nor others can be drafted from a law.
+        tells: whether who reads its passes wants `Forward.signals` of them, where the pass has them in less time.
         token_bytes: of its cache for each token; 0 where that is not known.
         rows_bytes: of weights that passes of `rows` hold besides its own; 0 where they read those.
         threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
@@ -72,6 +73,7 @@ class Runner(ABC):
     translates: str | None = None
     fixed_width: int | None = None
     writes_text: bool = False
+    tells: bool = False
     token_bytes: int = 0
     rows_bytes: int = 0
     threads: int | None = None

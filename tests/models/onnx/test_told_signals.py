@@ -1,0 +1,116 @@
+"""Signals that a draft's graph tells are those that the host computes of its logits."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_models import needs_onnx, small_pair
+
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.rows.host_laws import Softmax
+from specctl.decoding.session import Session
+from specctl.models.loading.assembly import load_pair
+from specctl.models.onnx import onnx_runner
+from specctl.models.onnx.onnx_runner import OnnxRunner
+from specctl.models.onnx.store import Store, cache_folder
+from specctl.models.running.pair import Pair
+from specctl.profile import parse_policy
+from specctl.profile.schema import PolicyTable, Profile
+from specctl.records import Round
+
+pytestmark = needs_onnx
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pair, Profile]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    profile = small_pair(tmp_path)
+    return load_pair(profile, torch_weights=False), profile
+
+
+def draft_of(pair: Pair) -> OnnxRunner:
+    (draft,) = pair.drafts
+    assert isinstance(draft, OnnxRunner)
+    return draft
+
+
+def rounds(made: tuple[Pair, Profile], policy: str, **sampling: object) -> tuple[Round, ...]:
+    pair, profile = made
+    assert profile.draft is not None
+    draft = profile.draft.model_copy(update={"policy": PolicyTable(**parse_policy(policy))})
+    session = Session(pair, build_drafter(pair, draft.setting))
+    table = profile.sampling.model_copy(update={"max_new_tokens": 20, **sampling})
+    return session.generate([5, 6, 7, 8], table).rounds
+
+
+def test_they_are_the_hosts_whatever_the_pass_reads(
+    made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_runner, "WORTH", 1)
+    draft = draft_of(made[0])
+    draft.tells = True
+    assert draft.extend([5, 6], 1).signals is None, "until it is worth a graph"
+    for tokens, keep in (([7], 1), ([8, 9], 1), ([3, 4, 5, 6], 3)):
+        found = draft.extend(tokens, keep)
+        assert found.signals is not None
+        for row, entropy, top in zip(found.columns, *found.signals, strict=True):
+            assert [entropy, top] == pytest.approx(
+                Softmax(np.asarray(row)).signals(0, {"entropy", "top_prob"}), rel=1e-4
+            )
+    assert draft.extend([4], 0).signals is None
+    found, draft.tells = draft.extend([4], 1), False
+    again = draft.extend([4], 1)
+    assert (found.signals is None, again.signals is None) == (False, True)
+
+
+def test_drafts_are_those_without_them(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {policy: rounds(made, policy) for policy in ("svip:threshold=1.5", "max-confidence:threshold=0.05")}
+    monkeypatch.setattr(onnx_runner, "WORTH", 0)
+    for policy, those in without.items():
+        told = rounds(made, policy)
+        assert [each.emitted for each in told] == [each.emitted for each in those]
+        for one, other in zip(told, those, strict=True):
+            for step, known in zip(one.steps, other.steps, strict=True):
+                assert (step.entropy or 1.0) == pytest.approx(known.entropy or 1.0, rel=1e-4)
+                assert (step.top_prob or 1.0) == pytest.approx(known.top_prob or 1.0, rel=1e-4)
+                assert (step.token, step.entropy is None) == (known.token, known.entropy is None)
+    assert draft_of(made[0]).passes.telling is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "sampling"),
+    [
+        ("constant", {}),
+        ("svip", {"temperature": 1.0}),
+        ("svip", {"repetition_penalty": 1.2}),
+        ("cost-optimal:use_foresight=false", {"temperature": 0.5, "top_k": 4}),
+    ],
+)
+def test_nothing_is_told_that_nobody_takes(
+    made: tuple[Pair, Profile], policy: str, sampling: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw takes the whole law, and rules about tokens change it behind the pass."""
+    monkeypatch.setattr(onnx_runner, "WORTH", 0)
+    rounds(made, policy, **sampling)
+    draft = draft_of(made[0])
+    assert (draft.tells, draft.passes.telling) == (False, None)
+
+
+def test_the_graph_is_kept_and_goes_with_its_model(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runner, "WORTH", 0)
+    rounds(made, "svip")
+    (kept,) = cache_folder().glob("*.packed-signals.onnx")
+    assert rounds((load_pair(made[1], torch_weights=False), made[1]), "svip") != ()
+    Store(cache_folder()).remove(kept.name.partition(".")[0])
+    assert not kept.exists()
+
+
+def test_where_the_graph_cannot_be_made_the_host_goes_on(
+    made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [each.emitted for each in rounds(made, "svip")]
+    monkeypatch.setattr(onnx_runner, "WORTH", 0)
+    monkeypatch.setitem(sys.modules, "specctl.models.onnx.packed.signals_graph", None)
+    assert [each.emitted for each in rounds(made, "svip")] == expected
+    assert draft_of(made[0]).passes.telling is None
