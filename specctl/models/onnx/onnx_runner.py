@@ -75,13 +75,12 @@ class OnnxRunner(Runner):
         self._path = path
         self.facts: Path | None = None
         self.passes = passes
-        self._small = path is not None and sum(file.stat().st_size for file in path.parent.iterdir()) <= SMALL
         self._missed = 0  # passes that were to tell signals and could not
-        self._tellable = self._small and self.no_rows is None and passes.columns <= vocabulary
         self._stepping: onnxruntime.InferenceSession | None = None  # for one token of each of any number of texts
         self.token_bytes = passes.token_bytes
         if path is not None and self.no_rows is None:
             self.rows_bytes = sum(file.stat().st_size for file in path.parent.iterdir())  # a session of their own
+        self._tellable = 0 < self.rows_bytes <= SMALL and passes.columns <= vocabulary
         self._watched: tuple[int, ...] = ()
         self._sight = TreeSight()
         self._tree = 0  # the length before the last tree
@@ -197,7 +196,7 @@ class OnnxRunner(Runner):
             ids,
             self._watched,
             apart=apart,
-            further=opened if self._small and not apart else None,
+            further=opened if self.rows_bytes <= SMALL and not apart else None,
         )
 
     def fresh(self) -> "OnnxRunner":

@@ -149,7 +149,7 @@ def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytes
     monkeypatch.setattr(module, "WORTH", 0)
     one = runner_of("llama")
     fixed = one.rows(5, 16)
-    monkeypatch.setattr(one, "_small", False)
+    monkeypatch.setattr(onnx_runner_module, "SMALL", 0)
     for passes in (fixed, one.rows(5)):
         for _ in range(3):
             passes.run([RowRequest(row, 0, [1], 1) for row in range(2)])
