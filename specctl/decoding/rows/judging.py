@@ -1,8 +1,9 @@
 """What a verifier says of a draft: of one text, and of several whose passes were one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -10,14 +11,17 @@ import numpy as np
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict, require_numbers, verify_greedy
 from specctl.decoding.rows.draws import DrawGenerator
-from specctl.decoding.rows.rows_of import on_host, rows_of
+from specctl.decoding.rows.rows import Rows
+from specctl.decoding.rows.rows_of import on_host, rows_of, rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
-from specctl.models.passes.forward import Forward, Numbers
+from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 
 if TYPE_CHECKING:
     import torch
 
+TOGETHER = 1 << 18
+"""Probabilities that are made by one call at most: more leave the processor's cache before they are looked at."""
 Judged = tuple[Verdict, Numbers | None]
 """A verdict, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy."""
 
@@ -40,7 +44,11 @@ def judge(draft: Draft, forward: Forward, sampling: Sampling, generator: DrawGen
         choices, values = rows.best()
         require_numbers(*values)
         return verify_greedy(draft.tokens, choices), None
-    laws = rows.laws(sampling)  # (K + 1, V)
+    return _drawn(draft, rows.laws(sampling), sampling, generator)
+
+
+def _drawn(draft: Draft, laws: Rows, sampling: Sampling, generator: DrawGenerator | None) -> Judged:
+    """`judge` by the verifier's distributions ``(K + 1, V)``."""
     verdict = laws.verify(draft.tokens, draft.probs, generator, sampling.verification, draft.vocabulary)
     return verdict, laws.numbers
 
@@ -64,9 +72,9 @@ class Drafted:
 class Judge:
     """Judges the drafts of several texts within the pass that read them, `RowRequest.reader` of a verification.
 
-    Each text is given what `judge` gives it alone: on the host to the last bit, for its numbers are looked at one text
-    after the other. One call over all would save a few operations and write more memory than a processor's cache holds.
-    On a device all are judged by as many calls as one, and waited for once.
+    Each text is given what `judge` gives it alone. On the host that is so to the last bit: their distributions are made
+    by one call, and their numbers looked at one text after the other. On a device all are judged by as many calls as
+    one, and waited for once.
 
     Attributes:
         sampling: of the texts.
@@ -80,7 +88,7 @@ class Judge:
         """The passes with the verdicts, and an error where the logits of a text hold NaN; as in `PassReader`."""
         columns = forwards[0].columns
         if isinstance(columns, np.ndarray) or on_host(columns):
-            return [self._alone(forward, drafted) for forward, drafted in zip(forwards, about, strict=True)]
+            return [*map(self._judged, forwards, about, self._laws(forwards))]
         from specctl.decoding.rows.device_judging import judged_together
 
         found = judged_together(self.sampling, about, [cast("torch.Tensor", forward.rows) for forward in forwards])
@@ -89,11 +97,27 @@ class Judge:
             for forward, judged in zip(forwards, found, strict=True)
         ]
 
-    def _alone(self, forward: Forward, drafted: Drafted) -> tuple[Forward, Judged] | RecordError:
+    def _judged(self, forward: Forward, drafted: Drafted, laws: Rows | None) -> tuple[Forward, Judged] | RecordError:
+        draft, generator = drafted.draft, drafted.generator
         try:
-            return forward, judge(drafted.draft, forward, self.sampling, drafted.generator)
+            if laws is None:
+                return forward, judge(draft, forward, self.sampling, generator)
+            return forward, _drawn(draft, laws, self.sampling, generator)
         except RecordError as error:
             return error
+
+    def _laws(self, forwards: Sequence[Forward]) -> Iterator[Rows | None]:
+        """The distributions of each text in turn; None where each has to make its own."""
+        if self.sampling.greedy or self.sampling.filters:  # where a filter's edge is looked for follows from all rows
+            yield from repeat(None, len(forwards))
+            return
+        count = max(1, TOGETHER // max(len(forward.columns) * forward.columns.shape[1] for forward in forwards))
+        for first in range(0, len(forwards), count):
+            some = forwards[first : first + count]
+            laws, end = rows_over(joined_numbers([forward.rows for forward in some])).laws(self.sampling), 0
+            for forward in some:
+                start, end = end, end + len(forward.columns)
+                yield laws.part(slice(start, end))
 
 
 judge_of = lru_cache(256)(Judge)
