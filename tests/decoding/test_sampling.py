@@ -15,7 +15,7 @@ from specctl.decoding.rows import rows_of as module
 from specctl.decoding.rows.device_laws import draw, pick
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, picked, sibling
-from specctl.decoding.rows.host_laws import Softmax, _reaching, likeliest
+from specctl.decoding.rows.host_laws import Softmax, _kept, likeliest
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
@@ -256,9 +256,12 @@ def test_a_sibling_on_the_same_device_is_the_generator_itself() -> None:
 
 def test_tokens_that_reach_top_p_exactly_are_enough() -> None:
     """transformers drops what begins where the sum is top_p already."""
-    falling = np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]])
-    assert _reaching(falling, 0.5).tolist() == [1, 2]
-    assert _reaching(falling, 0.75).tolist() == [2, 3]
+    weights = np.array([0.25, 1.0, 0.25, 0.5], dtype=np.float32)
+    for top_p, kept in ((0.5, [1]), (0.75, [1, 3])):
+        found = _kept(np.log(weights), weights, 0, top_p)
+        assert found is not None
+        assert found.nonzero()[0].tolist() == kept
+    assert _kept(np.log(weights), weights, 0, 0.8) is None, "one of two equal ones"
 
 
 def test_a_temperature_beyond_float32_draws_from_what_is_allowed_alike():

@@ -25,14 +25,15 @@ HOTTEST = float(np.finfo(np.float32).max)
 """The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
 UNDERFLOW = np.float32(-200)
 """Logits so far below the largest have a probability of 0 in float32."""
-CANDIDATES = (128, 1024, 1 << 31)
-"""How many of the likeliest tokens are looked at, one number after the other, until top-p leaves some of them out;
-instead of a large part all are sorted."""
+SHARES = (32.0, 0.5)
+"""The least weights that are looked at for top-p, in V-th parts of what it leaves out: first large ones alone, which
+are few; the second is less than 1, for rounding."""
 BLOCK = 64
 """Of so many numbers the maximum is taken at once in the search for the largest of all."""
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 class Softmax:
@@ -158,34 +159,42 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
         found = np.zeros(rows.shape, dtype=np.float32)
         found[np.arange(len(rows)), rows.argmax(-1)] = 1
         return found
-    scores = _below(rows) if sampling.temperature != 1 or not sampling.filters else rows
+    scores = _below(rows)
     if sampling.temperature != 1:
         with np.errstate(over="ignore"):
             scores /= np.float32(min(sampling.temperature, HOTTEST))
     if not sampling.filters:
         return _shared_out(np.exp(scores, out=scores))
-    kept = _softmax(scores)
+    weights = np.exp(scores)
     if 0 < sampling.top_k < rows.shape[1] or sampling.top_p < 1:
-        least = _least(scores, kept, sampling.top_k, sampling.top_p)  # (R, 1)
-        kept = _softmax(_sorted_out(scores, sampling)) if least is None else _normalised(kept * (scores >= least))
+        for row, own in enumerate(weights):
+            kept = _kept(scores[row], own, sampling.top_k, sampling.top_p)
+            if kept is None:
+                own[:] = np.exp(_sorted_out(scores[row : row + 1], sampling)[0])
+            else:
+                own *= kept
     if sampling.min_p > 0:
-        kept = _normalised(kept * (kept >= sampling.min_p * kept.max(-1, keepdims=True)))
-    return kept
+        weights *= weights >= np.float32(sampling.min_p)  # of the largest, which is 1
+    return _normalised(weights)
 
 
 def likeliest(row: Floats, count: int) -> Counts:
     """The indices of the ``count`` largest numbers of a row ``(V,)``, falling; of equal ones the first comes first."""
-    vocabulary = len(row)
-    if count >= vocabulary:
+    if count >= len(row):
         return (-row).argsort(kind="stable")[:count]
-    blocks = vocabulary // BLOCK
-    # As many blocks have a number at least as large as the last of the largest maxima.
-    maxima = row[: blocks * BLOCK].reshape(blocks, BLOCK).max(-1) if blocks > 4 * count else row
-    least = np.partition(maxima, -count)[-count]
-    found = np.flatnonzero(row >= least)
+    found = np.flatnonzero(row >= _bound(row, count))
     if len(found) < count:  # there is a NaN
         return (-row).argsort(kind="stable")[:count]
     return found[(-row[found]).argsort(kind="stable")[:count]]
+
+
+def _bound(row: Floats, count: int) -> np.float32:
+    """A number that at least ``count`` of a row ``(V,)`` reach, fewer than V of them, and not many more."""
+    blocks = len(row) // BLOCK
+    # As many blocks have a number at least as large as the last of the largest maxima.
+    maxima = row[: blocks * BLOCK].reshape(blocks, BLOCK).max(-1) if blocks > 4 * count else row
+    found: np.float32 = np.partition(maxima, -count)[-count]
+    return found
 
 
 def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
@@ -205,45 +214,62 @@ def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
     return np.where(dropped, np.float32(-inf), scores)
 
 
-def _least(scores: Floats, probs: Floats, top_k: int, top_p: float) -> Floats | None:
-    """The least score ``(R, 1)`` that top-k and top-p keep.
+def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | None:
+    """Which tokens of a row ``(V,)`` top-k and top-p keep.
 
-    None where top-p's edge lies between equal scores, so that it depends on how they are sorted which of them stay.
+    None where top-p's edge lies between equal ones, so that it depends on how they are sorted which of them stay.
 
     Args:
-        scores, probs: ``(R, V)``, scores and their softmax.
+        scores: 0 at most.
+        weights: their exponentials, the largest 1; NaN in a row without a distribution, and then all are.
         top_k, top_p: as in `Sampling`, one of them in force.
     """
-    vocabulary = scores.shape[1]
-    if 0 < top_k < vocabulary:
-        falling, _ = _falling(scores, probs, top_k + 1)  # (R, k + 1), from the likeliest down
+    if isnan(weights.item(0)):
+        return _reaching(weights, np.float32(0))
+    if 0 < top_k < len(scores):
+        numbers, falling = scores, _sorted_down(scores[scores >= _bound(scores, top_k + 1)])[: top_k + 1]
         if top_p == 1:
-            return falling[:, -2:-1]
-        if (falling[:, -2] == falling[:, -1]).any():
+            return _reaching(scores, falling[top_k - 1])
+        if falling[top_k - 1] == falling[top_k]:
             return None  # top-k keeps both, so that there are more to look at
-        counts = _reaching(_normalised(np.exp(falling[:, :-1] - falling[:, :1])), top_p)
+        falling = falling[:top_k]
+        ahead = np.exp(falling)
+        part = top_p * float(np.add.reduce(ahead))
     else:
-        for width in CANDIDATES:
-            if width > vocabulary // 4:
-                falling = -np.sort(-scores, axis=-1)
-                counts = _reaching(_normalised(np.exp(falling - falling[:, :1])), top_p)
-                break
-            falling, weights = _falling(scores, probs, width)
-            counts = _reaching(weights, top_p)
-            if counts.max() < width:
-                break
-    lines = np.arange(len(falling))
-    least: Floats = falling[lines, counts - 1]
-    more = counts < falling.shape[1]
-    if (more & (least == falling[lines, np.minimum(counts, falling.shape[1] - 1)])).any():
+        whole = float(np.add.reduce(weights))
+        part = top_p * whole
+        numbers, falling = weights, _falling(weights, part, whole - part)
+        ahead = falling
+    before = np.add.accumulate(ahead, dtype=np.float64)
+    before -= ahead
+    count = max(1, int(before.searchsorted(part)))
+    if count < len(falling) and falling[count] == falling[count - 1]:
         return None
-    return least[:, None]
+    return _reaching(numbers, falling[count - 1])
 
 
-def _falling(scores: Floats, probs: Floats, count: int) -> tuple[Floats, Floats]:
-    """The ``count`` largest scores of each row, falling, with their probabilities ``(R, count)``."""
-    best = np.stack([likeliest(row, count) for row in scores])
-    return np.take_along_axis(scores, best, axis=-1), np.take_along_axis(probs, best, axis=-1)
+def _reaching(numbers: Floats, least: np.float32) -> Mask:
+    found: Mask = numbers >= least
+    return found
+
+
+def _falling(weights: Floats, part: float, rest: float) -> Floats:
+    """The largest weights of a row ``(V,)``, falling, as many as have ``part`` together or some more.
+
+    What weighs less than a V-th part of the ``rest`` is not needed for that, since all of it together is less than the
+    rest.
+    """
+    for share in SHARES:
+        most = weights[weights >= np.float32(share * rest / len(weights))]
+        if share < 1 or float(np.add.reduce(most)) > part:
+            break
+    return _sorted_down(most)
+
+
+def _sorted_down(numbers: Floats) -> Floats:
+    """Sorts a row in its own memory, the largest first."""
+    numbers.sort()
+    return numbers[::-1]
 
 
 def _below(rows: Floats) -> Floats:
@@ -258,13 +284,6 @@ def _below(rows: Floats) -> Floats:
 def _softmax(scores: Floats) -> Floats:
     below = _below(scores)
     return _normalised(np.exp(below, out=below))
-
-
-def _reaching(weights: Floats, top_p: float) -> Counts:
-    """How many of the falling weights ``(R, C)`` of each row it takes to reach ``top_p``, at least one."""
-    before = np.cumsum(weights, axis=-1, dtype=np.float64) - weights
-    found: Counts = np.maximum((before < top_p).sum(-1), 1)
-    return found
 
 
 def _normalised(weights: Floats) -> Floats:

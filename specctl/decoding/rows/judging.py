@@ -107,8 +107,8 @@ class Judge:
             return error
 
     def _laws(self, forwards: Sequence[Forward]) -> Iterator[Rows | None]:
-        """The distributions of each text in turn; None where each has to make its own."""
-        if self.sampling.greedy or self.sampling.filters:  # where a filter's edge is looked for follows from all rows
+        """The distributions of each text in turn; None where they are greedy, and none is needed."""
+        if self.sampling.greedy:
             yield from repeat(None, len(forwards))
             return
         count = max(1, TOGETHER // max(len(forward.columns) * forward.columns.shape[1] for forward in forwards))

@@ -40,8 +40,8 @@ def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None
         temperature = reader.sampling.temperature
         if unfiltered and softmaxes is not None:
             laws = softmaxes.probs(temperature)
-        else:  # row by row: one that holds equal logits at a filter's edge has all be filtered another way
-            laws = np.concatenate([processed(rows[row : row + 1], reader.sampling) for row in range(len(rows))])
+        else:
+            laws = processed(rows, reader.sampling)
         tokens = picked_each(laws, draws)
     found: list[Reading] = []
     for row, token in enumerate(tokens):
