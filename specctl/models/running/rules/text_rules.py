@@ -1,6 +1,7 @@
 """The rules of one text: its penalties and biases, and its grammar."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ from specctl.models.passes.forward import Numbers
 from specctl.models.running.rules.grammar import grammars_of, source_of
 from specctl.models.running.rules.ruled import TokenRule
 from specctl.profile.base_tables import GRAMMARS, SamplingTable
+
+Ids = npt.NDArray[np.int64]
 
 
 class TextRules:
@@ -68,23 +71,54 @@ class Penalties:
         return None
 
     def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:
-        before = len(text) - len(rows) + 1  # tokens that the first row follows
-        seen = np.stack([self._counts(text[: before + row]) > 0 for row in range(len(rows))])  # (R, V)
-        counts = np.stack([self._counts(text[self._prompt : before + row]) for row in range(len(rows))])
-        presence, frequency = self._settings.presence_penalty, self._settings.frequency_penalty
-        taken = (presence * (counts > 0) + frequency * counts).astype(np.float32)
-        ratio = self._settings.repetition_penalty
+        ids = np.asarray(text, np.int64)
+        ends = range(len(text) - len(rows) + 1, len(text) + 1)  # of the text that each row follows
         if isinstance(rows, np.ndarray):
             biased = rows + self._bias
-            return np.where(seen, np.where(biased > 0, biased / ratio, biased * ratio), biased) - taken
+            self._penalise(biased, ids, ends, np.where, lambda numbers: numbers)
+            return biased
         import torch
 
-        tensor, at = rows.float() + torch.from_numpy(self._bias).to(rows.device), rows.device
-        repeated = torch.where(tensor > 0, tensor / ratio, tensor * ratio)
-        return torch.where(torch.from_numpy(seen).to(at), repeated, tensor) - torch.from_numpy(taken).to(at)
+        def there(numbers: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(numbers).to(rows.device)
 
-    def _counts(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:  # (V,)
-        return np.bincount(np.asarray(tokens, np.int64), minlength=len(self._bias))[: len(self._bias)]
+        found = rows.float() + there(self._bias)
+        self._penalise(found, ids, ends, torch.where, there)
+        return found
+
+    def _penalise(
+        self, found: Any, ids: Ids, ends: Sequence[int], where: Callable[..., Any], there: Callable[..., Any]
+    ) -> None:
+        """Change biased logits ``(R, V)`` in their own memory, those of ids that the text has.
+
+        Args:
+            found: by numpy or torch.
+            ids: of the text.
+            ends: how many of them each row follows.
+            where: of the same library.
+            there: takes numbers of the host to where the logits are.
+        """
+        ratio, presence = self._settings.repetition_penalty, self._settings.presence_penalty
+        frequency = self._settings.frequency_penalty
+        if ratio != 1:
+            places = self._places([ids[:end] for end in ends], there)
+            some = found[places]
+            found[places] = where(some > 0, some / ratio, some * ratio)
+        if presence or frequency:
+            written, counts = zip(*(self._counted(ids[self._prompt : end]) for end in ends), strict=True)
+            taken = presence + frequency * np.concatenate(counts)
+            found[self._places(written, there)] -= there(taken.astype(np.float32))
+
+    def _places(self, parts: Sequence[Ids], there: Callable[..., Any]) -> tuple[Any, Any]:
+        """The rows and columns of ids that belong to one row after the other."""
+        known = [part[part < len(self._bias)] for part in parts]
+        rows = np.repeat(np.arange(len(known)), [len(part) for part in known])
+        return there(rows), there(np.concatenate(known))
+
+    def _counted(self, ids: Ids) -> tuple[Ids, Ids]:
+        """The different ones among ids, and how often each occurs."""
+        found, counts = np.unique(ids[ids < len(self._bias)], return_counts=True)
+        return found, counts
 
 
 def text_rules(
