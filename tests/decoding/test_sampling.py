@@ -15,7 +15,7 @@ from specctl.decoding.rows import rows_of as module
 from specctl.decoding.rows.device_laws import draw, pick
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, picked, sibling
-from specctl.decoding.rows.host_laws import Softmax, _kept, likeliest
+from specctl.decoding.rows.host_laws import PART, Softmax, _kept, likeliest
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
@@ -239,6 +239,16 @@ def test_signals_on_the_host_are_those_of_a_device(dtype: torch.dtype) -> None:
         torch.testing.assert_close(values, there[name], atol=2e-6, rtol=1e-5, equal_nan=True)
         # One at a time or all together, to the last bit: a replay must decide as the live run did.
         assert torch.equal(torch.stack([row[name] for row in one]).nan_to_num(), values.nan_to_num())
+
+
+def test_sums_over_a_large_vocabulary_are_made_in_parts() -> None:
+    row = torch.randn(3 * PART + 5, generator=seeded(3))
+    softmax, expected = Softmax(row.numpy()), row.double().softmax(-1)
+    entropy = float(-(expected * expected.log()).sum())
+    assert softmax.signals(7, set(DISTRIBUTION_SIGNALS)) == pytest.approx(
+        [entropy, float(expected.max()), float(expected[7])], rel=1e-5
+    )
+    np.testing.assert_allclose(softmax.probs(1.0), expected, rtol=1e-5)
 
 
 def test_the_same_seed_draws_the_same() -> None:

@@ -229,7 +229,7 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ("[list(word) for word in words if all(", "[list(word) for word in words if any("),
     ("seen < len(text) - 2", "seen < len(text) - 3"),
     ("end = drafted + 1 + AHEAD", "end = drafted + AHEAD"),
-    ("(before < top_p).sum(-1)", "(before <= top_p).sum(-1)"),
+    ("before.searchsorted(part)", 'before.searchsorted(part, side="right")'),
 )
 EQUIVALENT: tuple[tuple[str, str], ...] = (
     ("while start < len(piece):", "(start <= len(piece))"),  # an empty rest is no piece

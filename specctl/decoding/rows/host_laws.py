@@ -230,7 +230,7 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
         numbers, falling = scores, _sorted_down(scores[scores >= _bound(scores, top_k + 1)])[: top_k + 1]
         if top_p == 1:
             return _reaching(scores, falling[top_k - 1])
-        if falling[top_k - 1] == falling[top_k]:
+        if falling[top_k - 1] == falling[top_k] > -inf:
             return None  # top-k keeps both, so that there are more to look at
         falling = falling[:top_k]
         ahead = np.exp(falling)
