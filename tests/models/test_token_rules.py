@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import save_model
@@ -24,7 +26,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.models.running.rules.ruled import RuledRunner
-from specctl.models.running.rules.token_rules import TokenRules
+from specctl.models.running.rules.token_rules import TokenRules, config_rules
 from specctl.models.running.runner import Runner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
@@ -197,6 +199,19 @@ def test_rules_over_a_state_that_goes_back_too_far(family: str, name: str) -> No
     said = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     assert [token for round_ in rounds for token in round_.emitted] == said[0, len(PROMPT) :].tolist()
     assert sum(0 < round_.accepted < round_.drafted for round_ in rounds) > 2, "hardly a round was taken back in part"
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_a_repetition_penalty_alone_gives_the_numbers_of_transformers(kind: Any) -> None:
+    rows = np.random.default_rng(0).normal(0, 3, (4, 64)).astype(np.float32)
+    rows[2, 5], text = -np.inf, [3, 60, 3, 5, 9, 9]
+    settings = GenerationConfig(repetition_penalty=1.3), frozenset({1}), 64, torch.device("cpu")
+    own, theirs = config_rules(*settings), TokenRules.of(*settings)
+    assert own is not None
+    assert not isinstance(own, TokenRules)
+    assert torch.equal(torch.as_tensor(own.apply(kind(rows), text)), theirs.apply(rows, text))
+    for more, made in (({"no_repeat_ngram_size": 2}, TokenRules), ({"repetition_penalty": 1.0}, type(None))):
+        assert type(config_rules(GenerationConfig(**{"repetition_penalty": 1.3, **more}), *settings[1:])) is made
 
 
 def test_settings_without_effect_are_no_rules() -> None:

@@ -29,7 +29,7 @@ from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rounding import require_one_function
 from specctl.models.running.rules.ruled import RuledRunner
-from specctl.models.running.rules.token_rules import TokenRules
+from specctl.models.running.rules.token_rules import config_rules
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import choose, share_of
 from specctl.processes.cores import CoreTime
@@ -136,12 +136,12 @@ def load_pair(
             keep_known(model, made.bare if place == 0 else made.drafts[place - 1].bare, own, found.checkpoint)
     runners = [made.target, *made.drafts]
     if profile.generation_config and target.model.generation_config is not None:
-        rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
-        if rules[0].active:
-            runners = [
-                runner if one.network is None or runner.writes_text else RuledRunner(runner, own)
-                for one, runner, own in zip(levels, runners, rules, strict=True)
-            ]
+        config = target.model.generation_config
+        rules = [config_rules(config, eos, vocabulary, runner.device) for runner in runners]
+        runners = [
+            runner if own is None or one.network is None or runner.writes_text else RuledRunner(runner, own)
+            for one, runner, own in zip(levels, runners, rules, strict=True)
+        ]
     return Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),

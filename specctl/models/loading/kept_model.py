@@ -9,7 +9,7 @@ from specctl.models.passes.masks import attends_to_everything
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing.architecture import generation_config
-from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
+from specctl.models.running.rules.generation_rules import lone_repetition_penalty, unsupported_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,12 +32,13 @@ def keep_known(
     path = getattr(runner, "facts", None)
     if path is None or Kept.read(path) is not None:
         return
-    rules = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
+    configs = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
+    penalties = {None if unsupported_in(each) else lone_repetition_penalty(each) for each in configs} or {1.0}
     Kept(
         rows=network.vocabulary,
         context=runner.context,
         eos=tuple(sorted(network.eos_ids)),
-        ruled=any(rules_in(each) or unsupported_in(each) for each in rules),
+        repetition_penalty=penalties.pop() if len(penalties) == 1 else None,
         everything=attends_to_everything(network.model),
         checked=untested(network.model),
         parameters=sum(weight.numel() for weight in network.model.parameters()),

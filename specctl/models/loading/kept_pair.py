@@ -28,6 +28,8 @@ from specctl.models.placing.quantization import rounding
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair, in_a_row
+from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.text_rules import repetition_rule
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
 from specctl.models.translation.token_map import TokenMap
@@ -213,7 +215,7 @@ def _enough(profile: Profile, graphs: Sequence[Graph]) -> bool:
     target = graphs[0].kept
     if (
         target.checked
-        or (profile.generation_config and target.ruled)
+        or (profile.generation_config and target.repetition_penalty is None)
         or (profile.deterministic and not target.everything)
     ):
         return False
@@ -254,6 +256,9 @@ def _opened(
     threads = _of_graph(threads, runners[0], tries)
     if settings.deterministic:
         runners[0] = FixedWidthRunner(runners[0])
+    if profile.generation_config and (penalty := target.repetition_penalty) is not None and penalty != 1:
+        rule = repetition_rule(penalty, vocabulary)
+        runners = [each if each.writes_text else RuledRunner(each, rule) for each in runners]
     pair = Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),

@@ -10,7 +10,7 @@ from zlib import crc32
 from specctl.models.files.tokenizer import Spelling
 from specctl.models.passes.tree_sight import WINDOWS
 
-VERSION = 2
+VERSION = 3
 CHAINS = "its onnx graph was made for chains"
 """Why a graph reads no trees that could have been made so."""
 HEAD_CHAINS = "the onnx graph of a draft head reads no trees"
@@ -25,7 +25,8 @@ class Kept:
         rows: width of its logits.
         context: the most tokens of a sequence.
         eos: the end-of-sequence ids of its generation settings, sorted.
-        ruled: whether its generation settings have rules about tokens, or settings that specctl cannot honour.
+        repetition_penalty: of its generation settings; None where they have other rules about tokens too, or what
+            specctl cannot honour.
         everything: whether every layer sees the whole sequence.
         checked: whether it is compared with a fresh read unasked.
         parameters: how many weights it has.
@@ -36,7 +37,7 @@ class Kept:
     rows: int
     context: int
     eos: tuple[int, ...]
-    ruled: bool
+    repetition_penalty: float | None
     everything: bool
     checked: bool
     parameters: int

@@ -21,7 +21,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import kept_pair
 from specctl.models.onnx import store
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
-from specctl.models.onnx.kept_graph import CHAINS
+from specctl.models.onnx.kept_graph import CHAINS, VERSION
 from specctl.models.onnx.store import Store, cache_folder, key_of, key_of_files
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
@@ -230,7 +230,7 @@ def test_what_is_damaged_is_not_opened(
         elif damage == "changed":
             facts.write_text(text.replace('"rows": 258', '"rows": 257'))
         elif damage == "version":
-            facts.write_text(text.replace('"schema_version": 2', '"schema_version": 0'))
+            facts.write_text(text.replace(f'"schema_version": {VERSION}', '"schema_version": 0'))
         elif damage == "missing":
             facts.unlink()
         elif damage == "graph":
@@ -245,7 +245,8 @@ def test_what_is_damaged_is_not_opened(
 
 def test_rules_of_the_target_take_the_model(profile: Profile, tmp_path: Path) -> None:
     ruled, folder = copied(profile, tmp_path / "copy")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5], "repetition_penalty": 1.3}))
+    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5], **rules}))
     loaded = load_pair(ruled, torch_weights=False)
     assert opened(ruled) is None
     plain = ruled.model_copy(update={"generation_config": False})
@@ -253,6 +254,19 @@ def test_rules_of_the_target_take_the_model(profile: Profile, tmp_path: Path) ->
     assert pair is not None
     assert pair.eos == loaded.eos == {0, 5}
     assert written(pair, plain) == written(load_pair(plain), plain)
+
+
+def test_a_repetition_penalty_of_the_target_is_followed(profile: Profile, tmp_path: Path) -> None:
+    ruled, folder = copied(profile, tmp_path / "copy")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5], "repetition_penalty": 1.3}))
+    loaded, pair = load_pair(ruled, torch_weights=False), opened(ruled)
+    assert pair is not None
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"repetition_penalty": 1.2}):
+        assert written(pair, ruled, **sampling) == written(loaded, ruled, **sampling)
+    plain = ruled.model_copy(update={"generation_config": False})
+    without = opened(plain)
+    assert without is not None
+    assert written(without, plain) != written(pair, ruled)
 
 
 @pytest.mark.slow

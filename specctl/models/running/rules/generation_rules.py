@@ -41,6 +41,13 @@ def rules_in(settings: object) -> dict[str, Any]:
     return {name: value for name, value, nothing in values if value is not None and value != nothing}
 
 
+def lone_repetition_penalty(settings: object) -> float | None:
+    """The repetition penalty of settings without other rules, 1 if there is none of them; None if there are others."""
+    rules = rules_in(settings)
+    penalty = rules.pop("repetition_penalty", 1.0)
+    return float(penalty) if not rules and penalty > 0 else None
+
+
 def unsupported_in(settings: object) -> dict[str, str]:
     """Settings in force that change the text and cannot be honoured, by name, each with the reason."""
     values = ((name, getattr(settings, name, None), nothing, why) for name, (nothing, why) in REFUSED.items())

@@ -62,7 +62,7 @@ class Penalties:
             raise RecordError("invalid_sampling", f"logit_bias: {wrong[0]} is no id of the target's {vocabulary}")
         self._bias = np.zeros(vocabulary, np.float32)
         self._bias[list(bias)] = list(bias.values())
-        self._settings, self._prompt = settings, prompt
+        self._settings, self._prompt, self._biased = settings, prompt, bool(bias)
 
     def fresh(self) -> "Penalties":
         return self
@@ -74,7 +74,7 @@ class Penalties:
         ids = np.asarray(text, np.int64)
         ends = range(len(text) - len(rows) + 1, len(text) + 1)  # of the text that each row follows
         if isinstance(rows, np.ndarray):
-            biased = rows + self._bias
+            biased = rows + self._bias if self._biased else rows.copy()
             self._penalise(biased, ids, ends, np.where, lambda numbers: numbers)
             return biased
         import torch
@@ -82,7 +82,9 @@ class Penalties:
         def there(numbers: npt.NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(numbers).to(rows.device)
 
-        found = rows.float() + there(self._bias)
+        found = rows.to(torch.float32, copy=True)
+        if self._biased:
+            found += there(self._bias)
         self._penalise(found, ids, ends, torch.where, there)
         return found
 
@@ -119,6 +121,11 @@ class Penalties:
         """The different ones among ids, and how often each occurs."""
         found, counts = np.unique(ids[ids < len(self._bias)], return_counts=True)
         return found, counts
+
+
+def repetition_rule(penalty: float, vocabulary: int) -> Penalties:
+    """The ``repetition_penalty`` of a generation configuration, above 0, about logits ``(R, V)``."""
+    return Penalties(SamplingTable.model_construct(repetition_penalty=penalty), 0, vocabulary)
 
 
 def text_rules(

@@ -1,6 +1,7 @@
 """The rules of a target's generation_config.json about which tokens may follow a text, such as a repetition penalty.
 
-transformers' own logits processors apply them. Each rule here depends on the text before a token and on nothing else,
+transformers' own logits processors apply them, but for a repetition penalty alone, the rule that models mostly have:
+that needs neither torch nor a call for each row. Each rule here depends on the text before a token and on nothing else,
 so the target's distribution at a position is the same in target-only decoding and in a verification.
 """
 
@@ -13,7 +14,9 @@ import torch
 import transformers
 
 from specctl.models.passes.forward import Numbers
-from specctl.models.running.rules.generation_rules import rules_in
+from specctl.models.running.rules.generation_rules import lone_repetition_penalty, rules_in
+from specctl.models.running.rules.ruled import TokenRule
+from specctl.models.running.rules.text_rules import repetition_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,16 @@ _MAKERS: dict[str, Maker] = {
     "suppress_tokens": lambda value, context: transformers.SuppressTokensLogitsProcessor(value, device=context.device),
 }
 """A processor for each of `RULES`."""
+
+
+def config_rules(
+    config: transformers.GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device
+) -> TokenRule | None:
+    """The rules of a generation configuration, as of `TokenRules.of`; None if it has none."""
+    if (penalty := lone_repetition_penalty(config)) is not None:
+        return None if penalty == 1 else repetition_rule(penalty, vocabulary)
+    rules = TokenRules.of(config, eos, vocabulary, device)
+    return rules if rules.active else None
 
 
 class TokenRules:
