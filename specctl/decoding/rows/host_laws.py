@@ -166,11 +166,13 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
     if not sampling.filters:
         return _shared_out(np.exp(scores, out=scores))
     weights = np.exp(scores)
+    if sampling.temperature == 1:
+        scores = rows  # where numbers that hardly differ are not rounded to equal ones
     if 0 < sampling.top_k < rows.shape[1] or sampling.top_p < 1:
         for row, own in enumerate(weights):
             kept = _kept(scores[row], own, sampling.top_k, sampling.top_p)
             if kept is None:
-                own[:] = np.exp(_sorted_out(scores[row : row + 1], sampling)[0])
+                own[:] = np.exp(_below(_sorted_out(scores[row : row + 1], sampling)))[0]
             else:
                 own *= kept
     if sampling.min_p > 0:
@@ -220,20 +222,20 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
     None where top-p's edge lies between equal ones, so that it depends on how they are sorted which of them stay.
 
     Args:
-        scores: 0 at most.
-        weights: their exponentials, the largest 1; NaN in a row without a distribution, and then all are.
+        scores: logits, or what temperature has made of them.
+        weights: the softmax of these but for a factor; NaN in a row without a distribution, and then all are.
         top_k, top_p: as in `Sampling`, one of them in force.
     """
     if isnan(weights.item(0)):
-        return _reaching(weights, np.float32(0))
+        return np.zeros(len(weights), dtype=np.bool_)
     if 0 < top_k < len(scores):
         numbers, falling = scores, _sorted_down(scores[scores >= _bound(scores, top_k + 1)])[: top_k + 1]
         if top_p == 1:
-            return _reaching(scores, falling[top_k - 1])
+            return np.asarray(scores >= falling[top_k - 1])
         if falling[top_k - 1] == falling[top_k] > -inf:
             return None  # top-k keeps both, so that there are more to look at
         falling = falling[:top_k]
-        ahead = np.exp(falling)
+        ahead = np.exp(falling - falling[0])
         part = top_p * float(np.add.reduce(ahead))
     else:
         whole = float(np.add.reduce(weights))
@@ -245,12 +247,7 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
     count = max(1, int(before.searchsorted(part)))
     if count < len(falling) and falling[count] == falling[count - 1]:
         return None
-    return _reaching(numbers, falling[count - 1])
-
-
-def _reaching(numbers: Floats, least: np.float32) -> Mask:
-    found: Mask = numbers >= least
-    return found
+    return np.asarray(numbers >= falling[count - 1])
 
 
 def _falling(weights: Floats, part: float, rest: float) -> Floats:
