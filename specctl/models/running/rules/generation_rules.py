@@ -45,7 +45,8 @@ def lone_repetition_penalty(settings: object) -> float | None:
     """The repetition penalty of settings without other rules, 1 if there is none of them; None if there are others."""
     rules = rules_in(settings)
     penalty = rules.pop("repetition_penalty", 1.0)
-    return float(penalty) if not rules and penalty > 0 else None
+    known = not rules and isinstance(penalty, int | float) and penalty > 0  # else transformers tells what is wrong
+    return float(penalty) if known else None
 
 
 def unsupported_in(settings: object) -> dict[str, str]:
