@@ -22,9 +22,14 @@ Batch = int | Literal["auto"]
 MOST = 64
 """The most texts that are tried; a hub of more waits longer for its host than for its passes."""
 GAIN = 1.1
-"""Twice as many texts must bring so many times the tokens per second: each takes memory, and its result comes later."""
-FIRST, FURTHER = 8, 4
-"""How many texts are tried first, and then how many times as many; half as many where that brings too little."""
+"""Twice as many at once must write all texts so many times as fast: each takes memory, and its result comes later."""
+FIRST = 16
+"""How many texts are tried first; then twice as many, or half as many where that brings too little."""
+ENDING = 0.3
+"""How long places stand empty at the end of a run, where no text is left for them, in times of one text."""
+WRITTEN = 128
+"""The most tokens that a text holds behind its prompt while passes are timed, else half of those that it may write:
+attention to them is most of what one text more takes a small model."""
 DRAFTED, EMITTED = 3, 2.0
 """Draft tokens before the verification in a round with drafts that stands for decoding, and tokens that it writes."""
 ENOUGH = 0.01
@@ -67,7 +72,7 @@ def chosen_passes(
         return passes_of(pair, count) if count > 1 else None
     if fixed or texts < 2 or not worthwhile(pair, texts * limit):
         return None
-    return fastest_passes(pair, min(texts, most_rows(pair, limit)), texts * limit)
+    return fastest_passes(pair, min(texts, most_rows(pair, limit)), texts, limit)
 
 
 class _Alone:
@@ -90,7 +95,7 @@ class _Alone:
 def worthwhile(pair: Pair, tokens: int) -> bool:
     """Whether so many tokens take a pair long enough for several texts at once to be tried."""
     try:
-        return tokens * _seconds(pair, [_Alone(pair.target)], [0])[0] >= WORTH
+        return tokens * _seconds(pair, [_Alone(pair.target)], [0], 0)[0] >= WORTH
     finally:
         pair.target.rollback(0)
 
@@ -123,17 +128,24 @@ def most_rows(pair: Pair, limit: int) -> int:
     return max(1, min([MOST, *room]))
 
 
-def fastest_passes(pair: Pair, most: int, tokens: int) -> list[RowPasses] | None:
+def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[RowPasses] | None:
     """Passes over the number of texts beyond which twice as many bring little; None for one text at a time.
 
     Args:
         pair: of which `why_alone` says nothing; its caches are emptied.
         most: texts at once.
-        tokens: to write. Where they take less time than trying more texts could save, that is not tried.
+        texts: to write. Where they take less time than trying more of them at once could save, that is not tried.
+        limit: new tokens of each.
     """
     chosen: list[RowPasses] | None = None
+    written = min(limit // 2, WRITTEN, pair.context // 2)
     ways, clock = [0, DRAFTED] if pair.drafts else [0], _clock(pair)
-    found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways)
+    found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways, written)
+
+    def needed(rows: int, seconds: float) -> float:
+        """Seconds for all texts, so many of them at once, of which a token of each takes so long."""
+        return limit * seconds * (texts / rows + ENDING * (1 - 1 / rows))
+
     rows, factor, fewer = 1, FIRST, min(found.values())
     while factor > 1:
         if (count := rows * factor) > most:
@@ -142,23 +154,24 @@ def fastest_passes(pair: Pair, most: int, tokens: int) -> list[RowPasses] | None
         began = clock()
         try:
             more = passes_of(pair, count)
-            found = _seconds(pair, more, ways)
+            found = _seconds(pair, more, ways, written)
         except Exception as error:
             if not out_of_memory(error):
                 raise
             most = count - 1
             continue
         took, seconds = clock() - began, min(found.values())
-        if (factor * fewer / seconds) ** (1 / log2(factor)) <= GAIN:
+        if (needed(rows, fewer) / needed(count, seconds)) ** (1 / log2(factor)) <= GAIN:
             most = count - 1
             continue
         each = max(0.0, seconds - fewer) / (count - rows)  # seconds that one text more takes
-        chosen, rows, fewer = more, count, seconds
+        chosen, rows, fewer, factor = more, count, seconds, 2
         # Drafts pay less the more texts there are.
         ways = [way for way in ways if not way or found[way] <= found[0]]
-        factor = next((times for times in (FURTHER, 2) if rows * times <= most), 1)
-        saved = tokens / rows * (seconds - (seconds + each * rows * (factor - 1)) / factor)
-        if saved < sqrt(factor) * took:  # to find out takes the longer the more texts, but not as many times as long
+        saved = needed(rows, seconds) - needed(2 * rows, seconds + each * rows)
+        if (
+            saved < sqrt(2) * took
+        ):  # to find out takes the longer the more texts, but not twice as long for twice as many
             break
     for runner in read_models(pair):
         runner.rollback(0)
@@ -172,9 +185,14 @@ def _clock(pair: Pair) -> Callable[[], float]:
 
 
 @in_inference_mode
-def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int]) -> dict[int, float]:
-    """The least seconds for a token of each text, by how many tokens are drafted in a round; 0 is a pass alone."""
-    tokens = ordinary_tokens(CONTEXT + max(ways) + 1, pair.vocabulary, pair.eos)
+def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int], written: int) -> dict[int, float]:
+    """The least seconds for a token of each text, by how many tokens are drafted in a round; 0 is a pass alone.
+
+    Args:
+        written: tokens that each text holds behind a short prompt.
+    """
+    cached = CONTEXT + written
+    tokens = ordinary_tokens(cached + max(ways) + 1, pair.vocabulary, pair.eos)
     *drafts, target = passes
 
     def ask(passes: RowPasses, after: int, new: Sequence[int], keep: int) -> None:
@@ -183,13 +201,13 @@ def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int]) -> di
     def play(steps: int) -> None:
         for _ in range(steps):
             for draft in drafts:
-                ask(draft, CONTEXT, tokens[-1:], 1)
-        ask(target, CONTEXT, tokens[CONTEXT : CONTEXT + steps + 1], steps + 1)
+                ask(draft, cached, tokens[-1:], 1)
+        ask(target, cached, tokens[cached : cached + steps + 1], steps + 1)
 
     for each in passes:
-        each.run([RowRequest(0, 0, tokens[:CONTEXT], 0)])
+        each.run([RowRequest(0, 0, tokens[:cached], 0)])
         for row in range(1, each.rows):
-            each.copy(0, row, 0, CONTEXT)
+            each.copy(0, row, 0, cached)
     for steps in ways:  # the first pass of a kind takes longer
         play(steps)
     times = timed(play, ways, _clock(pair), ENOUGH)

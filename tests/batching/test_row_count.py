@@ -27,9 +27,11 @@ class Timed(TableRunner):
         self.clock, self.seconds, self.making = clock, seconds, making
         self.made: list[int] = []
         self.passes: dict[int, int] = {}
+        self.widest = 0
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self.clock[0] += self.seconds[1]
+        self.widest = max(self.widest, len(tokens))
         return super().extend(tokens, keep, hidden=hidden)
 
     def rows(self, count: int) -> Any:
@@ -70,22 +72,22 @@ def pair_of(
 @pytest.mark.parametrize(
     ("seconds", "most", "tried", "chosen"),
     [
-        ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, MOST, [8, 4, 2], None),
-        ({1: 1.0, 2: 1.9, 4: 3.4, 8: 7.0}, MOST, [8, 4, 2], None),
-        ({1: 1.0, 4: 3.0, 8: 6.5}, MOST, [8, 4], 4),
+        ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}, MOST, [16, 8, 4, 2], None),
+        ({1: 1.0, 2: 1.9, 4: 3.4, 8: 7.0, 16: 15.0}, MOST, [16, 8, 4, 2], None),
+        ({1: 1.0, 4: 3.0, 8: 6.5, 16: 15.0}, MOST, [16, 8, 4], 4),
         ({1: 1.0, 4: 1.5, 8: 2.9}, 7, [4], 4),
         ({1: 1.0, 2: 1.1, 4: 1.5}, 3, [2], 2),
         ({1: 1.0}, 1, [], None),
-        ({1: 1.0, 8: 2.0, 16: 3.6, 32: 6.7}, MOST, [8, 32, 16], 16),
-        ({1: 1.0, 8: 2.0, 16: 3.7, 32: 6.7}, MOST, [8, 32, 16], 8),
-        (dict.fromkeys((1, 8, 32, 64), 1.0), MOST, [8, 32, 64], 64),
+        ({1: 1.0, 16: 3.6, 32: 6.7}, MOST, [16, 32], 16),
+        ({1: 1.0, 8: 2.0, 16: 15.0}, MOST, [16, 8], 8),
+        (dict.fromkeys((1, 16, 32, 64), 1.0), MOST, [16, 32, 64], 64),
     ],
 )
 def test_more_rows_are_tried_as_long_as_twice_as_many_bring_a_tenth(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], most: int, tried: list[int], chosen: int | None
 ) -> None:
     pair, target = pair_of(monkeypatch, seconds)
-    found = fastest_passes(pair, most, LONG)
+    found = fastest_passes(pair, most, LONG, 1)
     assert (None if found is None else found[-1].rows) == chosen
     assert target.made == tried
     assert target.length == 0, "the next text begins at its beginning"
@@ -96,20 +98,35 @@ def test_drafts_are_tried_with_more_rows_where_they_pay_with_fewer(
     monkeypatch: pytest.MonkeyPatch, step: float, passes: int
 ) -> None:
     """A round of three draft tokens stands for one that writes two, so a step may take a third of a pass."""
-    pair, _ = pair_of(monkeypatch, {1: 1.0, 8: 1.0, 32: 1.0}, drafting={1: 0.1, 8: 2 * step, 32: step})
-    fastest_passes(pair, 32, LONG)
+    pair, _ = pair_of(monkeypatch, {1: 1.0, 16: 1.0, 32: 1.0}, drafting={1: 0.1, 16: 2 * step, 32: step})
+    fastest_passes(pair, 32, LONG, 1)
     draft = pair.drafts[0]
     assert isinstance(draft, Timed)
     assert draft.passes[32] == passes
 
 
 def test_more_rows_are_not_made_for_a_rest_that_they_cannot_pay_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, target = pair_of(monkeypatch, dict.fromkeys((1, 2, 4, 8, 16), 1.0), making=10.0)
-    # Eight at once write 300 tokens in 38 seconds, of which sixteen could save half, and would take 1.4 times the 15 to
-    # make and to time that eight took.
-    assert fastest_passes(pair, 16, 300)[-1].rows == 8  # type: ignore[index]
-    assert target.made == [8]
-    assert fastest_passes(pair, 16, 800)[-1].rows == 16  # type: ignore[index]
+    pair, target = pair_of(monkeypatch, dict.fromkeys((1, 16, 32), 1.0), making=10.0)
+    # Sixteen at once write six texts of 100 tokens in 38 seconds and what the end takes, of which 32 could save half.
+    # To make and to time them would take 1.4 times the 15 that sixteen took.
+    assert fastest_passes(pair, 32, 6, 100)[-1].rows == 16  # type: ignore[index]
+    assert target.made == [16]
+    assert fastest_passes(pair, 32, 16, 100)[-1].rows == 32  # type: ignore[index]
+
+
+def test_places_that_stand_empty_at_the_end_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for texts, chosen in ((1000, 32), (64, 16)):
+        pair, _ = pair_of(monkeypatch, {1: 1.0, 16: 2.0, 32: 3.5, 64: 7.0})
+        assert fastest_passes(pair, MOST, texts, 1000)[-1].rows == chosen  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("limit", "held"), [(10, 21), (60, 46), (1 << 20, 144)])
+def test_texts_hold_half_of_what_they_may_write_while_they_are_timed(
+    monkeypatch: pytest.MonkeyPatch, limit: int, held: int
+) -> None:
+    pair, target = pair_of(monkeypatch, {1: 1.0, 16: 1.0})
+    fastest_passes(pair, 16, 100, limit)
+    assert target.widest == held
 
 
 def test_passes_of_one_shape_do_not_follow_from_how_many_texts_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +155,11 @@ def test_memory_that_runs_out_ends_the_search(monkeypatch: pytest.MonkeyPatch) -
         return make(count)
 
     monkeypatch.setattr(target, "rows", rows)
-    assert fastest_passes(pair, 16, LONG)[-1].rows == 2  # type: ignore[index]
+    assert fastest_passes(pair, 16, LONG, 1)[-1].rows == 2  # type: ignore[index]
     assert target.length == 0
     monkeypatch.setattr(target, "rows", lambda _: make(0 / 0))
     with pytest.raises(ZeroDivisionError):
-        fastest_passes(pair, 16, LONG)
+        fastest_passes(pair, 16, LONG, 1)
 
 
 def test_caches_take_a_part_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def speeds(to: Recorder, stage: Stage) -> None:
             to.row("Several texts at once", engine=pair.target.engine, texts=size, drafts=drafts, **speed, **shares)
     with torch.inference_mode():
         began = perf_counter()
-        chosen = fastest_passes(pair, stage.sized(MOST, 2), stage.sized(10_000, 100))
+        chosen = fastest_passes(pair, stage.sized(MOST, 2), stage.sized(100, 50), limit.max_new_tokens)
         texts = 1 if chosen is None else chosen[-1].rows
     to.row("What auto takes", engine=pair.target.engine, texts=texts, seconds=perf_counter() - began)
 
