@@ -184,19 +184,13 @@ def likeliest(row: Floats, count: int) -> Counts:
     """The indices of the ``count`` largest numbers of a row ``(V,)``, falling; of equal ones the first comes first."""
     if count >= len(row):
         return (-row).argsort(kind="stable")[:count]
-    found = np.flatnonzero(row >= _bound(row, count))
-    if len(found) < count:  # there is a NaN
-        return (-row).argsort(kind="stable")[:count]
-    return found[(-row[found]).argsort(kind="stable")[:count]]
-
-
-def _bound(row: Floats, count: int) -> np.float32:
-    """A number that at least ``count`` of a row ``(V,)`` reach, fewer than V of them, and not many more."""
     blocks = len(row) // BLOCK
     # As many blocks have a number at least as large as the last of the largest maxima.
     maxima = row[: blocks * BLOCK].reshape(blocks, BLOCK).max(-1) if blocks > 4 * count else row
-    found: np.float32 = np.partition(maxima, -count)[-count]
-    return found
+    found = np.flatnonzero(row >= np.partition(maxima, -count)[-count])
+    if len(found) < count:  # there is a NaN
+        return (-row).argsort(kind="stable")[:count]
+    return found[(-row[found]).argsort(kind="stable")[:count]]
 
 
 def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
@@ -229,7 +223,7 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
     if isnan(weights.item(0)):
         return np.zeros(len(weights), dtype=np.bool_)
     if 0 < top_k < len(scores):
-        numbers, falling = scores, _sorted_down(scores[scores >= _bound(scores, top_k + 1)])[: top_k + 1]
+        numbers, falling = scores, scores[likeliest(scores, top_k + 1)]
         if top_p == 1:
             return np.asarray(scores >= falling[top_k - 1])
         if falling[top_k - 1] == falling[top_k] > -inf:
@@ -260,13 +254,8 @@ def _falling(weights: Floats, part: float, rest: float) -> Floats:
         most = weights[weights >= np.float32(share * rest / len(weights))]
         if share < 1 or float(np.add.reduce(most)) > part:
             break
-    return _sorted_down(most)
-
-
-def _sorted_down(numbers: Floats) -> Floats:
-    """Sorts a row in its own memory, the largest first."""
-    numbers.sort()
-    return numbers[::-1]
+    most.sort()
+    return most[::-1]
 
 
 def _below(rows: Floats) -> Floats:
