@@ -62,7 +62,7 @@ class Penalties:
             raise RecordError("invalid_sampling", f"logit_bias: {wrong[0]} is no id of the target's {vocabulary}")
         self._bias = np.zeros(vocabulary, np.float32)
         self._bias[list(bias)] = list(bias.values())
-        self._settings, self._prompt, self._biased = settings, prompt, bool(bias)
+        self._settings, self._prompt = settings, prompt
 
     def fresh(self) -> "Penalties":
         return self
@@ -74,7 +74,7 @@ class Penalties:
         ids = np.asarray(text, np.int64)
         ends = range(len(text) - len(rows) + 1, len(text) + 1)  # of the text that each row follows
         if isinstance(rows, np.ndarray):
-            biased = rows + self._bias if self._biased else rows.copy()
+            biased = rows + self._bias if self._settings.logit_bias else rows.copy()
             self._penalise(biased, ids, ends, np.where, lambda numbers: numbers)
             return biased
         import torch
@@ -83,7 +83,7 @@ class Penalties:
             return torch.from_numpy(numbers).to(rows.device)
 
         found = rows.to(torch.float32, copy=True)
-        if self._biased:
+        if self._settings.logit_bias:
             found += there(self._bias)
         self._penalise(found, ids, ends, torch.where, there)
         return found
@@ -103,24 +103,24 @@ class Penalties:
         ratio, presence = self._settings.repetition_penalty, self._settings.presence_penalty
         frequency = self._settings.frequency_penalty
         if ratio != 1:
-            places = self._places([ids[:end] for end in ends], there)
+            places = _places([self._known(ids[:end]) for end in ends], there)
             some = found[places]
             found[places] = where(some > 0, some / ratio, some * ratio)
         if presence or frequency:
-            written, counts = zip(*(self._counted(ids[self._prompt : end]) for end in ends), strict=True)
+            parts = (self._known(ids[self._prompt : end]) for end in ends)
+            written, counts = zip(*(np.unique(part, return_counts=True) for part in parts), strict=True)
             taken = presence + frequency * np.concatenate(counts)
-            found[self._places(written, there)] -= there(taken.astype(np.float32))
+            found[_places(written, there)] -= there(taken.astype(np.float32))
 
-    def _places(self, parts: Sequence[Ids], there: Callable[..., Any]) -> tuple[Any, Any]:
-        """The rows and columns of ids that belong to one row after the other."""
-        known = [part[part < len(self._bias)] for part in parts]
-        rows = np.repeat(np.arange(len(known)), [len(part) for part in known])
-        return there(rows), there(np.concatenate(known))
+    def _known(self, ids: Ids) -> Ids:
+        """Those that logits have a column for."""
+        return ids[ids < len(self._bias)]
 
-    def _counted(self, ids: Ids) -> tuple[Ids, Ids]:
-        """The different ones among ids, and how often each occurs."""
-        found, counts = np.unique(ids[ids < len(self._bias)], return_counts=True)
-        return found, counts
+
+def _places(parts: Sequence[Ids], there: Callable[..., Any]) -> tuple[Any, Any]:
+    """The rows and columns of ids, of which each row has a part."""
+    rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return there(rows), there(np.concatenate(parts))
 
 
 def repetition_rule(penalty: float, vocabulary: int) -> Penalties:
