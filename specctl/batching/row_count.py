@@ -138,7 +138,7 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[RowPas
         limit: new tokens of each.
     """
     chosen: list[RowPasses] | None = None
-    written = min(limit // 2, WRITTEN, pair.context // 2)
+    written = max(0, min(limit // 2, WRITTEN, pair.context - CONTEXT - DRAFTED - 1))
     ways, clock = [0, DRAFTED] if pair.drafts else [0], _clock(pair)
     found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways, written)
 
@@ -169,9 +169,8 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[RowPas
         # Drafts pay less the more texts there are.
         ways = [way for way in ways if not way or found[way] <= found[0]]
         saved = needed(rows, seconds) - needed(2 * rows, seconds + each * rows)
-        if (
-            saved < sqrt(2) * took
-        ):  # to find out takes the longer the more texts, but not twice as long for twice as many
+        # To find out takes the longer the more texts, but not twice as long for twice as many.
+        if saved < sqrt(2) * took:
             break
     for runner in read_models(pair):
         runner.rollback(0)
