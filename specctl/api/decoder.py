@@ -22,7 +22,7 @@ from specctl.models.loading.kept_pair import kept_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve
-from specctl.profile.schema import DraftTable, PolicyTable, SamplingTable
+from specctl.profile.schema import PolicyTable, SamplingTable
 from specctl.profile.wording import shown
 from specctl.records import Completion, Round
 
@@ -89,7 +89,9 @@ def load(
     for note in (*resolved.notes, *resolved.outdated):
         warnings.warn(note, stacklevel=2)
     own = resolved.profile
-    return Decoder(resolved, _opened(own, progress, predictors=own.draft is not None and _reads_predictor(own.draft)))
+    return Decoder(
+        resolved, _opened(own, progress, predictors=own.draft is not None and own.draft.setting.needs_predictors)
+    )
 
 
 def _opened(profile: Profile, progress: Callable[[str], None] = lambda _: None, *, predictors: bool) -> Pair:
@@ -111,10 +113,6 @@ def _opened(profile: Profile, progress: Callable[[str], None] = lambda _: None, 
             longest=setting.longest_draft if setting else 0,
         )
     return pair
-
-
-def _reads_predictor(draft: DraftTable) -> bool:
-    return any(level.needs_predictor for level in draft.setting.levels)
 
 
 class Decoder:
@@ -288,6 +286,6 @@ class Decoder:
         if draft is None:
             return
         named = any(level.head is not None for level in draft.levels)
-        if named and _reads_predictor(draft) and not any(self.pair.named_predictors):
+        if named and draft.setting.needs_predictors and not any(self.pair.named_predictors):
             self._take(_opened(self.resolved.profile, predictors=True))  # it was loaded for a policy that reads none
         self._session.drafter = build_drafter(self.pair, draft.setting)

@@ -144,6 +144,11 @@ class Setting:
         return any(not one.signals.isdisjoint(TRAINED_SIGNALS) for one in (self, *(one for _, one in self.batches)))
 
     @property
+    def needs_predictors(self) -> bool:
+        """`needs_predictor` of any level."""
+        return any(level.needs_predictor for level in self.levels)
+
+    @property
     def all_values(self) -> dict[str, Any]:
         """Every setting of the top policy, defaults included."""
         return {**_defaults(self.policy), **dict(self.values)}

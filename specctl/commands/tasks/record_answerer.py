@@ -143,8 +143,7 @@ def load_answering(
     """
     draft = profile.draft.at_work() if profile.draft is not None else None
     profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
-    levels = draft.setting.levels if draft is not None else ()
-    with_predictors = traced or any(level.needs_predictor for level in levels)
+    with_predictors = traced or (draft is not None and draft.setting.needs_predictors)
     pair = load(
         profile,
         progress.console,
