@@ -6,7 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from checkpoints import save_model
+import torch
+from checkpoints import llama_config, save_model
+from safetensors.torch import load_file, save_file
 
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
@@ -69,6 +71,48 @@ def test_quantised_checkpoints_that_cannot_be_read_here(
 
     assert named in error.message
     assert hint in error.hint
+
+
+def in_fp8(folder: Path, block: int) -> dict[str, torch.Tensor]:
+    """Store the layers' products of a checkpoint in FP8, a scale for each block; what they then are."""
+    tensors = load_file(folder / "model.safetensors")
+    meant: dict[str, torch.Tensor] = {}
+    for name in [name for name in tensors if ".layers." in name and tensors[name].ndim == 2]:
+        weight = tensors[name]
+        rows, columns = (-(-size // block) for size in weight.shape)
+        scales = torch.rand(rows, columns) + 0.5  # (row blocks, column blocks)
+        spread = scales.repeat_interleave(block, 0).repeat_interleave(block, 1)[: weight.shape[0], : weight.shape[1]]
+        tensors[name] = (weight / spread).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales
+        meant[name] = tensors[name].float() * spread
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [block, block]})
+    return meant
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have kernels that read parts of a block")
+@pytest.mark.parametrize("side", [24, 40], ids=["read in blocks of another size", "not read at all"])
+def test_fp8_weights_that_are_no_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int) -> None:
+    monkeypatch.setattr(loading, "_read", lambda *_: pytest.fail("weights were read"))
+    folder = save_model(tmp_path / "llama", llama_config(hidden_size=side))
+    in_fp8(folder, 16)
+
+    error = refusal(folder)
+
+    assert f"{side} x 32 weights, which is not a whole number of FP8 blocks of 16 x 16" in error.message
+    assert "compute capability 8.9" in error.hint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute with the blocks")
+def test_fp8_weights_of_whole_blocks_are_unpacked_as_meant(tmp_path: Path) -> None:
+    """A side below one block is whole too: 8 columns under one scale."""
+    folder = save_model(tmp_path / "llama", llama_config(hidden_size=32, num_attention_heads=4, head_dim=2))
+    meant = in_fp8(folder, 16)
+
+    loaded = load_model(ModelTable(model=str(folder), device="cpu", dtype="float32"), role="target").model
+
+    found = loaded.state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in meant.items())
 
 
 def test_the_quantisation_of_a_text_decoder_inside_counts() -> None:

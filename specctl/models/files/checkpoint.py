@@ -1,6 +1,7 @@
 """Finding a checkpoint's files: an embedded model, a local folder, or a snapshot in the hub's cache."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,17 +33,18 @@ class WeightHeaders:
     Attributes:
         counts: number of weights by stored dtype, with safetensors names such as ``BF16``.
         stored_bytes: size of all weights in bytes.
-        by_tensor: number of weights by tensor.
+        shapes: of every tensor, by its name.
     """
 
     counts: dict[str, int]
     stored_bytes: int
-    by_tensor: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def bytes_without(self, *looked_up: str) -> int:
         """About the size of all weights but those of tensors whose names end so, of which a pass reads single rows."""
-        left_out = sum(count for name, count in self.by_tensor.items() if name.endswith(looked_up))
-        return round(self.stored_bytes * (1 - left_out / max(1, sum(self.by_tensor.values()))))
+        sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        left_out = sum(size for name, size in sizes.items() if name.endswith(looked_up))
+        return round(self.stored_bytes * (1 - left_out / max(1, sum(sizes.values()))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +119,17 @@ class Checkpoint:
             files = metadata.files_metadata.values()
             ends = [max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0) for file in files]
             told = {str(kind): count for kind, count in metadata.parameter_count.items()}
-            each = {name: one.parameter_count for file in files for name, one in file.tensors.items()}
+            each = {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
             return WeightHeaders(told, sum(ends), each)
-        import math
-
         counts: Counter[str] = Counter()
-        sizes: dict[str, int] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for path in self.weight_files():
             with self._opened(path) as file:
                 for key in file.keys():  # noqa: SIM118 - not a mapping
                     tensor = file.get_slice(key)
-                    sizes[key] = math.prod(tensor.get_shape())
-                    counts[tensor.get_dtype()] += sizes[key]
-        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()), sizes)
+                    shapes[key] = tuple(tensor.get_shape())
+                    counts[tensor.get_dtype()] += math.prod(shapes[key])
+        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()), shapes)
 
     def fetch_weights(self) -> None:
         """Download weights that are missing; on a terminal, the hub client shows its progress bars."""

@@ -112,7 +112,8 @@ def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
         placement: where the model will go, since some methods need a GPU.
 
     Raises:
-        ModelError: the method is unknown, its package is missing, or it does not run on the placement's devices.
+        ModelError: the method is unknown, its package is missing, it does not run on the placement's devices, or its
+            blocks do not fill the weights.
     """
     described = quantised_with(checkpoint.settings())
     if described is None:
@@ -143,6 +144,36 @@ def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
                 f"Use a device that {method} supports, or a checkpoint that is not quantised; quantization_config in "
                 f"{where} may also be damaged.",
             ) from error
+    if method == "fp8" and getattr(quantizer.quantization_config, "dequantize", False):
+        _require_whole_blocks(checkpoint, quantizer.quantization_config.weight_block_size)
+
+
+def _require_whole_blocks(checkpoint: Checkpoint, block: Sequence[int] | None) -> None:
+    """Raise a ModelError if FP8 weights do not consist of whole blocks.
+
+    Where a device has no FP8 kernels, transformers (5.24) unpacks the weights and takes a side divided by its number of
+    scales for the block. With 128 x 128 blocks, a side of 192 would be read in blocks of 96: wrong numbers without an
+    error.
+
+    Args:
+        checkpoint: with FP8 weights, each with its scales in a tensor of the name + ``_scale_inv``.
+        block: rows and columns of a block; None where each weight has one scale.
+    """
+    shapes = checkpoint.headers().shapes
+    for name, shape in shapes.items():
+        scales = shapes.get(f"{name}_scale_inv", ())
+        if len(shape) < 2 or len(scales) < 2:
+            continue
+        sides = list(zip(shape[-2:], scales[-2:], block or shape[-2:], strict=True))
+        configured = all(count == -(-size // step) for size, count, step in sides)
+        if any(size % count or (configured and count > 1 and size % step) for size, count, step in sides):
+            wanted = " x ".join(str(step) for _, _, step in sides)
+            raise ModelError(
+                f"{checkpoint}: {name} has {shape[-2]} x {shape[-1]} weights, which is not a whole number of FP8 "
+                f"blocks of {wanted}.",
+                "transformers unpacks whole blocks only where there is no GPU with FP8 kernels. Use a GPU of compute "
+                "capability 8.9 or newer, or the checkpoint that this one was made from.",
+            )
 
 
 def _method(described: dict[str, Any]) -> str:
