@@ -1,7 +1,13 @@
 """Errors for users: what is wrong, how to fix it, and the exit code."""
 
+import re
 import sys
 from typing import Any
+
+DISTRIBUTION = "specctl-llm"
+"""What the package index and pip call specctl; `specctl` there is an unrelated program."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)[^;]*")
+"""A line of metadata as `importlib.metadata.requires` gives it, up to its marker; the first group is the name."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -24,6 +30,24 @@ def reason(error: BaseException) -> str:
     lines = [stripped for line in str(error).splitlines() if (stripped := line.strip())]
     count = next((number for number, line in enumerate(lines, start=1) if not line.endswith(":")), len(lines))
     return " ".join(lines[:count])
+
+
+def pip_install(*libraries: str) -> str:
+    """The command that installs libraries, each with the least version that specctl's own installed metadata asks for.
+
+    It names the libraries and not an extra of specctl, so it works however specctl was installed.
+
+    Args:
+        libraries: names of distributions.
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # slow to import, and rarely needed
+
+    try:
+        required = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:  # specctl runs from a folder in which it was not installed
+        required = []
+    known = {found[1].lower(): found[0].strip() for line in required if (found := _REQUIREMENT.match(line)) is not None}
+    return " ".join(["pip install", *(f'"{known.get(name.lower(), name)}"' for name in libraries)])
 
 
 class SpecctlError(Exception):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specctl.models.onnx.onnx_runner import OnnxRunner
 
 missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
-needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (specctl[onnx])")
+needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (the extra onnx)")
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from specctl.commands.options import PolicyOption, policy_flag, warn
 from specctl.commands.serve_options import KEY_VARIABLE, BoundOptions, ClientOptions
 from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.commands.tasks.served_pair import load_served, replicated
-from specctl.errors import UsageError
+from specctl.errors import UsageError, pip_install
 from specctl.profile.base_tables import GRAMMARS
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
-NEEDS = ("prometheus_client", "starlette", "uvicorn")
+NEEDS = ("prometheus-client", "starlette", "uvicorn")
 
 
 @grouped
@@ -33,7 +33,7 @@ def serve(
 ) -> None:
     """Answer requests over HTTP as OpenAI's clients send them, several at once.
 
-    Needs the extra serve: pip install 'specctl[serve]'.
+    Needs the extra serve: pip install '.[serve]' in a clone of the project.
 
     The first Ctrl-C or SIGTERM lets texts end that are being written, the second ends them.
 
@@ -99,10 +99,10 @@ def _require_extra() -> None:
     """Raise UsageError without what it needs."""
     from importlib.util import find_spec
 
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
+    if missing := [name for name in NEEDS if find_spec(name.replace("-", "_")) is None]:
         raise UsageError(
             f"serve needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
-            "pip install 'specctl[serve]'",
+            pip_install(*missing),
         )
 
 

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specctl import __version__
 from specctl.models.running.engines import engine_report
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
@@ -29,7 +30,8 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
         argv=sys.argv[1:],
         versions={
             "python": platform.python_version(),
-            **{package: version(package) for package in ("specctl", "torch", "transformers")},
+            "specctl": __version__,
+            **{package: version(package) for package in ("torch", "transformers")},
         },
         devices={key: device_name(runner.device, threads_of(runner)) for key, runner in runners.items()},
         **of_request(profile, suite),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.request import urlopen
 
-from specctl.errors import UsageError
+from specctl.errors import UsageError, pip_install
 from specctl.prompts.suite_formats import FormatError, Row, Source, parsed
 
 OFFLINE_HINT = "without a network, read a local copy with --data FILE"
@@ -82,7 +82,7 @@ def _fetched(source: Source, what: str) -> Iterator[Mapping[str, Any]]:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        hint = "pip install specctl[suites], or read a copy in JSON lines with --data FILE"
+        hint = f"{pip_install('datasets')}, or read a copy in JSON lines with --data FILE"
         raise UsageError(f"{what} needs the package `datasets`, which is not installed", hint) from error
     try:
         # Streaming, because a download always includes every split: WMT19's training text is gigabytes.

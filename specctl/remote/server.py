@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from specctl.errors import SpecctlError, UsageError
+from specctl.errors import SpecctlError, UsageError, pip_install
 from specctl.remote.chunks import AnswerError, Chunk, Usage, chunk_of, refusal
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def connected(url: str, key: str | None, model: str | None) -> Server:
         SpecctlError: the server does not answer.
     """
     if find_spec("httpx") is None:
-        raise UsageError("--url needs httpx, which is not installed", "pip install 'specctl[serve]'")
+        raise UsageError("--url needs httpx, which is not installed", pip_install("httpx"))
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

@@ -7,11 +7,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from specctl.errors import SpecctlError, UsageError, reason
+from specctl.errors import SpecctlError, UsageError, pip_install, reason
 from specctl.replicas.job import ReplicaError
 
 NAMESPACE = "specctl"
-_INSTALL = 'pip install "specctl[ray]"'
 _LOOPBACK = "127.0.0.1"
 
 
@@ -95,10 +94,10 @@ def _imported() -> Any:
         import ray
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
-            raise UsageError("--cluster needs Ray, which is not installed", _INSTALL) from error
+            raise UsageError("--cluster needs Ray, which is not installed", pip_install("ray")) from error
         missing = f"its module {error.name} is missing" if isinstance(error, ModuleNotFoundError) else reason(error)
         raise UsageError(
-            f"--cluster needs Ray, which is installed but cannot be imported: {missing}", _INSTALL
+            f"--cluster needs Ray, which is installed but cannot be imported: {missing}", pip_install("ray")
         ) from error
     return ray
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal, Self
 
+from specctl import __version__
 from specctl.errors import UsageError, reason
 from specctl.profile.schema import Profile
 from specctl.replicas.actor import GONE, STALE, described
@@ -236,7 +237,7 @@ def fingerprint(job: Job) -> str:
         for name, value in job.setup.items()
         if name not in job.passing
     }
-    versions = {name: version(name) for name in ("specctl", "torch", "transformers")}
+    versions = {"specctl": __version__, **{name: version(name) for name in ("torch", "transformers")}}
     found, folder = job.sources, None
     if found is not None and found.relative:
         folder = found.folder

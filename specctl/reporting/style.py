@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import UsageError
+from specctl.errors import UsageError, pip_install
 from specctl.printable import one_line
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _STYLE: dict[str, Any] = {
 def require_matplotlib() -> None:
     """Raise UsageError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'")
+        raise UsageError("figures need matplotlib", pip_install("matplotlib"))
 
 
 @contextmanager

@@ -184,7 +184,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     error = refusal(EMBEDDED, "int8")
 
     assert "needs torchao" in error.message
-    assert 'pip install "specctl[quantize]"' in error.hint
+    assert 'pip install "torchao' in error.hint
 
 
 def test_a_checkpoint_is_not_quantised_twice(folder: Path) -> None:

@@ -272,5 +272,5 @@ def test_offline_or_without_the_library_the_way_out_is_told(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="the suite 'dolly' needs the package `datasets`") as caught:
         load_suite("dolly")
-    assert "pip install specctl[suites]" in caught.value.hint
+    assert 'pip install "datasets' in caught.value.hint
     assert "--data FILE" in caught.value.hint

@@ -58,7 +58,7 @@ def test_without_ray_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="which is not installed") as caught:
         connected("host:1")
-    assert caught.value.hint == 'pip install "specctl[ray]"'
+    assert caught.value.hint.startswith('pip install "ray')
 
 
 @pytest.mark.parametrize(

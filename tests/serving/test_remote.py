@@ -223,7 +223,7 @@ def test_without_httpx_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("specctl.remote.server.find_spec", lambda _: None)
     with pytest.raises(UsageError, match="--url needs httpx") as raised:
         invoke("chat", "--url", "http://x")
-    assert raised.value.hint == "pip install 'specctl[serve]'"
+    assert raised.value.hint.startswith('pip install "httpx')
 
 
 def test_what_other_servers_tell_of_drafts() -> None:

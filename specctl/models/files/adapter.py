@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, pip_install
 from specctl.models.files.hushing import hushed_hub
 from specctl.models.files.loading_failures import ADAPTER, explained
 
@@ -108,7 +108,7 @@ class Adapter:
             model: the model's `skeleton`.
         """
         if find_spec("peft") is None:
-            raise ModelError(f"{self} needs peft.", 'Run `pip install "specctl[adapters]"`.')
+            raise ModelError(f"{self} needs peft.", f"Run `{pip_install('peft')}`.")
         shapes = self._shapes()
         modules = {name for name, _ in model.named_modules()}
         known = {

@@ -7,7 +7,7 @@ from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError, of_onnxruntime
+from specctl.errors import ModelError, of_onnxruntime, pip_install
 from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
 from specctl.models.passes.tree_sight import WIDEST
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from specctl.models.onnx.onnx_runner import OnnxRunner
 
-INSTALL = "Run `pip install 'specctl[onnx]'`."
+NEEDS = ("onnxruntime", "onnxscript")
+"""Distributions to install for this engine; onnxscript brings onnx."""
 LONGEST = 1 << 17
 """The most places for which the angles of positions are tabulated."""
 
@@ -33,7 +34,7 @@ class Unable(Exception):  # noqa: N818 - it is a finding
 def require_onnxruntime() -> None:
     """Raise a ModelError if onnxruntime is not installed."""
     if find_spec("onnxruntime") is None:
-        raise ModelError('engine = "onnx" needs onnxruntime, which is not installed.', INSTALL)
+        raise ModelError('engine = "onnx" needs onnxruntime, which is not installed.', f"Run `{pip_install(*NEEDS)}`.")
 
 
 def build_onnx_runner(
@@ -204,7 +205,9 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
     """Export a model to a file, with its weights in another one beside it; it knows the angles of so many places."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
-            raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
+            raise ModelError(
+                f'engine = "onnx" needs {package}, which is not installed.', f"Run `{pip_install(*NEEDS)}`."
+            )
     import onnx_ir as ir
 
     from specctl.models.onnx.export import exported

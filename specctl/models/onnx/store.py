@@ -17,6 +17,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from specctl import __version__
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.outputs.locks import locked, remove_abandoned
 
@@ -147,6 +148,8 @@ def processor(told: Path = Path("/proc/cpuinfo")) -> list[str]:
 @cache
 def version_of(package: str) -> str | None:
     """A package's version, whose reading takes half a millisecond; None where it is not installed."""
+    if package == "specctl":  # a distribution of that name is another program
+        return __version__
     try:
         return version(package)
     except PackageNotFoundError:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, pip_install
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.onnx.automatic import LONG_RUN
 from specctl.models.onnx.kept_runner import SMALL
-from specctl.models.onnx.onnx_engine import INSTALL, LONGEST, Unable, graph_path
+from specctl.models.onnx.onnx_engine import LONGEST, NEEDS, Unable, graph_path
 from specctl.models.onnx.store import Store, cache_folder, key_of_head
 from specctl.models.onnx_heads.head_check import difference
 from specctl.models.onnx_heads.head_graphs import CONFIDENCE, FUSE, PASS, REMEMBER, ROW, HeadGraphs
@@ -98,7 +98,9 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     """Export a head's graphs to files, each with its weights in another one beside it."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
-            raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
+            raise ModelError(
+                f'engine = "onnx" needs {package}, which is not installed.', f"Run `{pip_install(*NEEDS)}`."
+            )
     import onnx_ir as ir
 
     from specctl.models.onnx.exporting import CannotExport

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, pip_install
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.placing.engine_table import engine_named
@@ -13,8 +13,6 @@ from specctl.profile.schema import Engine, ModelTable
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
-
-INSTALL = 'Run `pip install "specctl[quantize]"`.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,10 @@ def _require_package(checkpoint: Checkpoint, name: str, package: str) -> None:
     from transformers.utils.import_utils import is_bitsandbytes_available, is_torchao_available
 
     if not {"torchao": is_torchao_available, "bitsandbytes": is_bitsandbytes_available}[package]():
-        raise ModelError(f'{checkpoint}: quantize = "{name}" needs {package}, which is missing or too old.', INSTALL)
+        raise ModelError(
+            f'{checkpoint}: quantize = "{name}" needs {package}, which is missing or too old.',
+            f"Run `{pip_install(package)}`.",
+        )
 
 
 def _torchao(make: Callable[[int], Any]) -> Callable[[str, int, list[str]], Any]:
@@ -189,7 +190,9 @@ def _torchao(make: Callable[[int], Any]) -> Callable[[str, int, list[str]], Any]
         try:
             return TorchAoConfig(make(group), modules_to_not_convert=plain)
         except (ImportError, TypeError) as error:
-            raise ModelError(f"The installed torchao is of an unknown version: {error}.", INSTALL) from error
+            raise ModelError(
+                f"The installed torchao is of an unknown version: {error}.", f"Run `{pip_install('torchao')}`."
+            ) from error
 
     return config
 

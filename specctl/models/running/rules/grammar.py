@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from specctl.errors import RecordError
+from specctl.errors import RecordError, pip_install
 from specctl.models.files.tokenizer import Tokenizer, backend_of
 from specctl.models.passes.forward import Numbers
 
@@ -132,7 +132,7 @@ class Grammars:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
             raise RecordError(
-                "no_grammars", "JSON schemas and other grammars need llguidance: pip install 'specctl[grammar]'"
+                "no_grammars", f"JSON schemas and other grammars need llguidance: {pip_install('llguidance')}"
             ) from error
         self._eos = frozenset(eos)
         try:
