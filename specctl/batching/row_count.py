@@ -9,9 +9,9 @@ from specctl.batching.pair_rows import passes_of, read_models, why_alone
 from specctl.errors import out_of_memory
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import in_inference_mode
+from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.placing.memory import device_memory
-from specctl.models.placing.model_config import cached_values
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses, RowRequest, Runner
 from specctl.models.running.threads import CONTEXT, timed

@@ -15,6 +15,7 @@ from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
+from specctl.models.passes.layer_sizes import largest
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.model_config import load_config
@@ -174,8 +175,7 @@ def _working(config: Any, need: Estimate, dtype: str, engine: Engine, *, on_cuda
     feed-forward part; then float32 logits, probabilities and two sums of them; then what an empty cache's model takes.
     """
     hidden = int(config.hidden_size)
-    inner = getattr(config, "intermediate_size", None)
-    inner = inner if isinstance(inner, int) else 4 * hidden
+    inner = largest(config, "intermediate_size") or 4 * hidden
     tokens = min(PROMPT, context_length(config) or PROMPT)
     states = tokens * (4 * hidden + 3 * inner) * ITEM_BYTES[dtype]
     laws = WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]

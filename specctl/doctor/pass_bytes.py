@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.passes.layer_sizes import largest
 from specctl.models.placing.memory import Estimate
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class WeightReads:
 
         Args:
             model: a model or draft head, perhaps a `skeleton`.
-            config: of its decoder.
+            config: of its decoder; None for a draft head.
             output: the layer that makes its logits, if that is a module of its own.
         """
         from torch import nn
@@ -46,7 +47,7 @@ class WeightReads:
         own = None if output is None else id(output.weight)
         weights = {id(weight): weight.numel() for weight in model.parameters()}
         embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)} - {own}
-        total, chosen = (_first(config, names) for names in (_EXPERTS, _CHOSEN))
+        total, chosen = (None if config is None else largest(config, *names) for names in (_EXPERTS, _CHOSEN))
         return cls(
             numbers=sum(weights.values()),
             tables=sum(count for key, count in weights.items() if key in embeddings),
@@ -69,7 +70,3 @@ class WeightReads:
         whole = need.weight_bytes(dtype) - self.tables * ITEM_BYTES[dtype]
         left_out = self.experts * (1 - self.chosen) ** width
         return round(whole * (1 - left_out / read)) if read else 0
-
-
-def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    return next((found for name in names if isinstance(found := getattr(config, name, None), int)), None)

@@ -68,7 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {"initializer_range": 0.3, "max_position_embeddings": 256},
     "gemma3n_text": {**_PLAIN, **_GEMMA, "laurel_rank": 4, "altup_num_inputs": 2}
     | {"activation_sparsity_pattern": [0.0] * 4},
-    "gemma4_text": {**_PLAIN, **_GEMMA, "global_head_dim": 8},
+    "gemma4_text": {**_PLAIN, **_GEMMA, "global_head_dim": 16},
     "gpt_neo": {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
     | {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 256, "initializer_range": 0.3},
     "modernbert-decoder": {**_TWO, "local_attention": 16, "bos_token_id": 1, "eos_token_id": 0}

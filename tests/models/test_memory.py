@@ -8,10 +8,10 @@ from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
+from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing import accelerator
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
-from specctl.models.placing.model_config import cached_values
 from specctl.models.placing.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.placing.model_config import cached_values
+from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.peers.assisted import AssistedPeer

@@ -14,6 +14,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.passes.cache import cache_argument
+from specctl.models.passes.layer_sizes import attention_values, layer_configs
 from specctl.models.passes.masks import WITH_MASKS
 from specctl.models.running.context import ENDLESS, context_length
 
@@ -30,12 +31,14 @@ def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
     Raises:
         ModelError: the layer would be one that cannot run over a cache of plain keys and values.
     """
-    config: Any = deepcopy(target.config.get_text_config(decoder=True))
+    layers = layer_configs(target.config)
+    kinds = getattr(layers[-1], "layer_types", None) or [None] * len(layers)
+    # A hybrid's MTP layer is one of those with full attention, unless its configuration says otherwise.
+    like = max(range(len(layers)), key=lambda layer: (kinds[layer] == "full_attention", layer))
+    config: Any = deepcopy(layers[like])
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None) is not None:
-        # A hybrid's MTP layer is one of those with full attention, unless its configuration says otherwise.
-        kinds = sorted(config.layer_types, key="full_attention".__eq__)[-1:]
-        config.layer_types = list(getattr(config, "mtp_layer_types", None) or kinds)[:1]
+        config.layer_types = list(getattr(config, "mtp_layer_types", None) or [kinds[like]])[:1]
     # Each family has its own way to tell at which depth its experts begin.
     depths = {
         "mlp_layer_types": ["sparse" if sparse else "dense"],
@@ -100,7 +103,7 @@ class MtpHead(ChainHead):
         output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.draft_vocabulary: int = config.vocab_size if output is None else output.weight.shape[0]
         self.vocabulary = self.draft_vocabulary
-        self.cached_values = _cached_values(config)
+        self.cached_values = attention_values(config)
         self.embeddings = nn.Embedding(config.vocab_size, self.width) if own_embeddings else None
         self.output = nn.Linear(self.width, self.draft_vocabulary, bias=False) if own_output else None
         self.share(target.get_input_embeddings(), output)
@@ -164,15 +167,6 @@ class MtpHead(ChainHead):
         )
         states = self.norm(last_of(states, keep))  # (keep, H)
         return ChainPass(self.output_layer(states), states, states)
-
-
-def _cached_values(config: Any) -> int:
-    """Keys and values for each token; latent attention caches what it makes them from."""
-    if latent := getattr(config, "kv_lora_rank", None):
-        return int(latent + config.qk_rope_head_dim)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(heads * size)
 
 
 def _cannot_run(config: Any, why: str) -> ModelError:

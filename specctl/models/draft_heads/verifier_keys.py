@@ -11,6 +11,7 @@ from transformers import Cache, PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.draft_heads.head_layers import FIXED_FREQUENCIES, Rope, rotated
 from specctl.models.passes.cache import cache_argument
+from specctl.models.passes.layer_sizes import layer_configs, query_heads
 from specctl.models.passes.watching import decoder, decoder_layers
 
 _AWAY = 7
@@ -45,7 +46,7 @@ class VerifierKeys:
         config = target.config.get_text_config(decoder=True)
         self.layers = tuple(layers)
         self._family, self._dtype = str(config.model_type), target.dtype
-        self.state_size, self.heads = int(config.hidden_size), int(config.num_attention_heads)
+        self.state_size = int(config.hidden_size)
         self._rotary: Any = getattr(decoder(target), "rotary_emb", None)
         if self._rotary is None or set(inspect.signature(self._rotary.forward).parameters) != {"x", "position_ids"}:
             raise self._refusal("its layers do not all turn keys by the same rotary embedding")
@@ -57,8 +58,11 @@ class VerifierKeys:
             raise self._refusal(str(error)) from error
         self._modules = [every[layer] for layer in self.layers]
         shapes = {self._examined(module, layer) for module, layer in zip(self._modules, self.layers, strict=True)}
-        if len(shapes) > 1:
+        its = layer_configs(config)
+        heads = {query_heads(its[layer]) for layer in self.layers}
+        if len(shapes) > 1 or len(heads) > 1:
             raise self._refusal(f"layers {', '.join(map(str, self.layers))} have keys of different shapes")
+        (self.heads,) = heads
         ((self.kv_heads, self.head_dim),) = shapes
 
     @property

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.graph_quantization import BITS, nearest
 from specctl.models.onnx.onnx_passes import Passes
+from specctl.models.passes.layer_sizes import sizes
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.running.rounding import ROUNDING, apart
 
@@ -42,7 +43,7 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
     def tokens(count: int) -> list[int]:
         return torch.randint(0, vocabulary, (count,), generator=draws).tolist()
 
-    windows = [getattr(model.config.get_text_config(decoder=True), "sliding_window", None) or 0]
+    windows = [window or 0 for window in sizes(model.config, "sliding_window")]
     first = FIRST + max(window for window in [0, *windows] if window <= LONGEST_WINDOW)
     if (most := first + sum(width for width, _ in STEPS) + 2) > passes.capacity:
         passes.grow(most, 0)

@@ -6,6 +6,7 @@ from typing import Any
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.plain_config import FAMILIES, is_plain
+from specctl.models.passes.layer_sizes import cached_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +95,3 @@ def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
     checkpoint.settings()
     with explained(checkpoint.role, checkpoint.name):
         return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
-
-
-def cached_values(config: Any) -> int:
-    """Keys and values per token over all layers that keep them: 2 x layers x key-value heads x head dimension.
-
-    Recurrent states do not grow with the text and are not counted.
-    """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    layers = sum(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers)
-    if not layers:
-        return 0
-    text = config.get_text_config(decoder=True)
-    heads: int = text.num_attention_heads
-    head_size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
-    key_value_heads: int = getattr(text, "num_key_value_heads", None) or heads
-    return 2 * layers * key_value_heads * head_size

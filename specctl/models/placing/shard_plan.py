@@ -9,6 +9,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
+from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, query_heads
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import ROOM_FOR_WORK, Placement, dtype_on
@@ -165,14 +166,14 @@ def _split(model: "PreTrainedModel") -> tuple[int, int]:
 
 def _require_heads(config: Any, shards: int, role: str) -> None:
     """Raise a ModelError where attention heads or key-value heads do not divide evenly."""
-    heads = int(config.num_attention_heads)
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    if heads % shards == 0 and groups % shards == 0:
+    heads, groups = ({count(layer) for layer in layer_configs(config)} for count in (query_heads, key_value_heads))
+    if all(count % shards == 0 for count in heads | groups):
         return
-    possible = [str(n) for n in range(2, groups + 1) if heads % n == 0 and groups % n == 0]
+    possible = [str(n) for n in range(2, min(groups) + 1) if all(count % n == 0 for count in heads | groups)]
     what = f"shards = {' or '.join(possible)}, or " if possible else ""
+    spelled = [" or ".join(map(str, sorted(counts))) for counts in (heads, groups)]
     raise ModelError(
-        f"[{role}] its {heads} attention heads and {groups} key-value heads do not divide by {shards}.",
+        f"[{role}] its {spelled[0]} attention heads and {spelled[1]} key-value heads do not divide by {shards}.",
         f'Set {what}placement = "pipeline" or "spread".',
     )
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.draft_heads.head import DraftHead
 from specctl.models.draft_heads.head_layers import FIXED_FREQUENCIES, LayerShape
+from specctl.models.passes.layer_sizes import head_size, key_value_heads, largest, layer_configs, query_heads
 from specctl.models.running.context import context_length
 
 STD = 0.02
@@ -99,9 +100,8 @@ def _weight(module: nn.Module | None) -> torch.Tensor | None:
 
 
 def _shape(target: PreTrainedModel) -> LayerShape:
-    """Layers like the target's, where its configuration has Llama's words for them."""
-    config = target.config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
+    """Layers like the target's first one, where its configuration has Llama's words for it."""
+    config = layer_configs(target.config)[0]
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # some have one for each kind of layer
     if rope.get("rope_type", "default") not in FIXED_FREQUENCIES or "rope_theta" not in rope:
@@ -109,10 +109,10 @@ def _shape(target: PreTrainedModel) -> LayerShape:
     rope = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}  # whole heads are turned
     return LayerShape(
         hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        intermediate_size=largest(target.config, "intermediate_size") or 4 * config.hidden_size,
+        heads=query_heads(config),
+        kv_heads=key_value_heads(config),
+        head_dim=head_size(config),
         norm_eps=getattr(config, "rms_norm_eps", None) or 1e-6,
         rope=rope,
         max_positions=context_length(target) or 2048,

@@ -1,0 +1,79 @@
+"""Sizes of a model's decoder layers, told from its configuration. In some models they differ from layer to layer.
+
+Everything that counts heads, their size or what a layer caches asks here: where such a size differs, transformers'
+configuration raises an error (no AttributeError, so ``getattr`` with a default raises it too) when it is read for the
+whole model, as in Gemma 4, whose layers with full attention have larger heads than those with a window.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def layer_configs(config: Any) -> Sequence[Any]:
+    """For each decoder layer of a model a configuration that has that layer's own sizes.
+
+    Args:
+        config: transformers' configuration of the model; of a wrapper its text decoder counts.
+    """
+    layers: Sequence[Any] = config.get_text_config(decoder=True).per_layer_config
+    return layers
+
+
+def sizes(config: Any, *names: str) -> list[Any]:
+    """What each layer's configuration has under the first of these names that it knows and sets; None for none."""
+    return [_first(layer, names) for layer in layer_configs(config)]
+
+
+def largest(config: Any, *names: str) -> int | None:
+    """The largest of `sizes` that are numbers; None if no layer has one."""
+    return max((size for size in sizes(config, *names) if isinstance(size, int)), default=None)
+
+
+def query_heads(layer: Any) -> int:
+    """Query heads of a layer, by its entry in `layer_configs`."""
+    return int(layer.num_attention_heads)
+
+
+def key_value_heads(layer: Any) -> int:
+    """Heads of its keys and of its values."""
+    return int(getattr(layer, "num_key_value_heads", None) or query_heads(layer))
+
+
+def head_size(layer: Any) -> int:
+    """Numbers in a key or value of one head."""
+    return int(getattr(layer, "head_dim", None) or layer.hidden_size // query_heads(layer))
+
+
+def attention_values(layer: Any) -> int:
+    """Numbers that a layer's attention caches for a token.
+
+    Latent attention (DeepSeek-V2 and later) caches what it makes keys and values from.
+    """
+    if latent := getattr(layer, "kv_lora_rank", None):
+        return int(latent + layer.qk_rope_head_dim)
+    return 2 * key_value_heads(layer) * head_size(layer)
+
+
+def cached_values(config: Any) -> int:
+    """Numbers that a model's layers cache for a token.
+
+    Sliding windows count as if they kept all tokens. Recurrent states do not grow with the text and do not count, nor
+    do layers that read another one's keys and values.
+
+    Args:
+        config: transformers' configuration of the model; of a wrapper its text decoder counts.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+
+    values = 0
+    for cached, layer in zip(DynamicCache(config=config).layers, layer_configs(config), strict=True):
+        if isinstance(cached, DynamicLayer):
+            values += attention_values(layer)
+        if isinstance(cached, DynamicIndexedLayer):
+            values += int(layer.index_head_dim)  # one key for all of the indexer's heads
+    return values
+
+
+def _first(layer: Any, names: Sequence[str]) -> Any:
+    return next((found for name in names if (found := getattr(layer, name, None)) is not None), None)
