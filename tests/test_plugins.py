@@ -1,7 +1,10 @@
 """Policies and drafters of other distributions, found by their entry points: used like those that ship, or named."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -116,6 +119,16 @@ def test_the_page_registers_its_policy_as_pip_would() -> None:
 
     project = tomllib.loads(example("pyproject.toml"))["project"]
     assert project["entry-points"]["specctl.policies"] == {"patience": "patience:Patience"}
+
+
+def test_tests_are_not_made_for_what_the_environment_registers(plugged: Path) -> None:
+    """Who installs the page's policy beside this project can run its tests."""
+    asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/policies/test_setting.py"]
+    environ = {**os.environ, "PYTHONPATH": str(plugged)}
+    root = Path(__file__).parents[1]
+    shown = subprocess.run(asked, capture_output=True, text=True, env=environ, cwd=root, check=True)
+    assert "[svip]" in shown.stdout
+    assert "[patience]" not in shown.stdout
 
 
 def test_a_registered_policy_is_one_of_all() -> None:
