@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
 
 
-@grouped
+USUAL = "profile target draft from_ suite input_ limit max_new_tokens temperature report json_"
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def analyze(
     *,
     ctx: typer.Context,
@@ -36,8 +40,13 @@ def analyze(
 ) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
 
-    The target answers every prompt, then target and draft both read the answer; a draft head drafts from every place
-    of it. With --from, the rounds or texts of earlier runs are analysed instead.
+    The target answers every prompt, then target and draft both read the answer; a draft head drafts at every position.
+
+    Examples:
+
+    [cyan]specctl analyze --target ./big --draft ./small -i prompts.jsonl[/]
+
+    [cyan]specctl analyze --from trace.jsonl --report report[/]
     """
     if from_:
         require_unused(ctx, "from_", "runs no prompt", but=("report", "force", "json_", "progress", "quiet"))

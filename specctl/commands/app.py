@@ -14,6 +14,7 @@ from specctl.commands.calibrate import calibrate
 from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
+from specctl.commands.grouped_command import HelpAll
 from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.serve import serve
 from specctl.commands.train_draft import train_draft
@@ -64,6 +65,7 @@ def specctl(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Generate text from a large model faster, without changing its output.
 

@@ -30,24 +30,31 @@ OF_A_SERVER = (
 """Parameters that have an effect with --url."""
 
 
-@grouped
+USUAL = (
+    "profile target draft policy papers peer suite input_ limit max_new_tokens temperature output report "
+    "from_ json_ url"
+)
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def bench(
     *,
     ctx: typer.Context,
     profile: list[str] | None = option(
-        "Name or path of a profile; repeatable. All must have the same target; each adds its drafts and policies.",
+        "Name or path of a profile; repeatable. Each adds its drafts and policies; all must have one target.",
         "--profile -p NAME",
         autocompletion=complete_profile,
     ),
     models: Annotated[PairOptions, But(("profile",))],
     policy: list[str] | None = option(
-        "A stopping policy to measure; repeatable. In a hierarchy it applies to the target's own draft. The baseline "
-        "none always runs.",
-        "NAME:KEY=VALUE,...",
+        "Measure this policy: svip:threshold=0.4; repeatable. Default: the profile's, constant, heuristic and "
+        "cost-optimal. none, the target alone, always runs. In a hierarchy it stops the target's own draft.",
+        "NAME[:K=V,...]",
     ),
     papers: bool = option(
-        "Also measure the policies of the papers with their papers' settings, and transformers' assisted generation, "
-        "as far as the pair can run them.",
+        "Also measure the papers' policies, with their settings. Those that the pair can run, and transformers' "
+        "assisted generation.",
         "--papers",
         default=False,
     ),
@@ -63,14 +70,15 @@ def bench(
     chat: TemplateOption = None,
     lengths: str | None = option("Token limits; every prompt runs once with each.", "N,N,..."),
     peer: list[str] | None = option(
-        "Also measure another implementation; repeatable. hf-constant, hf-heuristic, hf-confidence are transformers' "
-        "assisted generation on the same models. openvino, onnxruntime-genai and llama.cpp run in processes of their "
-        "own; WAY is none, constant:5 (the default), and confidence:0.4 or, with onnxruntime-genai, adaptive:2.",
-        "PEER[:WAY[:VALUE]]",
+        "Also measure another implementation, such as hf-heuristic; repeatable. hf-constant, hf-heuristic and "
+        "hf-confidence are transformers' assisted generation on the same models. openvino, onnxruntime-genai and "
+        "llama.cpp run in processes of their own; WAY is none, constant:5 (the default), confidence:0.4 or, with "
+        "onnxruntime-genai, adaptive:2.",
+        "PEER[:WAY]",
     ),
     counterpart: bool = option(
-        "With transformers' peers, where our passes run on a faster engine than theirs: measure the first policy "
-        "eagerly too, as they run. Default: yes.",
+        "Beside transformers' peers, if specctl runs on a faster engine: measure the first policy eagerly too, as they "
+        "run.",
         "--counterpart/--no-counterpart",
         default=True,
     ),
@@ -84,14 +92,14 @@ def bench(
         "PEER=FILE",
     ),
     oracle: bool = option(
-        "Compare each policy with the best possible one, and with the best that reads only the draft's entropy and top "
-        "probability. Greedy decoding only.",
+        "Compare each policy with the best possible one. Also with the best that reads only the draft's entropy and "
+        "top probability. Greedy decoding only.",
         "--oracle",
         default=False,
     ),
     sync_ms: float = option(
-        "With --oracle: how long two devices take in each step to synchronise, where drafting in parallel is "
-        "simulated.",
+        "With --oracle: how long two devices take to synchronise in each step, for the simulation of drafting in "
+        "parallel.",
         "MS",
         default=0.0,
         min=0,
@@ -100,16 +108,22 @@ def bench(
     resume: bool = option("Keep the runs in the output file; run only what is missing.", "--resume", default=False),
     report: Path | None = option("Write report.md, report.html and figures here.", "DIR"),
     spec_bench_out: Path | None = option("Write answer files in Spec-Bench's own format here.", "DIR"),
-    from_: Path | None = option("Show the results of an earlier --output; no model runs.", "--from FILE"),
+    from_: Path | None = option("Show the results of --output again; no model runs.", "--from FILE"),
     compare: tuple[Path, Path] | None = option(
-        "Compare two results files of --output; no model runs. Takes only --json.", "A B"
+        "Compare two results files of --output; no model runs. Only --json goes with it.", "A B"
     ),
     server: LoadOptions,
     show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt.
 
-    With --url: measure a server that runs elsewhere.
+    Examples:
+
+    [cyan]specctl bench --target ./big --draft ./small -i prompts.jsonl --report report[/]
+
+    [cyan]specctl bench --policy svip --policy cost-optimal --peer hf-heuristic --limit 20[/]
+
+    [cyan]specctl bench --url http://localhost:8000 --concurrency 1,4[/]
     """
     if server.url is not None:
         require_unused(ctx, "url", "measures a server", but=OF_A_SERVER)

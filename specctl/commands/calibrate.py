@@ -27,57 +27,62 @@ if TYPE_CHECKING:
     from specctl.replay.trace_files import TraceSet
 
 
-@grouped
+USUAL = (
+    "profile target draft policy against suite input_ samples max_new_tokens temperature output trace report "
+    "export json_"
+)
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def calibrate(
     *,
     models: PairOptions,
     policy: str | None = option(
-        "Policy to calibrate. Default: the profile's. In a hierarchy it applies to every draft, or name one for each "
-        "draft with commas, the target's own draft first.",
+        "Policy to calibrate, or all. Default: the profile's. In a hierarchy it applies to every draft; or name "
+        "one for each with commas, the target's own draft first.",
         "NAME|all",
     ),
     against: list[str] | None = option(
-        "Calibrate the drafts of this profile too, on the same target and prompts, and say which to use; repeatable.",
+        "Calibrate this profile's drafts too, and say which to use; repeatable. Its target must be the same.",
         "PROFILE",
     ),
     tokens: str | None = option(
-        "How many tokens the draft can write: calibrate with each of these numbers, or all, and say which to use.",
+        "Calibrate with a draft that can write N tokens, for each N or all, and say which to use.",
         "N,N,...",
     ),
     head: list[str] | None = option(
-        "A trained head to try besides the profile's own, or the folder of train-head --sweep; repeatable. Without "
-        "--policy, specdec++ is calibrated.",
+        "Also try this trained head, or those of train-head --sweep in a folder; repeatable. Without --policy, "
+        "specdec++ is calibrated.",
         "PATH",
     ),
     run: Annotated[RunOptions, But(("check",))],
     replicas: BareReplicaOptions,
     batch: str | None = option(
-        "Texts that a pair writes at once: choose a setting for each of these numbers too, and answer the prompts so "
-        "many at once; auto: answer as many at once as is fastest, and choose for one text.",
+        "Records per forward pass: choose a setting for each of these numbers too. auto: answer as many at once as is "
+        "fastest, and choose for one.",
         "N,N,...|auto",
         panel=PANEL,
     ),
     prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))],
-    samples: int = option(
-        "Prompts that choose the setting; the same number is held out to report on.", "N", default=8, min=1
-    ),
+    samples: int = option("Prompts that choose the setting. As many others report on it.", "N", default=8, min=1),
     grid: Literal["paper", "dense"] = option(
-        "Values to try: those of the papers, or fine steps over every setting.", default="dense"
+        "Values to try: the papers', or fine steps over every setting.", default="dense"
     ),
     sampling: FewSamplingOptions,
     chat: TemplateOption = None,
     output: Path | None = option("Write the calibrated profile here.", "-o --output FILE"),
     trace: Path | None = option(
-        "Write a trace of the run here; an interrupted run continues from it, unless --force.", "FILE"
+        "Write a trace here, from which an interrupted run continues. With --force it starts over.", "FILE"
     ),
     from_: Path | None = option("Search in an earlier trace instead of recording one.", "--from FILE"),
     verify: bool = option(
         "Run the chosen setting live and compare with the prediction.", "--verify/--no-verify", default=True
     ),
     export: list[str] | None = option(
-        "Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
-        "transformers, vllm, vllm-plugin, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3, "
-        "onnxruntime-genai; repeatable.",
+        "Also find the best setting of this engine's own rule; repeatable. It is shown as the engine reads it: "
+        "transformers, vllm, vllm-plugin, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3 or "
+        "onnxruntime-genai.",
         "ENGINE",
     ),
     costs: list[str] | None = option(
@@ -90,8 +95,14 @@ def calibrate(
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
 
-    The models run once. Every setting is then replayed exactly on what they wrote, and its time is predicted from costs
-    measured on this machine. Half of the prompts choose the setting, the other half report its speed.
+    The models run once. Every setting is replayed exactly on what they wrote and priced with costs measured here. Half
+    of the prompts choose the setting, the other half report its speed.
+
+    Examples:
+
+    [cyan]specctl calibrate --target ./big --draft ./small --policy all -o fast.toml[/]
+
+    [cyan]specctl calibrate -p my-profile -i prompts.jsonl -o fast.toml --report report[/]
     """
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")

@@ -19,7 +19,11 @@ OF_A_SERVER = ("target", "api_key", "max_new_tokens", "temperature", "seed", "ch
 """Parameters that have an effect with --url."""
 
 
-@grouped
+USUAL = "profile target draft policy max_new_tokens temperature chat_ system live url engine"
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def chat(
     *,
     ctx: typer.Context,
@@ -30,7 +34,7 @@ def chat(
     chat_: TemplateOption = None,
     system: str | None = option("System message.", "TEXT"),
     live: bool = option(
-        "Show a panel with figures while an answer is written, and the answer behind it as a whole.",
+        "Show a panel with figures while an answer is written, then the whole answer.",
         "--live",
         default=False,
     ),
@@ -39,9 +43,8 @@ def chat(
 ) -> None:
     """Talk with a pair: models are loaded once, and a turn reads only what is new.
 
-    In a terminal, /help lists what else can be typed.
-
-    In a pipe, each line is a turn, and answers go to standard output.
+    In a terminal, /help lists what else can be typed. In a pipe, each line is a turn, and answers go to standard
+    output.
 
     Examples:
 

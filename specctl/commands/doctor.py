@@ -34,25 +34,30 @@ if TYPE_CHECKING:
 Facts = dict[str, str]
 
 
-@grouped
+USUAL = "profile target draft set_ run devices find_draft folders json_"
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def doctor(
     *,
     models: PairOptions,
     options: Annotated[RunOptions, But(("check", "force", "foreign_head"))],
     run: bool = option(
-        "Load the models too: check that the target forgets rejected tokens, generate a few with and without drafts.",
+        "Load the models and generate a few tokens. Checks that the target forgets rejected tokens, and compares with "
+        "and without drafts.",
         "--run",
         default=False,
     ),
     devices: bool = option(
-        "Tell more, still without loading weights: the cards, what weights and caches take, which engine will run, how "
-        "long passes take at least, and from which acceptance rate on drafts can pay.",
+        "Show GPUs, memory, engine and the best speedup to expect. Loads no weights; tells what weights and caches "
+        "take, how long passes take at least, and the acceptance rate above which drafting pays.",
         "--devices",
         default=False,
     ),
     find_draft: bool = option(
-        "List what could draft for the target, from the hub's cache, the target's own files and the folders of --in, "
-        "and ask the hub: with what a step costs and what to run next. Reads no weights.",
+        "List drafts for the target, with what a step costs. Looks in the hub's cache, the target's own files and the "
+        "folders of --in, and asks the hub. Reads no weights.",
         "--find-draft",
         default=False,
     ),
@@ -62,6 +67,12 @@ def doctor(
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
     Exits with 3 when the pair cannot be loaded.
+
+    Examples:
+
+    [cyan]specctl doctor --target ./big --draft ./small --devices[/]
+
+    [cyan]specctl doctor --target Qwen/Qwen3-8B --find-draft[/]
     """
     if find_draft and (run or devices or models.draft is not None):
         flag = "--run" if run else "--devices" if devices else "--draft"
@@ -86,7 +97,7 @@ def doctor(
             use(resolved.profile.threads)
             found = examine_devices(resolved.profile, report, graphics())
             if not report.ready:
-                report.advice.append("--devices tells of the cards alone: all else needs models that can run.")
+                report.advice.append("Only facts of the GPUs: the models could not be read.")
         drafts = None
         if find_draft and report.ready:
             from specctl.doctor.draft_candidates import find_drafts

@@ -26,12 +26,18 @@ if TYPE_CHECKING:
     from specctl.replicas.replica import Replicas
 
 GENERATE_HELP = {
-    "max_new_tokens": LIMIT.format("to generate"),
-    "seed": "Seed of all random draws, by default 0; every record has draws of its own.",
+    "max_new_tokens": LIMIT.format("for each prompt"),
+    "seed": "Seed of all random draws. Default: 0. Every record has draws of its own.",
 }
 
 
-@grouped
+USUAL = (
+    "prompt profile target draft policy max_new_tokens temperature chat input_ output input_format resume json_ live"
+)
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def generate(
     *,
     prompt: Annotated[
@@ -39,8 +45,7 @@ def generate(
         typer.Argument(
             metavar="PROMPT",
             show_default=False,
-            help="Text to continue or to answer; - reads all of standard input as one prompt, without its last line "
-            "break.",
+            help="Text to continue or answer; - reads standard input. Its last line break is left out.",
         ),
     ] = None,
     models: PairOptions,
@@ -57,11 +62,8 @@ def generate(
 ) -> None:
     """Generate text: exactly what the target alone would write, but faster.
 
-    With a PROMPT, prints its completion.
-
-    With --input, or with records on standard input, answers each with one line of JSON.
-
-    A record that cannot be answered gets a line with the error, and the exit code is 1.
+    Records, of --input or standard input, are answered with a line of JSON each; one that fails gets a line with the
+    error, and the exit code is 1.
 
     Examples:
 

@@ -14,24 +14,21 @@ class RecordOptions:
 
     panel = RECORDS
     input_: str | None = option(
-        "Records to answer, one JSON object per line, with prompt, messages or turns, and settings of their own such "
-        "as max_tokens; all keys are in docs/words.md.",
+        "JSON lines with prompt, messages or turns. Each may have settings of its own, such as max_tokens.",
         "-i --input FILE|-",
     )
     output: str = option(
-        "Write results here instead of to standard output.", "-o --output FILE|-", default="-", show_default=False
+        "Write results here, not to standard output.", "-o --output FILE|-", default="-", show_default=False
     )
-    input_format: InputFormat = option(
-        "Whether an input line is a JSON object or a plain-text prompt.", default="jsonl"
-    )
+    input_format: InputFormat = option("What an input line is: a JSON object or a prompt.", default="jsonl")
     resume: bool = option(
-        "Continue an interrupted run: keep the results in --output and answer only records whose id is not there. The "
-        "id of a record without one is its line number. Policies that learn start from nothing again. What other "
-        "models, settings or prompts made is refused.",
+        "Continue an interrupted run of --output. Only records whose id is not there are answered; a "
+        "record without an id has its line number. Refuses results of other models, settings or prompts. Adaptive "
+        "policies start afresh.",
         "--resume",
         default=False,
     )
-    anyway: bool = option("Let --resume go on with the results of another run.", "--anyway", default=False)
+    anyway: bool = option("Let --resume continue the results of another run.", "--anyway", default=False)
 
     @property
     def source(self) -> str:
@@ -49,6 +46,6 @@ class ResultOptions:
     token_ids: bool = option("Add the generated token ids to the JSON results.", "--token-ids", default=False)
     trace: str | None = option("Write a JSON line per round, with each draft token and its signals.", "FILE|-")
     live: bool | None = option(
-        "Show a live panel, or print the text as it grows. Default: live for a PROMPT in a terminal.",
+        "Show a live panel. Default: yes for a PROMPT in a terminal.",
         "--live/--no-live",
     )

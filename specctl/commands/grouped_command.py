@@ -1,14 +1,15 @@
 """Commands whose parameters may be groups of options, and what is said of options that have no effect."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_args
 
 import typer
 
+from specctl.commands.help_screen import print_help
 from specctl.errors import UsageError
 
 
@@ -41,12 +42,21 @@ def option(text: str, spelling: str = "", *, default: Any = None, panel: str | N
     return field(default=default, metadata={"option": typer.Option(*flags, help=text, rich_help_panel=panel, **more)})
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as Typer takes it: the parameters that are groups of options are replaced by their options.
+def grouped(*, usual: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command as Typer takes it: the parameters that are groups of options are replaced by their options.
 
     A group is a dataclass whose fields are options, as its parameters are: an `option` each, or annotated as Typer's
-    are. The command takes keywords only. Its annotations and theirs are objects, no strings.
+    are. The command takes keywords only. Its annotations and theirs are objects, no strings. It gets a further option,
+    --help-all.
+
+    Args:
+        usual: the names of the parameters that --help shows, with spaces between; by default all. --help-all always
+            shows all of them.
     """
+    return partial(_grouped, usual.split())
+
+
+def _grouped(usual: Sequence[str], command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[type, list[str]]] = {}
     flat: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
@@ -61,14 +71,31 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         else:
             flat.append(parameter)
 
+    if missing := {*usual} - {one.name for one in flat}:
+        raise TypeError(f"{command.__name__} has no parameter {sorted(missing)}")
+    flat.append(Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
+
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(*, help_all: bool, **given: Any) -> None:  # noqa: ARG001 - Typer has printed the help before
         filled = {name: kind(**{one: given.pop(one) for one in names}) for name, (kind, names) in groups.items()}
         command(**given, **filled)
 
     run.__signature__ = Signature(flat)  # type: ignore[attr-defined]
+    run.usual = tuple(usual)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return run
+
+
+def _print_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        print_help(ctx.command, ctx, whole=True)
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool, typer.Option("--help-all", callback=_print_all, is_eager=True, help="Show every option and exit.")
+]
+"""The flag that shows the whole help of a command."""
 
 
 def _options(group: type, differences: list[But]) -> list[Parameter]:

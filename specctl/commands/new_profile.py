@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@grouped
+@grouped()
 def new(
     *,
     name: Annotated[

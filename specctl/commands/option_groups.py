@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specctl.reporting.table import Table
     from specctl.terminal.work_progress import TerminalProgress
 
-LIMIT = "Maximum number of tokens {}. Default: the profile's; 256 unless it says."
+LIMIT = "Most new tokens {}. Default: profile, else 256."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class PairOptions:
     """Which models."""
 
     profile: str | None = option(
-        "Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
-        "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
+        "The models and their settings, by name or path. Default: --target and --draft, else SPECCTL_PROFILE, else the "
+        "embedded models.",
         "--profile -p NAME",
         autocompletion=complete_profile,
     )
     target: str | None = option(
-        "Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
-        "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
+        "Target model: a folder or hub id. With --profile it replaces the profile's; without, the policy is "
+        "cost-optimal, and a --target without --draft runs alone.",
         "--target --model MODEL",
     )
     draft: str | None = option(
-        "Draft model, a folder or hub id; prompt:lookup copies from the text, prompt:lookup+MODEL does both in turn. "
-        "With --profile it replaces the profile's draft.",
+        "Draft model, or prompt:lookup to copy from the text. prompt:lookup+MODEL does both in turn. With --profile it "
+        "replaces the profile's draft.",
         "MODEL",
     )
 
@@ -59,12 +59,13 @@ class RunOptions:
 
     set_: SetOption = None
     engine: str | None = option(
-        "How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
+        "How forward passes run. auto: the fastest that is installed and can run the models. Default: profile, else "
+        "auto.",
         panel=RUNNING,
         metavar="|".join(get_args(Engine)),
     )
     threads: int | None = option(
-        "How many threads passes on the CPU run with. Default: what is faster on this machine as it is now.",
+        "Threads for passes on the CPU. Default: measured at start.",
         "N",
         panel=RUNNING,
         min=1,
@@ -115,10 +116,10 @@ class SamplingOptions:
 
     panel = SAMPLING
     max_new_tokens: int | None = option(
-        LIMIT.format("to generate for each prompt"), "--max-new-tokens -n --max-tokens N", panel="", min=1
+        LIMIT.format("for each prompt"), "--max-new-tokens -n --max-tokens N", panel="", min=1
     )
     temperature: float | None = option(
-        "Sampling temperature; 0, the default, is greedy decoding.", "-t --temperature T", panel="", min=0
+        "Sampling temperature; 0, the default, is greedy.", "-t --temperature T", panel="", min=0
     )
     top_k: int | None = option("Keep the k likeliest tokens; 0 keeps all.", "K", min=0)
     top_p: float | None = option("Keep the likeliest tokens of this total probability; 1 keeps all.", "P")
@@ -130,10 +131,10 @@ class SamplingOptions:
     seed: int | None = option("Seed of all random draws. Default: 0.", "N", min=0)
     stop: list[str] | None = option("End the text before this string appears. Repeatable.", "TEXT")
     json_schema: Path | None = option(
-        "Only JSON that fits the schema in this file may be written; a record may have its own `schema`.", "FILE"
+        "Write only JSON that fits the schema in this file. A record may have its own `schema`.", "FILE"
     )
-    regex: str | None = option("Only a text that matches as a whole may be written.", "REGEX")
-    grammar: Path | None = option("Only what follows the Lark grammar in this file.", "FILE")
+    regex: str | None = option("Write only text that matches as a whole.", "REGEX")
+    grammar: Path | None = option("Write only text of the Lark grammar in this file.", "FILE")
 
     logprobs: int | None = option(
         "Add to JSON results the target's log-probability of each token, and the N likeliest ids with theirs.",
@@ -171,8 +172,8 @@ class ShowOptions:
     report: Path | None = option("Write report.md, report.html and figures here.", "DIR")
     json_: JsonOption = False
     progress: bool | None = option(
-        "Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default once 10 "
-        "seconds have passed.",
+        "Show progress on standard error: bars on a terminal, else a line every few seconds. Default: bars, or lines "
+        "after 10 seconds.",
         "--progress/--no-progress",
         panel=RUNNING,
         show_default=False,

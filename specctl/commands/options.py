@@ -44,10 +44,10 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        metavar="NAME:KEY=VALUE,...",
+        metavar="NAME[:K=V,...]",
         autocompletion=complete_policy,
-        help="Stopping policy to use instead of the profile's, optionally with settings: svip:threshold=0.4. "
-        "In a hierarchy it applies to the target's own draft.",
+        help="Stopping policy, with settings: svip:threshold=0.4. Default: the profile's. In a hierarchy it stops the "
+        "target's own draft.",
     ),
 ]
 
@@ -56,7 +56,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a profile value, e.g. sampling.temperature=0.7 or policy.threshold=0.4. Repeatable.",
+        help="Override a profile value: sampling.temperature=0.7. Repeatable.",
     ),
 ]
 
@@ -65,8 +65,7 @@ TemplateOption = Annotated[
     typer.Option(
         "--chat/--raw",
         show_default=False,
-        help="Ask through the target's chat template, or send the text as it is. Default: the profile's; unless it "
-        "says, the template where the target has one.",
+        help="Use the chat template, or send the text as it is. Default: profile, else the template if there is one.",
     ),
 ]
 

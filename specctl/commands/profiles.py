@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped
+from specctl.commands.grouped_command import But, HelpAll, grouped
 from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.new_profile import new
 from specctl.commands.option_groups import PairOptions, RunOptions
@@ -23,7 +23,13 @@ from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.toml_text import annotated
 from specctl.terminal.output import write_json, write_out
 
-app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True, help="List, show, check and write profiles.")
+app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True)
+
+
+@app.callback()
+def profiles(help_all: HelpAll = False) -> None:
+    """List, show, check and write profiles."""
+
 
 app.command(cls=CommandWithHelp)(new)
 
@@ -49,6 +55,7 @@ _MODELS = ("target", "draft")
 
 
 @app.command("list", cls=CommandWithHelp)
+@grouped()
 def list_(as_json: JsonOption = False) -> None:
     """List every profile that can be used by name."""
     rows = [_row(name, path) for name, path in available().items()]
@@ -64,7 +71,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 @app.command(cls=CommandWithHelp)
-@grouped
+@grouped()
 def show(
     *,
     name: ProfileArgument = None,
@@ -82,6 +89,7 @@ def show(
 
 
 @app.command(cls=CommandWithHelp)
+@grouped()
 def check(names: ProfileArguments = None) -> None:
     """Check the named profiles, or all of them. Exits with 2 if any is invalid."""
     wrong = []
@@ -97,6 +105,7 @@ def check(names: ProfileArguments = None) -> None:
 
 
 @app.command(cls=CommandWithHelp)
+@grouped()
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
     write_out(str(chosen(name).absolute()))

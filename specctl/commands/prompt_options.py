@@ -20,13 +20,13 @@ class PromptOptions:
 
     panel = PROMPTS
     suite: str | None = option(
-        "Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.", "NAME"
+        "Prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.", "NAME"
     )
     data: Path | None = option("A local copy of the suite, in its original format.", "FILE")
     input_: str | None = option("Records to run instead of a suite.", "--input -i FILE|-")
     limit: int | None = option("Use only the first N prompts.", "N", min=1)
     category: list[str] | None = option("Use only prompts of this category; repeatable.", "NAME")
-    samples_per_category: int | None = option("Use a seeded random sample of N prompts of each category.", "N", min=1)
+    samples_per_category: int | None = option("Use a seeded random sample of N prompts per category.", "N", min=1)
 
     def read_by(self, outputs: Outputs) -> None:
         """Keep the files that they name from being an output."""

@@ -19,7 +19,11 @@ SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
 NEEDS = ("prometheus-client", "starlette", "uvicorn")
 
 
-@grouped
+USUAL = "profile target draft policy max_new_tokens temperature host port api_key most_tokens timeout batch"
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def serve(
     *,
     models: PairOptions,
@@ -33,9 +37,8 @@ def serve(
 ) -> None:
     """Answer requests over HTTP as OpenAI's clients send them, several at once.
 
-    Needs the extra serve: pip install '.[serve]' in a clone of the project.
-
-    The first Ctrl-C or SIGTERM lets texts end that are being written, the second ends them.
+    Needs pip install '.[serve]' in a clone of the project. The first Ctrl-C or SIGTERM lets running texts end, the
+    second ends them.
 
     Examples:
 

@@ -17,19 +17,22 @@ class ClientOptions:
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="Address to listen on; 0.0.0.0 lets other machines ask.",
+            help="Address to listen on; 0.0.0.0 admits other machines.",
             rich_help_panel=CLIENTS,
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="0 takes one that is free.", rich_help_panel=CLIENTS)
+        int,
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.", rich_help_panel=CLIENTS
+        ),
     ] = 8000
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar=KEY_VARIABLE,
             metavar="KEY",
-            help="Key that clients must send. In the environment other users of the machine do not see it.",
+            help="Key that clients must send. Other users of the machine do not see it in the environment.",
             show_default=False,
             rich_help_panel=CLIENTS,
         ),
@@ -41,7 +44,9 @@ class ClientOptions:
     cors: Annotated[
         str | None,
         typer.Option(
-            metavar="ORIGIN", help="Let pages of this origin ask, such as https://example.org.", rich_help_panel=CLIENTS
+            metavar="ORIGIN",
+            help="Let web pages of this origin ask, such as https://example.org.",
+            rich_help_panel=CLIENTS,
         ),
     ] = None
     log_prompts: Annotated[
@@ -56,9 +61,7 @@ class BoundOptions:
 
     max_waiting: Annotated[
         int,
-        typer.Option(
-            min=1, metavar="N", help="Requests that may wait; others are told to come back.", rich_help_panel=BOUNDS
-        ),
+        typer.Option(min=1, metavar="N", help="Requests that may wait; others get error 429.", rich_help_panel=BOUNDS),
     ] = 256
     max_body: Annotated[
         int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.", rich_help_panel=BOUNDS)
@@ -68,11 +71,13 @@ class BoundOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Most new tokens that a request may ask for. Default: what the context holds.",
+            help="Largest max_tokens of a request. Default: what the context holds.",
             rich_help_panel=BOUNDS,
         ),
     ] = None
     timeout: Annotated[
         float,
-        typer.Option(min=1, metavar="SECONDS", help="Until a request ends, waiting included.", rich_help_panel=BOUNDS),
+        typer.Option(
+            min=1, metavar="SECONDS", help="Longest time of a request, waiting included.", rich_help_panel=BOUNDS
+        ),
     ] = 600.0

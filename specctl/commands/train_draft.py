@@ -32,12 +32,16 @@ else:
     Kind = StrEnum("Kind", [(kind, kind) for kind, row in FORMATS.items() if row.trained])
 
 
-@grouped
+USUAL = "kind output profile target draft suite input_ max_new_tokens answers depth epochs resume"
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def train_draft(
     *,
     ctx: typer.Context,
     kind: Kind = option("What to train.", default=...),
-    output: Path = option("Folder for the head and for the state to resume from.", "-o --output DIR", default=...),
+    output: Path = option("Folder for the head and the state to resume from.", "-o --output DIR", default=...),
     models: PairOptions,
     run: Annotated[RunOptions, But(("check", "foreign_head"))],
     replicas: FewReplicaOptions,

@@ -22,13 +22,19 @@ if TYPE_CHECKING:
     from specctl.training.subject import Source
 
 
-@grouped
+USUAL = "kind output profile target draft suite input_ max_new_tokens examples depth epochs sweep resume"
+"""The parameters that --help shows."""
+
+
+@grouped(usual=USUAL)
 def train_head(
     *,
     ctx: typer.Context,
-    output: Path = option("Folder for the head and for the state to resume from.", "-o --output DIR", default=...),
+    output: Path = option("Folder for the head and the state to resume from.", "-o --output DIR", default=...),
     kind: Literal["specdec++", "disco"] = option(
-        "What the head reads: the draft's hidden states, or its likeliest tokens' probabilities.", default="specdec++"
+        "What the head reads: the draft's hidden states, or its likeliest tokens' probabilities. disco's is trained on "
+        "drafted rounds, as is that of a draft which is itself a head on the target's states.",
+        default="specdec++",
     ),
     models: PairOptions,
     run: Annotated[RunOptions, But(("check", "foreign_head"))],
@@ -67,12 +73,9 @@ def train_head(
     The target answers the prompts, the draft drafts a token at every position, and the head learns from the draft's
     hidden states which draft tokens the target accepts. Every tenth prompt is held out to evaluate the head.
 
-    A draft that is itself a head on the target's states drafts rounds along the answers instead; so does every draft
-    for --kind disco, whose head reads the draft's distributions and no states.
-
     Examples:
 
-    [cyan]specctl train-head -i prompts.jsonl -o my-head[/]
+    [cyan]specctl train-head -p my-profile -i prompts.jsonl -o my-head[/]
 
     [cyan]specctl train-head --examples my-head/examples -o sweep --sweep[/]
     """

@@ -51,7 +51,7 @@ def test_what_is_not_known_of_a_missing_model_is_left_out(tmp_path: Path, monkey
     assert result.exit_code == 3
     assert result.stdout.count("not found; the rest is skipped: it needs config.json") == 2
     assert not re.search(r": -$", result.stdout, re.M)
-    assert "--devices tells of the cards alone" in result.stdout
+    assert "Only facts of the GPUs" in result.stdout
     assert "asks for cuda:0, which this machine does not have" in result.stdout
 
 

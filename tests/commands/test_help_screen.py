@@ -7,6 +7,7 @@ import typer
 
 from specctl.commands.app import app
 from specctl.commands.help_screen import help_lines
+from tests.invoked import invoke
 
 GROUP: Any = typer.main.get_command(app)
 
@@ -18,24 +19,57 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
             yield from commands(command, (*path, name))
 
 
-def lines(path: tuple[str, ...], width: int) -> list[str]:
+def lines(path: tuple[str, ...], width: int, *, whole: bool = True) -> list[str]:
     command = GROUP
     for name in path:
         command = command.commands[name]
     context = command.make_context("specctl", [], resilient_parsing=True)
-    return [line for line, _ in help_lines(command, context, width)]
+    return [line for line, _ in help_lines(command, context, width, whole=whole)]
 
 
 @pytest.mark.parametrize("width", [80, 60, 200])
 @pytest.mark.parametrize("path", [(), *commands(GROUP)], ids=" ".join)
-def test_help_fits_the_terminal_and_breaks_between_words(path: tuple[str, ...], width: int) -> None:
-    shown = lines(path, width)
+@pytest.mark.parametrize("whole", [True, False])
+def test_help_fits_the_terminal_and_breaks_between_words(path: tuple[str, ...], width: int, whole: bool) -> None:
+    shown = lines(path, width, whole=whole)
     long = [line for line in shown if len(line) > width and not line.startswith("  specctl ")]
     assert [line for line in long if " " in line.strip() and not re.match(r"  (-|printf|ls )", line)] == []
     words = " ".join(shown).split()
     assert not any(re.search(r"x[<>]=|[…]", word) for word in words)
-    wide = " ".join(lines(path, 1000)).split()
+    wide = " ".join(lines(path, 1000, whole=whole)).split()
     assert sorted(words) == sorted(wide), "no word is broken, and none is missing"
+
+
+@pytest.mark.parametrize("path", [(), *commands(GROUP)], ids=" ".join)
+def test_the_help_of_each_command_fits_a_screen(path: tuple[str, ...]) -> None:
+    assert len(lines(path, 80, whole=False)) < 40  # the prompt of the shell needs one
+
+
+@pytest.mark.parametrize("path", [path for path in commands(GROUP) if path not in [("profiles",)]], ids=" ".join)
+def test_what_the_help_leaves_out_is_counted_and_shown_by_another_flag(path: tuple[str, ...]) -> None:
+    def flags(shown: list[str]) -> list[str]:
+        return [line.split("  ")[1] for line in shown if line.startswith("  -")]
+
+    brief, whole = lines(path, 80, whole=False), lines(path, 80)
+    assert {*flags(brief)} <= {*flags(whole)}
+    missing = len({*flags(whole)} - {*flags(brief)} - {"--help", "--help-all"})
+    told = re.fullmatch(r"(\d+) more options, and more about these: specctl --help-all", brief[-1])
+    assert (int(told[1]) if told else 0) == missing
+    assert any("--help-all" in line for line in whole) == (missing > 0)
+
+
+def test_every_option_has_its_first_sentence_in_the_brief_help() -> None:
+    text = " ".join(" ".join(lines(("generate",), 80, whole=False)).split())
+    assert "--target, --model MODEL Target model: a folder or hub id. --draft MODEL" in text
+    assert "[default: jsonl]" in text
+    assert "--top-k" not in text
+
+
+def test_help_all_runs_nothing_and_shows_everything() -> None:
+    for path in ("generate",), ("profiles", "list"), ("profiles",), ():
+        assert invoke(*path, "--help-all").output.startswith("Usage: ")
+    assert "--grammar FILE" in invoke("generate", "--help-all").output
+    assert "--grammar FILE" not in invoke("generate", "--help").output
 
 
 def test_what_is_used_most_comes_first_and_how_it_runs_last() -> None:
@@ -64,9 +98,7 @@ def test_examples_stand_whole_one_below_the_other() -> None:
 
 def test_defaults_and_other_names_are_told() -> None:
     text = " ".join(" ".join(lines(("generate",), 80)).split())
-    assert (
-        "-n, --max-new-tokens, --max-tokens N Maximum number of tokens to generate. Default: the profile's; 256" in text
-    )
+    assert "-n, --max-new-tokens, --max-tokens N Most new tokens for each prompt. Default: profile, else 256." in text
     assert "--target, --model MODEL" in text
     assert "svip:threshold=0.4" in text
     assert "[default: jsonl]" in text

@@ -99,8 +99,8 @@ def specctl(*arguments: str, stdin: bytes = b"", columns: int = 100) -> Ran:
 
 @cache
 def help_of(*command: str) -> str:
-    """A command's help with every option on one line and single spaces."""
-    text = specctl(*command, "--help", columns=400).output.replace(", -", " -")
+    """A command's whole help with every option on one line and single spaces."""
+    text = specctl(*command, "--help-all", columns=400).output.replace(", -", " -")
     return re.sub(r"[ \t]+", " ", text)
 
 

@@ -124,7 +124,7 @@ def test_commands_are_shown_as_a_reader_types_them() -> None:
     "step", [step for part in PARTS for step in part.steps if step.module == "specctl"], ids=command
 )
 def test_every_option_that_is_used_exists(step: Step) -> None:
-    shown = invoke(step.arguments[0], "--help").stdout
+    shown = invoke(step.arguments[0], "--help-all").stdout
     options = [word for word in step.arguments if word.startswith("--")]
     assert not [option for option in options if option not in shown]
 

@@ -29,23 +29,21 @@ class ReplicaOptions:
 
     panel = PANEL
     workers: str | None = option(
-        "Replicas of the pair, each with GPUs or cores of its own; auto: one for the GPUs that a pair needs, else one "
-        "for each core.",
+        "Replicas of the pair, each with GPUs or cores of its own. auto: as many as the GPUs hold, else one per core.",
         "N|auto",
     )
     cluster: str | None = option(
-        "Place the replicas on a Ray cluster; auto: the one that runs here, else one of this machine.",
-        "auto|ray://HOST:PORT|HOST:PORT",
+        "Place the replicas on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. auto: the one that runs here, else "
+        "a new one on this machine.",
+        "ADDRESS",
     )
     keep_warm: str | None = option(
-        "Leave the replicas in the cluster, such as for 30m, so that the next command with this profile need not load "
-        "them.",
+        "Keep the replicas in the cluster, such as for 30m, for the next command with this profile.",
         "DURATION",
     )
 
     batch: str | None = option(
-        "Texts that a pair writes at once: what they ask of a model is read in one pass; auto: as many as memory and "
-        "the times of passes allow.",
+        "Records per forward pass. auto: as many as memory allows and make it faster.",
         "N|auto",
     )
 

@@ -22,8 +22,7 @@ class ServerOptions:
 
     panel = PANEL
     url: str | None = option(
-        "A running server for OpenAI's clients (specctl serve, vLLM, llama.cpp), asked in place of models loaded here; "
-        "--model chooses among its models.",
+        "Ask a running server instead: specctl serve, vLLM, llama.cpp. --model chooses among its models.",
         "URL",
     )
     api_key: str | None = option(
