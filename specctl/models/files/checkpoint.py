@@ -2,6 +2,8 @@
 
 import json
 import math
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, pip_install
 from specctl.models.files.adapter import Adapter
 from specctl.models.files.hushing import hushed_hub
 from specctl.models.files.loading_failures import ADAPTER, adapter, explained, pickle_only, similar_models
@@ -236,16 +238,17 @@ def _located(table: ModelTable, role: str) -> Checkpoint:
     if folder.is_dir():
         _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
-    if folder.suffix == ".gguf" and folder.is_file():
-        raise _gguf(f"The {role} model {table.model!r}", role, folder)
     if folder.is_file():
+        if _is_gguf(folder):
+            raise _gguf(f"The {role} model {table.model!r} is a GGUF file", role, folder)
         raise ModelError(
             f"The {role} model {table.model!r} is a file.",
             "Give the folder that holds config.json, the tokenizer and the safetensors weights.",
         )
     if table.model.startswith(("/", "./", "../", "~")) or table.model.count("/") > 1:
         hint = f"{similar_models(table.model)}Paths are relative to the current directory, {Path.cwd()}."
-        raise ModelError(f"The {role} model {table.model!r}: there is no such folder.", hint)
+        kind = "file" if folder.suffix.lower() == ".gguf" else "folder"
+        raise ModelError(f"The {role} model {table.model!r}: there is no such {kind}.", hint)
     return _with_config(Checkpoint(table.model, role, table.revision, _snapshot(table, role), "hub"))
 
 
@@ -271,8 +274,10 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     if (checkpoint.folder / ADAPTER).exists():
         raise ModelError(*adapter(str(checkpoint), checkpoint.role, checkpoint.name, checkpoint.folder))
-    if found := sorted(checkpoint.folder.glob("*.gguf")):
-        raise _gguf(str(checkpoint), checkpoint.role, found[0])
+    if found := sorted(path for path in checkpoint.folder.iterdir() if path.is_file() and _is_gguf(path)):
+        raise _gguf(f"{checkpoint} is a folder with a GGUF file", checkpoint.role, found[0])
+    if checkpoint.source == "hub" and "gguf" in checkpoint.name.lower():
+        raise _gguf(f"{checkpoint} is a repository of GGUF files", checkpoint.role, Path("FILE.gguf"))
     if checkpoint.source == "hub":
         hint = "If you are offline, download it on a machine with a network; else choose a transformers checkpoint."
     else:
@@ -288,12 +293,24 @@ def _no_revision(table: ModelTable, role: str) -> None:
         )
 
 
+def _is_gguf(file: Path) -> bool:
+    """Whether a file is GGUF by its name or by its first bytes."""
+    if file.suffix.lower() == ".gguf":
+        return True
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
 def _gguf(subject: str, role: str, file: Path) -> ModelError:
+    """The error about a GGUF file, with the command that unpacks it for this installation."""
+    folder = file.name.removesuffix(file.suffix)
+    command = [sys.executable, "-m", "specctl.models.files.unpack_gguf", str(file), folder]
     return ModelError(
-        f"{subject} is a GGUF file, which specctl does not read.",
-        "Use the checkpoint that it was made from, with quantize if that is too large. Or convert it with "
-        "`pip install gguf`, then "
-        f'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; n, f, d = '
-        f"{str(file.parent)!r}, {file.name!r}, 'converted'; M.from_pretrained(n, gguf_file=f).save_pretrained(d); "
-        f'T.from_pretrained(n, gguf_file=f).save_pretrained(d)", and set model = "converted" in [{role}].',
+        f"{subject}, which specctl does not run as it is.",
+        "Use the checkpoint that it was made from, with quantize if that is too large. Or unpack the file into float32 "
+        f"weights of up to 8 times its size: `{pip_install('gguf')}`, then `{shlex.join(command)}`, and set "
+        f"model = {folder!r} in [{role}].",
     )
