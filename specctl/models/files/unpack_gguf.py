@@ -126,7 +126,7 @@ def _llama3(divisors: "np.ndarray[Any, Any]", theta: float) -> dict[str, Any]:
     config = LlamaConfig(
         head_dim=size,
         max_position_embeddings=131072,
-        rope_parameters={"rope_theta": theta, **found},  # type: ignore[typeddict-item]
+        rope_parameters={"rope_theta": theta, **found},
     )
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = theta ** (-np.arange(0, size, 2) / size)
