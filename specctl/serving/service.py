@@ -170,8 +170,6 @@ class Service:
             prompt = prompt[0]
         if isinstance(prompt, str):
             return self._texts.prompt(prompt)
-        if max(prompt) >= self.pair.vocabulary:
-            raise ApiError(400, f"prompt: {max(prompt)} is no id of the model's {self.pair.vocabulary}", "prompt")
         return list(prompt)
 
     def _settings(self, body: TextBody) -> SamplingTable:

@@ -1,12 +1,15 @@
 """`load`, `generate`, `stream`, `chat` and `calibrate`, on the embedded models."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 import specctl
@@ -58,6 +61,37 @@ def test_a_prompt_may_be_ids_or_messages(pair: specctl.Decoder) -> None:
     assert pair.generate(messages).text != pair.generate(PROMPT).text
     with pytest.raises(RecordError, match="the prompt is empty"):
         pair.generate([])
+
+
+@pytest.mark.parametrize("token", [-1, -(1 << 70), 4096, np.int64(4096), 1 << 31, 1 << 70])
+def test_an_id_outside_the_vocabulary_is_an_error_of_its_text_alone(pair: specctl.Decoder, token: int) -> None:
+    assert pair.pair.vocabulary == 4096
+    with pytest.raises(RecordError, match=f"token id {token}, and the model's ids are 0 to 4095"):
+        pair.generate([5, token, 6])
+    first, bad, last = pair.generate_many([[5], [5, token, 6], [4095]], batch=2)
+    assert isinstance(bad, RecordError)
+    assert bad.kind == "unknown_token"
+    assert not isinstance(first, RecordError)
+    assert not isinstance(last, RecordError)
+    assert first.tokens == pair.generate([5]).tokens
+
+
+def test_so_is_a_text_with_a_token_that_the_embeddings_have_no_row_for(tmp_path: Path) -> None:
+    folder = Path(specctl.load().profile.target.checkpoint)
+    beyond = Path(shutil.copytree(folder, tmp_path / "beyond"))
+    contents = json.loads((beyond / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {"id": 4096, "content": "<call>", "special": False}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    contents["added_tokens"].append(added | flags)
+    (beyond / "tokenizer.json").write_text(json.dumps(contents), encoding="utf-8")
+    alone = specctl.load(target=str(beyond), overrides=["sampling.max_new_tokens=4", "prompt.chat=false"])
+
+    first, bad, last = alone.generate_many(["Once", "Once <call> more", "Twice"])
+
+    assert isinstance(bad, RecordError)
+    assert "token id 4096" in bad.message
+    assert not isinstance(first, RecordError)
+    assert not isinstance(last, RecordError)
 
 
 @pytest.mark.parametrize(

@@ -127,12 +127,26 @@ class Pair:
             )
 
     def room(self, prompt: Sequence[int]) -> int:
-        """How many tokens may follow a prompt; raises RecordError if the prompt leaves no room for a token."""
-        return room_in(self.context, prompt)
+        """How many tokens may follow a prompt; raises RecordError as `room_in` does."""
+        return room_in(self.context, self.vocabulary, prompt)
 
 
-def room_in(context: int, prompt: Sequence[int]) -> int:
-    """How many tokens of a context may follow a prompt; raises RecordError if there is no room for a token."""
+def room_in(context: int, vocabulary: int, prompt: Sequence[int]) -> int:
+    """How many tokens of a context may follow a prompt.
+
+    Args:
+        context: the most tokens of a sequence.
+        vocabulary: V, the models know the ids below it. Another id would read outside the embeddings; on CUDA that ends
+            the device for all texts.
+        prompt: ids (T,).
+
+    Raises:
+        RecordError: there is no room for a token, or the models do not know an id.
+    """
+    least, most = (min(prompt), max(prompt)) if prompt else (0, 0)
+    if least < 0 or most >= vocabulary:
+        what = f"the prompt has the token id {least if least < 0 else most}"
+        raise RecordError("unknown_token", f"{what}, and the model's ids are 0 to {vocabulary - 1}")
     if len(prompt) >= context:
         raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {context}")
     return context - len(prompt)

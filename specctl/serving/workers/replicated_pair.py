@@ -65,4 +65,4 @@ class ReplicatedPair:
 
     def room(self, prompt: Sequence[int]) -> int:
         """As of `Pair`."""
-        return room_in(self.context, prompt)
+        return room_in(self.context, self.vocabulary, prompt)
