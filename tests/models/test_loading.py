@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import Hub, llama_config, save_model
-from transformers import GPTNeoXConfig, LlamaModel, Qwen3Config
+from transformers import ByT5Tokenizer, GPTNeoXConfig, LlamaModel, Qwen3Config
 
 from specctl.errors import ModelError
+from specctl.models.files.checkpoint import SMALL_FILES
 from specctl.models.files.loading_failures import explain
 from specctl.models.loading import model as loading
 from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, loading_order, model_tables
@@ -275,6 +276,65 @@ def test_a_checkpoint_without_a_tokenizer(folder: Path) -> None:
 
     with pytest.raises(ModelError, match="comes without a tokenizer"):
         load_tokenizer(ModelTable(model=str(folder)))
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "GPT2Tokenizer", "T5Tokenizer", "GemmaTokenizer"])
+def test_a_tokenizer_whose_vocabulary_was_not_copied(folder: Path, kind: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+
+    with pytest.raises(ModelError, match="comes without a tokenizer"):
+        load_tokenizer(ModelTable(model=str(folder)))
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import PreTrainedTokenizer
+
+class Own(PreTrainedTokenizer):
+    vocab_files_names = {"vocab_file": "NAME"}
+
+    def __init__(self, vocab_file, **settings):
+        self.words = Path(vocab_file).read_text().split()
+        super().__init__(**settings)
+
+    @property
+    def vocab_size(self):
+        return len(self.words)
+
+    def get_vocab(self):
+        return {word: number for number, word in enumerate(self.words)}
+
+    def _tokenize(self, text):
+        return text.split()
+
+    def _convert_token_to_id(self, token):
+        return self.words.index(token)
+
+    def _convert_id_to_token(self, index):
+        return self.words[index]
+"""
+
+
+@pytest.mark.parametrize("name", ["tiktoken.model", "qwen.tiktoken", "words.vocab"])
+def test_a_tokenizer_in_a_file_of_another_name(folder: Path, name: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / name).write_text("one two three")
+    (folder / "own.py").write_text(OWN_CODE.replace("NAME", name))
+    told = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+
+    tokenizer = load_tokenizer(ModelTable(model=str(folder), trust_remote_code=True))
+
+    assert tokenizer("three one")["input_ids"] == [2, 0]
+    assert any(Path(name).match(pattern) for pattern in SMALL_FILES)  # what is downloaded before the weights
+
+
+def test_a_tokenizer_of_bytes_has_no_vocabulary_file(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    ByT5Tokenizer(extra_ids=0).save_pretrained(folder)
+
+    assert load_tokenizer(ModelTable(model=str(folder)))("ab")["input_ids"] == [100, 101, 1]
 
 
 def test_a_damaged_tokenizer(folder: Path) -> None:

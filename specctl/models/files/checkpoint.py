@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
-SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "README.md"]
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken", "*.bpe", "*.vocab", "README.md"]
+TOKENIZER_FILES = (
+    *("tokenizer_config.json", "tokenizer.json", "vocab.json", "tekken.json"),
+    *("*.model", "vocab*.txt", "*.tiktoken", "*.bpe", "*.vocab"),
+)
+"""Patterns of which a tokenizer has a file. One of bytes, or with code of its own, may have a configuration alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,8 @@ class Checkpoint:
         return all(path.exists() for path in self.weight_files())
 
     def has_tokenizer(self) -> bool:
-        return any((self.folder / name).exists() for name in TOKENIZER_FILES)
+        """Whether there is a file of a tokenizer; whether it has a vocabulary is known once it is loaded."""
+        return any(path.is_file() for pattern in TOKENIZER_FILES for path in self.folder.glob(pattern))
 
     def headers(self) -> WeightHeaders:
         """Read the headers of the weight files, from disk if they are there, else from the hub.

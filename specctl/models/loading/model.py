@@ -186,11 +186,12 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
     from transformers import AutoTokenizer
 
     checkpoint = locate(table, role)
+    absent = ModelError(
+        f"{checkpoint} comes without a tokenizer.",
+        f"Copy tokenizer.json and tokenizer_config.json of its family into {checkpoint.folder}.",
+    )
     if not checkpoint.has_tokenizer():
-        raise ModelError(
-            f"{checkpoint} comes without a tokenizer.",
-            f"Copy tokenizer.json and tokenizer_config.json of its family into {checkpoint.folder}.",
-        )
+        raise absent
     with explained(role, table.model), hushed():
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -204,6 +205,9 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
                 f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
                 f"Copy or download the tokenizer files in {checkpoint.folder} again.",
             ) from error
+    # Without its files transformers makes some of an empty vocabulary; T5's then has the space alone.
+    if len(tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}) < 2:
+        raise absent
     return tokenizer
 
 
