@@ -14,6 +14,9 @@ from specctl.replay.costs import CostTable
 from specctl.replay.parallel_replay import Simulated, TwoDevices
 from specctl.replay.replayed import columns
 
+LEAST_R_SQUARED = 0.5
+"""A fit that explains less of the runs' variance predicts no speed worth drawing."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
@@ -31,6 +34,11 @@ class CostModel:
     r_squared: float | None
     runs: int
     further_ms: tuple[float, ...] = ()
+
+    @property
+    def explains(self) -> bool:
+        """Whether it tells more of the runs' times than their mean does by half; then speeds may be drawn from it."""
+        return self.r_squared is None or self.r_squared >= LEAST_R_SQUARED
 
     @property
     def drafts_ms(self) -> tuple[float, ...]:

@@ -72,7 +72,7 @@ class Digest:
         if expected is None or self.finished >= expected:
             return None
         part = f", of which the {shown} in complete rounds count" if shown < self.finished else ""
-        return f"unfinished: {self.finished} of {expected} runs{part}"
+        return f"stopped after {self.finished} of {expected} runs{part}"
 
 
 def expected_runs(results: RunSet) -> int | None:
@@ -134,7 +134,7 @@ def digest(results: RunSet, sync_ms: float = 0.0) -> Digest:
         signal_speed=signal_speed(results, model),
         compared=len(compared) if greedy else None,
         differing=[(run, difference) for run, difference in compared if difference],
-        levels=candidate_levels(results, model if model and min(model.drafts_ms) > 0 else bare),
+        levels=candidate_levels(results, model if model and model.explains and min(model.drafts_ms) > 0 else bare),
         simulated=simulated_speeds(results, sync_ms),
         sync_ms=sync_ms,
     )

@@ -15,5 +15,5 @@ def speedup_cells(speedup: Interval | None) -> tuple[str, str]:
     """A speedup and its interval, for two columns."""
     if speedup is None:
         return UNKNOWN, UNKNOWN
-    interval = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
-    return f"{speedup.value:.2f}", interval
+    bounds = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
+    return f"{speedup.value:.2f}", f"{bounds} ({speedup.doubt})" if speedup.doubt else bounds

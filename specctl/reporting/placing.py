@@ -24,9 +24,10 @@ class Placed(NamedTuple):
 
 
 def times(interval: Interval) -> str:
-    """E.g. ``1.31x (1.16 to 1.65)``; the value alone without an interval."""
-    value, low, high = interval
-    return f"{value:.2f}x" if low is None or high is None else f"{value:.2f}x ({low:.2f} to {high:.2f})"
+    """E.g. ``1.31x (1.16 to 1.65)``, with what there is to doubt; the value alone without an interval."""
+    bounds = "" if interval.low is None or interval.high is None else f"{interval.low:.2f} to {interval.high:.2f}"
+    told = ", ".join(filter(None, (bounds, interval.doubt)))
+    return f"{interval.value:.2f}x" + (f" ({told})" if told else "")
 
 
 def level(placed: Sequence[Placed]) -> list[Placed]:

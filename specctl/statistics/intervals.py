@@ -9,6 +9,8 @@ import numpy.typing as npt
 RESAMPLES = 10_000
 SEED = 20240531
 CONFIDENCE = 0.95
+FEW = 10
+"""From fewer prompts than this, a bootstrap interval is too narrow: few resamples differ."""
 _CHUNK = 4_000_000
 """How many resampling weights may be in memory at once."""
 
@@ -16,11 +18,27 @@ Floats = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A value and its 95% bootstrap interval; the bounds are None for fewer than two prompts."""
+    """A value and its 95% bootstrap interval.
+
+    Attributes:
+        value: from all prompts.
+        low, high: the bounds; None for fewer than two prompts.
+        prompts: how many prompts it is from; None for what is no estimate, such as a speed over itself.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    prompts: int | None = None
+
+    @property
+    def doubt(self) -> str:
+        """Why the bounds cannot be trusted, in words; empty where nothing speaks against them."""
+        if self.prompts is not None and self.prompts < FEW:
+            return f"only {self.prompts} prompt{'s' * (self.prompts != 1)}"
+        if self.low is not None and self.low == self.high and self.value != 1:
+            return "an interval of no width tells nothing"
+        return ""
 
 
 def is_clear(ratio: Interval) -> bool:
@@ -38,7 +56,7 @@ def bootstrap(statistic: Callable[[Floats], Floats], prompts: int, resamples: in
     """
     value = float(statistic(np.ones((1, prompts)))[0])
     if prompts < 2:
-        return Interval(value)
+        return Interval(value, prompts=prompts)
     generator = np.random.default_rng(SEED)
     even = np.full(prompts, 1 / prompts)
     chunk = max(1, _CHUNK // prompts)
@@ -47,4 +65,4 @@ def bootstrap(statistic: Callable[[Floats], Floats], prompts: int, resamples: in
         for start in range(0, resamples, chunk)
     ]
     low, high = np.quantile(np.concatenate(values), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(value, float(low), float(high))
+    return Interval(value, float(low), float(high), prompts)

@@ -45,8 +45,8 @@ def compared(a: RunSet, b: RunSet) -> Comparison:
     return compare_results(a, b)
 
 
-def constant(value: float) -> Interval:
-    return Interval(*[pytest.approx(value)] * 3)
+def constant(value: float, prompts: int = 4) -> Interval:
+    return Interval(*[pytest.approx(value)] * 3, prompts)
 
 
 def save(path: Path, made: RunSet) -> Path:
@@ -61,8 +61,8 @@ def test_the_same_file_twice_is_as_fast_as_itself() -> None:
     assert (found.candidates_left_out, found.prompts_left_out) == ({}, {})
     assert found.none_differs is None
     assert [one.verdict for one in found.candidates] == [
-        "none: A and B are level, B at 1.00x (1.00 to 1.00) of A; texts identical",
-        "svip: A and B are level, B at 1.00x (1.00 to 1.00) of A; texts identical",
+        "none: A and B are level, B at 1.00x (1.00 to 1.00, only 4 prompts) of A; texts identical",
+        "svip: A and B are level, B at 1.00x (1.00 to 1.00, only 4 prompts) of A; texts identical",
     ]
 
 
@@ -76,7 +76,7 @@ def test_ratios_by_hand() -> None:
     assert svip.tpot == constant(0.5)
     assert svip.against_none == constant((59 / 32) / (95 / 50))
     assert svip.texts == Texts(4, 0)
-    assert svip.verdict == "svip: B is faster, B at 1.84x (1.84 to 1.84) of A; texts identical"
+    assert svip.verdict == "svip: B is faster, B at 1.84x (1.84 to 1.84, only 4 prompts) of A; texts identical"
     assert found.none_differs == constant(95 / 50)
 
 
@@ -98,7 +98,7 @@ def test_intervals_are_of_a_bootstrap_over_prompts_paired_by_prompt() -> None:
     runs = [peer_run("svip", prompt, 10, 95.0 * (1 + place)) for place, prompt in enumerate("abcdef")]
     faster = [replace(run, turns=(replace(run.turns[0], total_ms=run.turns[0].total_ms / 2),)) for run in runs]
     (svip,) = compared(results(runs), results(faster)).candidates
-    assert svip.ratio.of_totals == constant(2.0)
+    assert svip.ratio.of_totals == constant(2.0, 6)
     assert svip.against_none is None
     generator = np.random.default_rng(7)
     noisy = [
@@ -115,7 +115,8 @@ def test_intervals_are_of_a_bootstrap_over_prompts_paired_by_prompt() -> None:
 def test_one_prompt_has_no_interval() -> None:
     found = compared(results(some_runs("a")), results(some_runs("a", slower=0.5)))
     assert (
-        found.candidates[1].verdict == "svip: one prompt cannot tell which is faster, B at 1.84x of A; texts identical"
+        found.candidates[1].verdict
+        == "svip: one prompt cannot tell which is faster, B at 1.84x (only 1 prompt) of A; texts identical"
     )
     assert found.none_differs is None
 
@@ -274,7 +275,7 @@ def test_json_holds_it_all() -> None:
     found = compared(results(some_runs("abc")), results(some_runs("bcd", slower=0.5)))
     document = json.loads(json.dumps(comparison_json(found)))
     svip = document["candidates"][1]
-    assert svip["ratio"]["of_totals"] == {"value": 1.84375, "low": 1.84375, "high": 1.84375}
+    assert svip["ratio"]["of_totals"] == {"value": 1.84375, "low": 1.84375, "high": 1.84375, "prompts": 2}
     assert svip["verdict"] == found.candidates[1].verdict
     assert svip["texts"] == {"compared": 2, "differing": 0}
     assert document["prompts_left_out"] == {"a": "only in A", "d": "only in B"}
@@ -296,8 +297,8 @@ def test_two_files_are_compared_and_not_changed(tmp_path: Path) -> None:
     before = a.read_bytes(), b.read_bytes()
     lines = run("--compare", a, b).splitlines()
     assert lines[-2:] == [
-        "none: B is faster, B at 1.90x (1.90 to 1.90) of A; texts identical",
-        "svip: B is faster, B at 1.84x (1.84 to 1.84) of A; texts identical",
+        "none: B is faster, B at 1.90x (1.90 to 1.90, only 4 prompts) of A; texts identical",
+        "svip: B is faster, B at 1.84x (1.84 to 1.84, only 4 prompts) of A; texts identical",
     ]
     assert json.loads(run("--compare", a, b, "--json"))["b"] == {
         "file": str(b),
@@ -310,7 +311,7 @@ def test_two_files_are_compared_and_not_changed(tmp_path: Path) -> None:
 
 def test_a_file_is_compared_with_itself() -> None:
     old = DATA / "results.jsonl"
-    assert "svip: A and B are level, B at 1.00x (1.00 to 1.00) of A" in run("--compare", old, old)
+    assert "svip: A and B are level, B at 1.00x (1.00 to 1.00, only 2 prompts) of A" in run("--compare", old, old)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from factory import DRAFT_MS, TARGET_MS, Shape, candidate, drafted_run, peer, peer_run, plain_run, run_set
+from factory import DRAFT_MS, TARGET_MS, Shape, candidate, drafted_run, peer, peer_run, plain_run, run_set, tables
 
 from specctl.benchmark.cost_model import (
     CandidateCost,
@@ -13,12 +13,16 @@ from specctl.benchmark.cost_model import (
     oracle_bound,
     signal_speed,
 )
+from specctl.benchmark.digest import digest
+from specctl.benchmark.figures.candidate_panels import looks
+from specctl.benchmark.figures.tradeoff_figure import verification_against_discard
 from specctl.benchmark.summaries import summarise
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import SignalBound
-from specctl.observing.results import PassTimes, RunSet
+from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
+from specctl.reporting.style import style
 
 CANDIDATES = [candidate("none"), candidate("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
@@ -51,6 +55,47 @@ def test_noise_lowers_the_share_that_is_explained() -> None:
     assert model is not None
     assert model.r_squared is not None
     assert 0 < model.r_squared < 0.9
+
+
+def cost_note(results: RunSet) -> str:
+    return next(table.note for table in tables(results) if table.title == "Cost model")
+
+
+def test_a_fit_that_explains_little_is_doubted_and_no_line_is_drawn_from_it() -> None:
+    pytest.importorskip("matplotlib")
+    quiet = [plain_run("a", 9), plain_run("b", 9), drafted_run("svip", "a", ROUNDS), drafted_run("svip", "b", ROUNDS)]
+    busy = [quiet[0], replace_time(quiet[1], 300.0), replace_time(quiet[2], 10.0), replace_time(quiet[3], 400.0)]
+    costs = PassTimes(DRAFT_MS, {1: TARGET_MS})
+    with style():
+        for runs, drawn in ((quiet, True), (busy, False)):
+            results = run_set(CANDIDATES, runs, costs=costs)
+            found = digest(results)
+            assert found.model is not None
+            assert found.model.explains is drawn
+            picture = verification_against_discard(found, looks(results.header.candidates))
+            assert ("join points of equal predicted speed" in picture.caption) is drawn
+            assert ("Lines of equal speed are left out: the fit explains too little" in picture.caption) is not drawn
+            dotted = [line for line in picture.figure.axes[0].lines if line.get_linestyle() == ":"]
+            assert bool(dotted) is drawn
+            assert ("so do not trust what it predicts" in cost_note(results)) is not drawn
+
+
+def replace_time(run: Run, more_ms: float) -> Run:
+    (turn,) = run.turns
+    return replace(run, turns=(replace(turn, total_ms=turn.total_ms + more_ms),))
+
+
+def test_a_policy_above_a_bound_is_named_beside_it() -> None:
+    fast = drafted_run("svip", "a", [(5, 5, "max_draft")], slowdown=0.1)
+    results = run_set(CANDIDATES, [plain_run("a", 6), plain_run("b", 5), fast], oracle={"a": 2})
+    found = digest(results)
+    assert found.oracle is not None
+    assert found.oracle.tokens_per_second is not None
+    measured = {one.candidate: one.measured for one in found.costs}
+    assert measured["svip"] > found.oracle.tokens_per_second > measured["none"], "the case"
+    assert "svip measured faster than the oracle, so what the fit gives for it bounds nothing here." in cost_note(
+        results
+    )
 
 
 def test_without_drafts_there_is_nothing_to_fit() -> None:

@@ -3,8 +3,10 @@ import pytest
 from factory import PREFILL_MS, TARGET_MS, drafted_run, peer_run, plain_run
 
 from specctl.benchmark.summaries import Spread, Summary, summarise
+from specctl.calibration.speedup_cells import speedup_cells
 from specctl.observing.results import BASELINE, Run
 from specctl.observing.speedup import evened, speedup
+from specctl.reporting.placing import times
 from specctl.statistics.intervals import Interval, bootstrap
 
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
@@ -38,14 +40,14 @@ def test_target_only_decoding_drafts_nothing_and_so_has_no_rate_of_acceptance() 
     assert unknown == (None, None, None, None)
     assert summary.stops == {}
     assert summary.speedup is not None
-    assert summary.speedup.of_totals == Interval(1.0)
+    assert summary.speedup.of_totals == Interval(1.0, prompts=1)
 
 
 def test_a_peers_rounds_are_unknown_but_its_speed_is_not() -> None:
     runs = [plain_run(prompt, 10) for prompt in "ab"] + [peer_run("hf", prompt, 10, 47.5) for prompt in "ab"]
     summary = only(runs, "hf")
     assert summary.speedup is not None
-    assert summary.speedup.of_totals == Interval(*[pytest.approx(105 / 52.5)] * 3)
+    assert summary.speedup.of_totals == Interval(*[pytest.approx(105 / 52.5)] * 3, 2)
     for name in ("acceptance_rate", "mean_acceptance_length", "verification_rate", "discard_rate", "draft_length"):
         assert getattr(summary, name) is None
     assert (summary.stops, summary.wall) == ({}, {})
@@ -59,7 +61,7 @@ def test_the_two_speedups_differ_where_prompts_do() -> None:
     assert found is not None
     assert found.of_totals.value == pytest.approx((100 / 950) / (100 / 1000))
     assert found.of_prompts.value == pytest.approx(1.5)
-    assert found.of_prompts[1:] == (pytest.approx(1.0), pytest.approx(2.0))
+    assert found.of_prompts[1:3] == (pytest.approx(1.0), pytest.approx(2.0))
     assert found.prompts == 2
 
 
@@ -67,7 +69,7 @@ def test_only_prompts_that_both_finished_are_paired() -> None:
     baseline = [plain_run("a", 10), plain_run("c", 10)]
     found = speedup([plain_run("a", 10, "x", 0.5), plain_run("b", 10, "x", 9.0)], baseline)
     assert found is not None
-    assert found.of_totals == Interval(pytest.approx(105 / 55))
+    assert found.of_totals == Interval(pytest.approx(105 / 55), prompts=1)
     assert found.prompts == 1
     assert speedup([plain_run("b", 10, "x")], baseline) is None
 
@@ -120,9 +122,19 @@ def test_the_bootstrap_is_the_same_every_time_and_whatever_its_chunks(monkeypatc
 
 
 def test_one_prompt_gives_no_interval() -> None:
-    assert bootstrap(lambda weights: weights[:, 0] * 7, 1) == Interval(7.0)
+    assert bootstrap(lambda weights: weights[:, 0] * 7, 1) == Interval(7.0, prompts=1)
 
 
 def test_summaries_keep_the_candidates_order_and_leave_out_candidates_without_runs() -> None:
     runs = [plain_run("a", 3, "x"), plain_run("a", 3)]
     assert [summary.candidate for summary in summarise(runs, ["none", "y", "x"])] == ["none", "x"]
+
+
+def test_what_too_few_prompts_say_is_doubted_beside_the_number() -> None:
+    assert times(bootstrap(lambda weights: weights[:, 0] * 0 + 1.1, 2)) == "1.10x (1.10 to 1.10, only 2 prompts)"
+    assert times(bootstrap(lambda weights: weights[:, 0] + 0.5, 1)) == "1.50x (only 1 prompt)"
+    assert times(Interval(1.1, 1.1, 1.1, 12)) == "1.10x (1.10 to 1.10, an interval of no width tells nothing)"
+    assert times(Interval(1.0, 1.0, 1.0, 12)) == "1.00x (1.00 to 1.00)", "of the target over itself"
+    assert times(Interval(1.1, 1.0, 1.2, 10)) == "1.10x (1.00 to 1.20)"
+    assert times(Interval(1.1, 1.0, 1.2, 9)) == "1.10x (1.00 to 1.20, only 9 prompts)"
+    assert speedup_cells(Interval(1.1, 1.0, 1.2, 9)) == ("1.10", "1.00 to 1.20 (only 9 prompts)")

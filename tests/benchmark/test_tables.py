@@ -76,7 +76,7 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
     speed = titled(read_results(path), "Speed")
     assert [row[2] for row in speed.rows] == ["1", "1", "1"], "of the second prompt a candidate is missing"
     assert speed.rows[2][5] == "1.90"
-    assert speed.note.endswith("Unfinished: 5 of 12 runs, of which the 3 in complete rounds count.")
+    assert speed.note.endswith("Stopped after 5 of 12 runs, of which the 3 in complete rounds count.")
 
 
 def test_rounds_without_a_failed_peer_are_complete() -> None:
@@ -160,7 +160,7 @@ def test_no_runs_at_all() -> None:
 def test_json_contains_numbers() -> None:
     document = json.loads(json.dumps(as_json(run_set(CANDIDATES, some_runs()))))
     svip = document["overall"][1]
-    assert svip["speedup"]["of_totals"] == {"value": 1.610169, "low": 1.610169, "high": 1.610169}
+    assert svip["speedup"]["of_totals"] == {"value": 1.610169, "low": 1.610169, "high": 1.610169, "prompts": 4}
     assert svip["draft_length"] == {"mean": 4.0, "sd": 1.414214}
     assert document["overall"][2]["acceptance_rate"] is None
     assert document["cost_model"]["r_squared"] == 1.0

@@ -1,5 +1,5 @@
 import pytest
-from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set
+from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, tables
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
 from specctl.benchmark.digest import digest
@@ -16,18 +16,24 @@ def said(results: RunSet) -> str:
 
 def test_the_fastest_candidate_with_its_interval_and_identity() -> None:
     assert said(run_set(CANDIDATES, some_runs())) == (
-        "verdict: hf is fastest: 1.90x (1.90 to 1.90), 1.18x (1.18 to 1.18) as fast as svip; "
-        "all 8 runs gave the tokens of none"
+        "verdict: hf is fastest: 1.90x (1.90 to 1.90, only 4 prompts), 1.18x (1.18 to 1.18, only 4 prompts) as fast as "
+        "svip; all 8 runs gave the tokens of none"
     )
     assert said(run_set(CANDIDATES, [run for run in some_runs() if run.candidate != "hf"])).startswith(
-        "verdict: svip is fastest: 1.61x (1.61 to 1.61), 1.61x (1.61 to 1.61) as fast as none; all 4 runs gave"
+        "verdict: svip is fastest: 1.61x (1.61 to 1.61, only 4 prompts), 1.61x (1.61 to 1.61, only 4 prompts) as fast "
+        "as none; all 4 runs gave"
     )
+
+
+def test_intervals_of_few_prompts_are_doubted_under_their_table() -> None:
+    note = tables(run_set(CANDIDATES, some_runs()))[0].note
+    assert "Do not trust these intervals: only 4 prompts." in note
 
 
 def test_where_drafting_does_not_pay() -> None:
     runs = [run for prompt in "ab" for run in (plain_run(prompt, 30), drafted_run("svip", prompt, [(4, 0, "policy")]))]
     line = said(run_set([candidate("none"), candidate("svip", "svip")], runs))
-    assert line.startswith("verdict: none is fastest: 1.00x, 2.26x (2.26 to 2.26) as fast as svip; ")
+    assert line.startswith("verdict: none is fastest: 1.00x, 2.26x (2.26 to 2.26, only 2 prompts) as fast as svip; ")
 
 
 def test_a_policy_that_stopped_drafting_is_named() -> None:
@@ -49,7 +55,7 @@ def test_a_difference_is_not_overlooked() -> None:
     [
         (run_set(CANDIDATES, []), "verdict: no candidate shares a prompt with none; tokens not compared"),
         (run_set(CANDIDATES, some_runs(), temperature=0.5), "; tokens not compared, since they were sampled"),
-        (run_set(CANDIDATES, some_runs("a"), prompts=4), "; unfinished: 3 of 12 runs"),
+        (run_set(CANDIDATES, some_runs("a"), prompts=4), "; stopped after 3 of 12 runs"),
     ],
 )
 def test_what_is_missing_is_said(results: RunSet, line: str) -> None:
@@ -85,12 +91,13 @@ def test_a_difference_that_is_small_on_every_prompt_is_no_chance() -> None:
     assert None not in (svip.low, constant.high)
     assert svip.low < constant.high  # type: ignore[operator]
     assert verdict(whole).startswith("verdict: svip is fastest: ")
-    assert ", 1.02x (1.02 to 1.02) as fast as constant" in verdict(whole)
+    assert ", 1.02x (1.02 to 1.02, only 4 prompts) as fast as constant" in verdict(whole)
 
 
 def test_one_prompt_names_no_winner() -> None:
     assert said(run_set(CANDIDATES, some_runs("a"))).startswith(
-        "verdict: one prompt cannot tell who is fastest: hf 1.90x, svip 1.61x, none 1.00x; "
+        "verdict: one prompt cannot tell who is fastest: hf 1.90x (only 1 prompt), svip 1.61x (only 1 "
+        "prompt), none 1.00x; "
     )
 
 
@@ -113,4 +120,4 @@ def test_a_difference_in_an_incomplete_round_is_told_too() -> None:
     noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
     runs = [*some_runs("a"), plain_run("b", 9), drafted_run("svip", "b", ROUNDS, difference=noted)]
     line = said(run_set(CANDIDATES, runs, prompts=4))
-    assert "; GREEDY OUTPUT DIFFERS in 1 of 3 runs; unfinished: 5 of 12 runs, of which the 3 in complete" in line
+    assert "; GREEDY OUTPUT DIFFERS in 1 of 3 runs; stopped after 5 of 12 runs, of which the 3 in complete" in line

@@ -266,4 +266,9 @@ def test_rates_of_a_score_are_over_all_its_prompts() -> None:
 
 def test_an_interval_in_a_document_has_four_places_and_may_be_missing() -> None:
     assert plain_interval(None) is None
-    assert plain_interval(Interval(1.23456, None, 2.0)) == {"value": 1.2346, "low": None, "high": 2.0}
+    assert plain_interval(Interval(1.23456, None, 2.0)) == {
+        "value": 1.2346,
+        "low": None,
+        "high": 2.0,
+        "prompts": None,
+    }

@@ -263,6 +263,7 @@ def test_an_interrupt_shows_the_rounds_that_are_complete(prompts, monkeypatch):
 
     monkeypatch.setattr("specctl.terminal.benchmark_progress.BenchProgress.add", interrupt)
     found = bench("-i", prompts, "-n", "4", "--policy", "svip", "--policy", "constant", code=130)
-    assert "Unfinished: 4 of 12 runs, of which the 3 in complete rounds count." in found.stdout
-    assert found.stdout.splitlines()[-1].endswith("; unfinished: 4 of 12 runs, of which the 3 in complete rounds count")
+    assert "Stopped after 4 of 12 runs, of which the 3 in complete rounds count." in found.stdout
+    last = found.stdout.splitlines()[-1]
+    assert last.endswith("; stopped after 4 of 12 runs, of which the 3 in complete rounds count")
     assert "interrupted" in found.stderr

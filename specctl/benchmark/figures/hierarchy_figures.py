@@ -51,7 +51,8 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     across, up = np.meshgrid(_RATIOS, _RATIOS)
     gain = _least(plain, across, up) / _least(nested, across, up)
     best = max(nested, key=lambda one: float((_least(plain, across, up) / _least([one], across, up)).mean()))
-    model = digest.model if digest.model and min(digest.model.drafts_ms) > 0 else digest.bare
+    fitted = digest.model is not None and digest.model.explains and min(digest.model.drafts_ms) > 0
+    model = digest.model if fitted else digest.bare
     here = _here(model, chain)
     picture = page(
         "where-the-hierarchy-pays",

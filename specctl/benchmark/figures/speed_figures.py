@@ -51,7 +51,7 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
         axes.axvline(1, color=BASELINE_COLOUR, linewidth=1)
         for row, candidate in enumerate(names):
             if candidate in speeds:
-                value, low, high = speeds[candidate].of_totals
+                value, low, high, _ = speeds[candidate].of_totals
                 if low is not None and high is not None:
                     axes.plot([low, high], [row, row], color=look[candidate].colour, linewidth=2, solid_capstyle="butt")
                 axes.plot(value, row, look[candidate].marker, color=look[candidate].colour, markersize=6)
@@ -105,7 +105,7 @@ def speedup_by_length(digest: Digest, look: dict[str, Look]) -> Picture:
     for length in lengths:
         for summary in digest.by_length[length]:
             if summary.speedup and summary.candidate != BASELINE:
-                value, low, high = summary.speedup.of_totals
+                value, low, high, _ = summary.speedup.of_totals
                 curves.setdefault(summary.candidate, []).append(
                     (length, value, value if low is None else low, value if high is None else high)
                 )

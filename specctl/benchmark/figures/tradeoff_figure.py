@@ -33,11 +33,13 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     model = digest.model if digest.model and digest.model.target_ms > digest.model.draft_ms > 0 else digest.bare
     if digest.levels:
         model = None  # two rates do not determine the cost of three models
-    lines = (
-        ""
-        if model is None
-        else "Dotted lines join points of equal predicted speed on this machine, in multiples of target-only speed. "
-    )
+    lines = ""
+    if model is not None and digest.model is not None and not digest.model.explains:
+        model = None
+        explained = f"{digest.model.r_squared:.2f}"
+        lines = f"Lines of equal speed are left out: the fit explains too little of the times (R² {explained}). "
+    elif model is not None:
+        lines = "Dotted lines join points of equal predicted speed on this machine, in multiples of target-only speed. "
     prompts = max(summary.prompts for summary in digest.overall)
     picture = page(
         "verification-discard",

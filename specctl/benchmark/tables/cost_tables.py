@@ -7,6 +7,7 @@ from specctl.benchmark.digest import Digest
 from specctl.benchmark.hierarchy_levels import CandidateLevels
 from specctl.profile.model_names import short_names
 from specctl.replay.parallel_replay import Simulated
+from specctl.reporting.placing import listed
 from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent
 
 
@@ -87,6 +88,8 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
     names = short_names(digest.results.header.drafts)
     if model := digest.model:
         fitted = f"R² {model.r_squared:.4f}" if model.r_squared is not None else "R² unknown"
+        if not model.explains:
+            fitted += ": it explains less than half of how the runs' times differ, so do not trust what it predicts"
         drafts = "".join(
             f"t_{name} {ms:.3f} ms, " for name, ms in zip(names or ["draft"], model.drafts_ms, strict=True)
         )
@@ -99,6 +102,11 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
     if bound := digest.results.signal_bound:
         counts = f"{bound.passes} target passes and {bound.drafted} draft steps for {bound.tokens} tokens"
         yield f"Signal bound: {counts}{_by_the_fit(digest.signal_speed)}."
+    oracle_speed = None if digest.oracle is None else digest.oracle.tokens_per_second
+    bounds = {"oracle": oracle_speed, "signal bound": digest.signal_speed}
+    for name, speed in bounds.items():
+        if above := [one.candidate for one in digest.costs if speed is not None and one.measured > speed]:
+            yield f"{listed(above)} measured faster than the {name}, so what the fit gives for it bounds nothing here."
 
 
 def _pays(found: CandidateLevels) -> str:

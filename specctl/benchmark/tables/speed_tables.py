@@ -40,6 +40,9 @@ def speed_table(digest: Digest) -> Table:
     note = DEFINITIONS
     if digest.results.header.synthetic:
         note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
+    known = [one.speedup.of_totals for one in digest.overall if one.speedup is not None]
+    if doubts := dict.fromkeys(one.doubt for one in known if one.doubt):
+        note += f" Do not trust these intervals: {listed(list(doubts))}."
     if digest.unfinished is not None:
         note += f" {digest.unfinished[0].upper()}{digest.unfinished[1:]}."
     more = f"{_machine(digest)}{_counterparts(digest)}{threshold_note(digest.results)}"
