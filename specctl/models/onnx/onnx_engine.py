@@ -7,7 +7,7 @@ from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError, of_onnxruntime, pip_install
+from specctl.errors import ModelError, of_onnxruntime, out_of_memory, pip_install
 from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
 from specctl.models.passes.tree_sight import WIDEST
@@ -28,7 +28,16 @@ LONGEST = 1 << 17
 
 
 class Unable(Exception):  # noqa: N818 - it is a finding
-    """Why onnxruntime cannot run a model, as the end of a sentence."""
+    """Why onnxruntime cannot run a model, as the end of a sentence.
+
+    Args:
+        why: the reason.
+        lasting: whether the same attempt would end the same on another day, when more memory may be free.
+    """
+
+    def __init__(self, why: str, *, lasting: bool = True) -> None:
+        super().__init__(why)
+        self.lasting = lasting
 
 
 def require_onnxruntime() -> None:
@@ -182,12 +191,25 @@ def graph_path(key: str, name: str, settings: EngineSettings, write: Callable[[P
         write: as in `Store.put`.
 
     Raises:
-        Unable: there is no room for it.
+        Unable: there is no room for it, or ``write`` raised that, now or in an earlier run of the same versions.
     """
     store = Store(cache_folder())
+
+    def kept() -> Path:
+        if (found := store.find(key)) is not None:
+            return found
+        if (why := store.refusal(key)) is not None:
+            raise Unable(why)
+        try:
+            return store.put(key, write)
+        except Unable as unable:
+            if unable.lasting:
+                store.refuse(key, str(unable))
+            raise
+
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
-            return store.find(key) or store.put(key, write)
+            return kept()
     except OSError as error:
         settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
         return _unkept(key, write)
@@ -238,7 +260,8 @@ def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: i
     except Exception as error:
         if not (isinstance(error, RuntimeError) or of_onnxruntime(error)):
             raise
-        raise Unable(f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})") from error
+        why = f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})"
+        raise Unable(why, lasting=not out_of_memory(error)) from error
     if found > (most := limit(quantize, model.dtype)):
         raise Unable(
             f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"

@@ -205,6 +205,22 @@ class Store:
         """The file beside a graph in which `Times` are told."""
         return self.folder / f"{key}.times.json"
 
+    def refusal(self, key: str) -> str | None:
+        """Why no graph of this name can be used, as an earlier attempt has found; None if none has."""
+        try:
+            return self._refusal(key).read_text(encoding="utf-8")[:1000] or None
+        except (OSError, ValueError):
+            return None
+
+    def refuse(self, key: str, why: str) -> None:
+        """Keep why no graph of this name can be used, so that none is made in vain again; where it cannot be kept, one
+        is."""
+        with suppress(OSError):
+            self._refusal(key).write_text(why, encoding="utf-8")
+
+    def _refusal(self, key: str) -> Path:
+        return self.folder / f"{key}.refused.txt"
+
     def packed(self, key: str, rows: int | str | None) -> Path:
         """The file beside a graph in which that is which was made of it, as `kept_packed` names them."""
         return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"

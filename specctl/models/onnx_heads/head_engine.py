@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specctl.errors import ModelError, pip_install
+from specctl.errors import ModelError, out_of_memory, pip_install
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.onnx.automatic import LONG_RUN
@@ -121,7 +121,8 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # whatever its modules stumble over, torch can still run them
-        raise Unable(f"it cannot be exported ({type(error).__name__}: {_first_line(error)})") from error
+        why = f"it cannot be exported ({type(error).__name__}: {_first_line(error)})"
+        raise Unable(why, lasting=not out_of_memory(error)) from error
 
 
 def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
@@ -158,7 +159,8 @@ def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Runner
     try:
         found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
     except Exception as error:  # whatever onnxruntime raises, torch can still run the head
-        raise Unable(f"onnxruntime cannot run its graphs ({_first_line(error)})") from error
+        why = f"onnxruntime cannot run its graphs ({_first_line(error)})"
+        raise Unable(why, lasting=not out_of_memory(error)) from error
     if found > (most := ROUNDING[torch.float32]):
         raise Unable(
             f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"

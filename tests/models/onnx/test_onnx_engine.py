@@ -163,6 +163,33 @@ def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.Mo
 
 
 @needs_onnx
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_what_cannot_run_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str | None) -> None:
+    """Nor is the graph of another form of the weights held to be unable."""
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    with monkeypatch.context() as off:
+        off.setattr("specctl.models.onnx.check.difference", lambda *_: 7.0)
+        line = said(one_layer(), quantize)
+    assert "differs by 7 of the logits' spread" in line
+    with monkeypatch.context() as counted:
+        counted.setattr("specctl.models.onnx.onnx_engine._write", lambda *_: pytest.fail("the graph was made again"))
+        assert said(one_layer(), quantize) == line
+    assert onnx_runner(one_layer(), 60, "int4", notice=pytest.fail) is not None
+
+
+@needs_onnx
+def test_what_memory_did_not_allow_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> float:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory")
+
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    with monkeypatch.context() as off:
+        off.setattr("specctl.models.onnx.check.difference", full)
+        assert "onnxruntime cannot run its graph (DefaultCPUAllocator" in said(one_layer())
+    sure_runner(one_layer(), 60)
+
+
+@needs_onnx
 @pytest.mark.parametrize(
     ("model", "line"),
     [
