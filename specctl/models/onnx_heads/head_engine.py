@@ -121,8 +121,8 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # whatever its modules stumble over, torch can still run them
-        why = f"it cannot be exported ({type(error).__name__}: {_first_line(error)})"
-        raise Unable(why, lasting=not out_of_memory(error)) from error
+        what = f"it cannot be exported ({type(error).__name__}: {_first_line(error)})"
+        raise Unable(what, lasting=not out_of_memory(error)) from error
 
 
 def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
