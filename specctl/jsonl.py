@@ -10,6 +10,7 @@ from typing import IO, Any, Literal
 from pydantic import TypeAdapter
 
 from specctl.errors import RecordError
+from specctl.messages import read_messages
 from specctl.metrics import Metrics
 from specctl.nesting import too_deep
 from specctl.record_settings import SETTING_KEYS
@@ -18,7 +19,6 @@ from specctl.records import Completion, CompletionSummary, RoundSummary
 InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "custom_id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
-ROLES = ("system", "developer", "user", "assistant", "tool")
 DUPLICATE = "duplicate_id"
 """The type of the error of a record whose id an earlier one has: only its line tells the two apart."""
 RESULT_KEYS = frozenset(
@@ -121,17 +121,14 @@ def _fault(data: Mapping[str, Any]) -> RecordError | None:
         return RecordError("invalid_record", "prompt must be a string")
     if given[0] == "turns" and not (value and isinstance(value, list) and all(isinstance(t, str) for t in value)):
         return RecordError("invalid_record", "turns must be a list of strings")
-    if given[0] == "messages" and not (value and isinstance(value, list) and all(map(_is_message, value))):
-        return RecordError("invalid_record", "messages must be a list of objects with a string role and content")
-    if odd := [message["role"] for message in data.get("messages", ()) if message["role"] not in ROLES]:
-        return RecordError("invalid_record", f"there is no role {json.dumps(odd[0])}; roles are {', '.join(ROLES)}")
+    if given[0] == "messages":
+        try:
+            read_messages(value)
+        except RecordError as error:
+            return error
     if not isinstance(data.get("sampling", {}), dict):
         return RecordError("invalid_record", "sampling must be an object")
     return None
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def error_line(record: Record, error: RecordError) -> dict[str, Any]:

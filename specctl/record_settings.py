@@ -37,16 +37,26 @@ NAMES = {
 SETTING_KEYS = (PLACE, "policy", "draft", *NAMES)
 """The keys of a record that decide how it is answered, beside its prompt."""
 
-FOREIGN = (
-    "n", "best_of", "echo", "suffix", "prompt_logprobs", "length_penalty",
-    "no_repeat_ngram_size", "response_format", "guided_choice", "guided_grammar",
-    "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "ignore_eos",
-    "min_tokens", "min_new_tokens", "max_length", "n_predict", "num_predict", "num_beams", "beam_width",
-    "use_beam_search", "do_sample", "typical_p", "top_a", "tfs_z", "mirostat", "stop_sequences", "stop_strings",
-    "stop_token_ids", "bad_words", "reasoning_effort", "num_ctx", "sampling_params", "options",
-)  # fmt: skip
-"""Settings of other programs that would change the text and have no effect here."""
-_NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
+TOOLS = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
+"""Settings about tools that a model may call."""
+FOREIGN: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "prompt_logprobs": (), "length_penalty": (1,),
+    "no_repeat_ngram_size": (0,), "response_format": ({"type": "text"},), "guided_choice": ([],),
+    "guided_grammar": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "ignore_eos": (False,),
+    "min_tokens": (0,), "min_new_tokens": (0,), "max_length": (), "n_predict": (), "num_predict": (),
+    "num_beams": (1,), "beam_width": (1,), "use_beam_search": (False,), "early_stopping": (False,), "do_sample": (),
+    "typical_p": (1,), "top_a": (0,), "tfs_z": (1,), "mirostat": (0,), "stop_sequences": ([],), "stop_strings": ([],),
+    "stop_token_ids": ([],), "bad_words": ([],), "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "add_generation_prompt": (True,),
+    "continue_final_message": (False,), "chat_template": (), "chat_template_kwargs": ({},),
+    "truncate_prompt_tokens": (), "num_ctx": (), "sampling_params": ({},), "options": ({},), "modalities": (["text"],),
+    "reasoning_effort": ("none",), "web_search_options": (), "service_tier": ("auto", "default"), "store": (False,),
+    "verbosity": ("medium",),
+}  # fmt: skip
+"""Settings of other programs that have no effect here, each with the values besides null that ask for nothing."""
+_OFF: Mapping[str, Mapping[Any, Any]] = {"top_k": {-1: 0}}
+"""Values by which other programs switch a setting off, each with the one that does so here."""
 _LIKE = 0.85
 _SHORT = 6
 """Words of fewer letters are too easily like another one: a misspelled setting is looked for among longer ones."""
@@ -73,7 +83,7 @@ def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
             given.append(("logprobs", "logprobs", 0))
     found: dict[str, tuple[str, Any]] = {}
     for called, key, value in given:
-        value = [value] if key == "stop" and isinstance(value, str) else value
+        value = [value] if key == "stop" and isinstance(value, str) else switched_off(key, value)
         before, earlier = found.setdefault(key, (called, value))
         if earlier != value:
             what = f"{before} is {_brief(earlier)} and {called} is {_brief(value)}"
@@ -81,14 +91,28 @@ def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     return found
 
 
+def switched_off(key: str, value: Any) -> Any:
+    """A setting's value, or the one by which a profile says the same where other programs switch the setting off."""
+    off = _OFF.get(key, {})
+    return off[value] if type(value) is int and value in off else value
+
+
+def asks_for_nothing(key: str, value: Any) -> bool:
+    """Whether a setting with this value changes no text: null, or what one in `FOREIGN` is without asking."""
+    return value is None or any(_same(value, nothing) for nothing in FOREIGN.get(key, ()))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in JSON, where true is not 1."""
+    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
+
+
 def ignored_setting(key: str, value: Any) -> str | None:
     """What to say about a key that looks like a setting and is none; None for any other key.
 
-    A value that is without effect elsewhere too, such as ``n = 1`` or a penalty of 0, needs no words.
+    A value that asks for nothing, such as ``n = 1``, needs no words.
     """
-    if value in _NEUTRAL or (key in ("n", "best_of", "repetition_penalty", "repeat_penalty") and value == 1):
-        return None
-    return _looks_like_a_setting(key)
+    return None if asks_for_nothing(key, value) else _looks_like_a_setting(key)
 
 
 @lru_cache(maxsize=10_000)

@@ -35,7 +35,18 @@ def test_settings_of_other_programs_are_known(key):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n", 1), ("logprobs", False), ("presence_penalty", 0.0), ("tools", []), ("repetition_penalty", 1.0)],
+    [
+        ("n", 1),
+        ("logprobs", False),
+        ("presence_penalty", 0.0),
+        ("tools", []),
+        ("repetition_penalty", 1.0),
+        ("length_penalty", 1.0),
+        ("ignore_eos", False),
+        ("min_tokens", 0),
+        ("stop_token_ids", []),
+        ("temprature", None),
+    ],
 )
 def test_a_setting_that_asks_for_nothing_needs_no_words(key, value):
     assert ignored_setting(key, value) is None
@@ -84,6 +95,18 @@ def test_other_fields_are_carried_through_without_a_word(key):
 )
 def test_log_probabilities_are_asked_for_as_texts_and_as_chats_do(data, most):
     assert own_settings(data).get("logprobs", (None, None))[1] == most
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("n", True), ("n", 0), ("ignore_eos", 0), ("temprature", 0), ("echo", True)]
+)
+def test_a_value_that_only_looks_like_nothing_is_told(key, value):
+    assert ignored_setting(key, value) is not None
+
+
+def test_other_programs_switch_top_k_off_by_minus_one():
+    assert own_settings({"top_k": -1, "sampling": {}}) == {"top_k": ("top_k", 0)}
+    assert own_settings({"top_k": -2})["top_k"] == ("top_k", -2)
 
 
 def test_a_schema_that_is_none_of_json_belongs_to_the_data():

@@ -1,6 +1,6 @@
 """The turns of a conversation, and the record that they are saved as."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from specctl.errors import UsageError
 from specctl.files import Content, content_of, write_line
 from specctl.jsonl import Record, read_records
+from specctl.messages import Message, read_messages
 from specctl.metrics import Metrics
 from specctl.outputs import Outputs
 from specctl.outputs.file import whole_lines
@@ -134,7 +135,8 @@ def load_transcript(path: Path) -> Transcript:
     found = _transcript(record)
     if found is None:
         raise UsageError(
-            f"{path}:{record.line}: a conversation is a system message, if any, then user and assistant in turn"
+            f"{path}:{record.line}: a conversation is a system message, if any, then user and assistant in turn, "
+            "each with a text alone"
         )
     return found
 
@@ -143,7 +145,7 @@ def _transcript(record: Record) -> Transcript | None:
     data = record.data
     completion = data.get("completion")
     if "messages" in data:
-        return _of_messages(data["messages"], completion)
+        return _of_messages(read_messages(data["messages"]), completion)
     texts = data["turns"] if "turns" in data else [data["prompt"]]
     answers = completion if isinstance(completion, list) else [completion]
     if completion is None:
@@ -155,7 +157,9 @@ def _transcript(record: Record) -> Transcript | None:
     return Transcript([*turns, *(Turn(text) for text in texts[len(turns) : len(turns) + 1])])
 
 
-def _of_messages(messages: Sequence[Mapping[str, str]], completion: object) -> Transcript | None:
+def _of_messages(messages: Sequence[Message], completion: object) -> Transcript | None:
+    if any(message.keys() > {"role", "content"} for message in messages):
+        return None  # the next prompt would be without a name, or without a tool's call
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     said = list(messages[system is not None :])
     if isinstance(completion, str):

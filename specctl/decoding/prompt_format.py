@@ -1,12 +1,38 @@
 """Prompts, chats and conversations become token ids."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from specctl.errors import RecordError, UsageError
+from specctl.messages import Message, argument_texts, function_of, read_messages, with_function, with_objects
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.profile.schema import PromptTable
 
-Message = Mapping[str, str]
+IDENTIFIERS = ("tool_call_id", "parsed")
+"""Fields that repeat or number what others say: templates need not write them."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields that templates leave out of earlier answers on purpose, as their models are trained."""
+OWN_SYSTEM = ("system", "developer")
+"""Roles of a message that takes the place of the profile's system message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a message says in one place, to be looked for in what the template writes.
+
+    Attributes:
+        place: as errors name it.
+        number: of the message.
+        marked: the message with a mark in place of it.
+        mark: as a template that writes the part writes it.
+    """
+
+    place: str
+    number: int
+    marked: Callable[[dict[str, Any]], dict[str, Any]]
+    mark: str
 
 
 class PromptFormat:
@@ -47,19 +73,84 @@ class PromptFormat:
         return self._ids(text)
 
     def messages(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a chat with the assistant's turn opened."""
+        """Ids of a chat with the assistant's turn opened.
+
+        Where the template does not know the role ``developer``, such messages are system messages, as OpenAI has it.
+
+        Raises:
+            RecordError: they are no messages, or there is no template, or it rejects them or leaves a part of them out.
+        """
         if not self.tokenizer.chat_template:
             raise RecordError("no_chat_template", "the target's tokenizer has no chat template; give `prompt` instead")
-        if self._system is not None and all(message["role"] != "system" for message in messages):
-            messages = [{"role": "system", "content": self._system}, *messages]
+        read = read_messages(messages)
+        first = 0
+        if self._system is not None and all(message["role"] not in OWN_SYSTEM for message in read):
+            read, first = [{"role": "system", "content": self._system}, *read], 1
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:  # a template is a program of its own and may raise anything
-            raise RecordError("chat_template", f"the chat template rejects this conversation: {error}") from error
+            text = self._written(read, first)
+        except RecordError as error:
+            if all(message["role"] != "developer" for message in read):
+                raise
+            try:
+                text = self._written([{**one, "role": _known_role(one["role"])} for one in read], first)
+            except RecordError as other:
+                raise other from error
         # The template has already added the special tokens.
-        return self._ids(str(text), add_special_tokens=False)
+        return self._ids(text, add_special_tokens=False)
+
+    def _written(self, messages: list[dict[str, Any]], first: int) -> str:
+        """What the template makes of messages; raises RecordError if it rejects them, or leaves out what one says.
+
+        Args:
+            messages: as `read_messages` gives them.
+            first: the number of the first one that is the user's own.
+        """
+        texts = argument_texts(messages)
+        try:
+            text = self._rendered(messages)
+            # A template that writes JSON itself would write a text of JSON as a string.
+            as_objects = any(json.dumps(one, ensure_ascii=False) in text for one in texts)
+        except Exception as error:  # a template is a program of its own and may raise anything
+            if not texts:
+                raise _rejected(error) from error
+            as_objects = True
+        if as_objects:
+            messages = with_objects(messages)
+            try:
+                text = self._rendered(messages)
+            except Exception as error:
+                raise _rejected(error) from error
+        if (part := self._left_out(messages, text, first)) is not None:
+            raise RecordError("chat_template", f"the chat template has no place for {part.place}; leave it out")
+        return text
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        copied = [dict(message) for message in messages]
+        return str(self.tokenizer.apply_chat_template(copied, add_generation_prompt=True, tokenize=False))
+
+    def _left_out(self, messages: list[dict[str, Any]], text: str, first: int) -> Part | None:
+        """The first part of messages that has no effect on their text; None if all have."""
+        parts = list(_parts(messages, first))
+        marked = list(messages)
+        for part in parts:
+            marked[part.number] = part.marked(marked[part.number])
+        try:
+            found = self._rendered(marked)
+        except Exception:  # it rejects marks, and so reads them
+            found = ""
+        return next((part for part in parts if part.mark not in found and self._silent(part, messages, text)), None)
+
+    def _silent(self, part: Part, messages: list[dict[str, Any]], text: str) -> bool:
+        """Whether a part has no effect on the text of messages."""
+        changed = list(messages)
+        changed[part.number] = part.marked(changed[part.number])
+        try:
+            if self._rendered(changed) != text:
+                return False
+            ends = changed[: part.number + 1]
+            return not (part.place.endswith(REASONING) and part.mark in self._rendered(ends))
+        except Exception:
+            return False
 
     def conversation(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
         """Ids of a conversation up to the first turn that has no answer yet.
@@ -90,3 +181,49 @@ class PromptFormat:
         if not ids:
             raise RecordError("empty_prompt", "the prompt is empty")
         return ids
+
+
+def _rejected(error: Exception) -> RecordError:
+    return RecordError("chat_template", f"the chat template rejects this conversation: {error}")
+
+
+def _known_role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _parts(messages: Sequence[dict[str, Any]], first: int) -> Iterator[Part]:
+    """All that messages say."""
+    called: set[str] = set()
+    for number, message in enumerate(messages):
+        name = f"messages.{number - first}" if number >= first else "the profile's system message"
+        for key, value in message.items():
+            mark = f"Qz{number}x{key}x9"
+            if key == "role" or key in IDENTIFIERS or (key == "content" and not value.strip()):
+                continue
+            if key == "name" and message["role"] == "tool" and value in called:
+                continue  # the call says it
+            if key == "tool_calls":
+                for at, call in enumerate(value):
+                    inner = function_of(call)
+                    called.add(inner["name"])
+                    for field in ("name", "arguments"):
+                        if inner.get(field):
+                            place = f"{name}.tool_calls.{at}.{field}"
+                            yield Part(place, number, _mark_call(at, field, f"{mark}{at}{field}"), f"{mark}{at}{field}")
+                continue
+            told = f"{name} (role {message['role']})" if key == "content" else f"{name}.{key}"
+            yield Part(told, number, _mark_field(key, mark), mark)
+
+
+def _mark_field(key: str, mark: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda message: {**message, key: mark}
+
+
+def _mark_call(at: int, field: str, mark: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def marked(message: dict[str, Any]) -> dict[str, Any]:
+        calls = list(message["tool_calls"])
+        is_object = isinstance(function_of(calls[at])[field], dict)
+        calls[at] = with_function(calls[at], **{field: {mark: mark} if is_object else mark})
+        return {**message, "tool_calls": calls}
+
+    return marked

@@ -78,7 +78,7 @@ class Endpoints:
         with ExitStack() as stack:
             try:
                 data, size = await json_body(request, self.service.limits.body, self.service.limits.body_seconds)
-                body = body_of(kind, data)
+                body = body_of(kind, data, self.service.name)
                 if size > LONG:
                     order = await asyncio.to_thread(self.service.order, body)
                 else:

@@ -1,43 +1,34 @@
 """The bodies of requests, as OpenAI's clients send them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
+from specctl.errors import RecordError
+from specctl.messages import Message, read_messages
 from specctl.profile.base_tables import MOST_LOGPROBS, Bias, Penalty, Repetition
 from specctl.profile.wording import did_you_mean
+from specctl.record_settings import FOREIGN, NAMES, TOOLS, asks_for_nothing, switched_off
 from specctl.serving.api_errors import ApiError
 
-NOTHING: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "modalities": (["text"],),
-    "prediction": (),
-    "audio": (),
-    "reasoning_effort": ("none",),
-    "web_search_options": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "verbosity": ("medium",),
-}
-"""Parameters of OpenAI's that are not supported, each with the values besides null that ask for nothing."""
 IGNORED = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 """Those that say who asks, which changes no text."""
 
 
 class Body(BaseModel):
-    """A JSON object: unknown keys are mistakes, values are never converted to another type."""
+    """A JSON object: unknown keys are mistakes, values are never converted to another type, null is as good as none."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class StreamOptions(Body):
@@ -45,6 +36,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class Extras(Body):
@@ -101,6 +93,11 @@ class TextBody(Body):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     specctl: Extras = Extras()
+    _order: Mapping[str, int] = PrivateAttr(default_factory=dict)
+
+    def first(self, faults: Iterable[ApiError]) -> ApiError | None:
+        """Of several faults the one of the parameter that stands first in the body; None without any."""
+        return _first(faults, self._order)
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -127,31 +124,17 @@ class CompletionBody(TextBody):
         return self.logprobs
 
 
-class TextPart(Body):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class MessageBody(Body):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
-
-    @property
-    def message(self) -> dict[str, str]:
-        """With its content as one text."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+def _messages(value: Any) -> Any:
+    try:
+        return read_messages(value)
+    except RecordError as error:
+        raise PydanticCustomError("messages", "{what}", {"what": error.message}) from None
 
 
 class ChatBody(TextBody):
     """Of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[Sequence[Message], BeforeValidator(_messages)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -167,71 +150,140 @@ class ChatBody(TextBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-PARTS = (
-    ("specctl", Extras),
-    ("stream_options", StreamOptions),
-    ("messages", MessageBody),
-    ("response_format", ResponseFormat),
-)
-"""Parameters that are objects, or lists of them."""
+PARTS: Mapping[str, type[Body]] = {
+    "specctl": Extras,
+    "stream_options": StreamOptions,
+    "response_format": ResponseFormat,
+}
+"""Parameters that are objects."""
+OWN_NAMES = {"max_new_tokens": "max_tokens", "json_schema": "response_format"}
+"""Keys of a profile's sampling table that have another name in requests."""
+CHOICES = {
+    "prompt": "a text, token ids, or a list with one of these",
+    "stop": "a text of 1 to 1000 characters, or at most 16 of them",
+}
+"""What parameters must be that may be of several types."""
 
 
-def body_of(kind: type[TextBody], data: Any) -> TextBody:
-    """A checked body; raises ApiError that names the first parameter that is wrong."""
+def body_of(kind: type[TextBody], data: Any, model: str) -> TextBody:
+    """A checked body.
+
+    Args:
+        kind: of the request.
+        data: its body, from JSON.
+        model: the one that is served.
+
+    Raises:
+        ApiError: it has faults; told is that of the parameter that stands first in the body, and last what is missing.
+    """
     if not isinstance(data, Mapping):
         raise ApiError(400, "the body is JSON, but not an object")
-    given = {key: value for key, value in data.items() if key not in IGNORED}
-    for key in NOTHING.keys() & given.keys():
-        value = given.pop(key)
-        if value is not None and not any(type(value) is type(none) and value == none for none in NOTHING[key]):
-            raise ApiError(400, _unsupported(key), key, "unsupported_parameter")
+    order = {key: place for place, key in enumerate(data)}
+    faults: list[ApiError] = []
+    given: dict[str, Any] = {}
+    for key, value in data.items():
+        known = key in kind.model_fields
+        if key in IGNORED or (_empty(key, value, data) if known else asks_for_nothing(key, value)):
+            continue
+        if not known and (key in FOREIGN or key in NAMES):
+            faults.append(ApiError(400, _unsupported(key, kind), key, "unsupported_parameter"))
+        else:
+            given[key] = switched_off(key, value)
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
-        raise _mistake(error, kind) from None
-    _require_agreement(body)
+        details: dict[str, list[ErrorDetails]] = {}
+        for detail in error.errors(include_url=False, include_input=False, include_context=False):
+            details.setdefault(str(detail["loc"][0]), []).append(detail)
+        faults += [_mistake(several, kind, given) for several in details.values()]
+    else:
+        body._order = order
+        faults += _disagreements(body)
+        if body.model not in (None, model):
+            what = f"there is no model {body.model!r} here, only {model!r}"
+            faults.append(ApiError(404, what, "model", "model_not_found"))
+    if (fault := _first(faults, order)) is not None:
+        raise fault
     return body
 
 
-def _unsupported(key: str) -> str:
-    only = NOTHING[key]
-    if not only or isinstance(only[0], list):
+def _empty(key: str, value: Any, data: Mapping[str, Any]) -> bool:
+    """Whether a known parameter's value asks for nothing, and is not one that it has by its type."""
+    if key == "stop":
+        return isinstance(value, str) and not value
+    if key == "stream_options":
+        return not data.get("stream") and isinstance(value, Mapping) and not any(value.values())
+    if key == "top_logprobs":
+        return type(value) is int and not value and not data.get("logprobs")
+    return key == "logprobs" and value is False
+
+
+def _first(faults: Iterable[ApiError], order: Mapping[str, int]) -> ApiError | None:
+    return min(faults, key=lambda fault: order.get((fault.param or "").partition(".")[0], len(order)), default=None)
+
+
+def _unsupported(key: str, kind: type[TextBody]) -> str:
+    if key in TOOLS:
+        return f"{key}: tools are not supported; leave it out"
+    own = NAMES.get(key, "")
+    if (own := OWN_NAMES.get(own, own)) in kind.model_fields:
+        return f"{key} is not read in requests; give {own}"
+    only = FOREIGN.get(key, ())
+    if not only or not only[0] or isinstance(only[0], list | dict):
         return f"{key} is not supported; leave it out"
     return f"{key} can only be {json.dumps(only[0])} here; leave it out"
 
 
-def _require_agreement(body: TextBody) -> None:
+def _disagreements(body: TextBody) -> Iterator[ApiError]:
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options is for streams; set stream, or leave it out", "stream_options")
+        yield ApiError(400, "stream_options is for streams; set stream, or leave it out", "stream_options")
     form = body.response_format
     if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
         what = "response_format has json_schema, and needs it, where its type is json_schema"
-        raise ApiError(400, what, "response_format")
+        yield ApiError(400, what, "response_format")
     if isinstance(body, ChatBody):
         both = body.max_tokens, body.max_completion_tokens
         if None not in both and both[0] != both[1]:
             what = "max_tokens and max_completion_tokens are the same setting; give one of them"
-            raise ApiError(400, what, "max_completion_tokens")
+            yield ApiError(400, what, "max_completion_tokens")
         if body.top_logprobs is not None and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs; set it to true, or leave this out", "top_logprobs")
+            yield ApiError(400, "top_logprobs needs logprobs; set it to true, or leave this out", "top_logprobs")
     if not body.specctl.draft and body.specctl.policy is not None:
-        raise ApiError(400, "a policy stops drafts, and specctl.draft is false; leave one out", "specctl.policy")
+        yield ApiError(400, "a policy stops drafts, and specctl.draft is false; leave one out", "specctl.policy")
 
 
-def _mistake(error: ValidationError, kind: type[TextBody]) -> ApiError:
-    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = [str(part) for part in detail["loc"]]
-    # Of a value that may have several types, the branch's name follows the parameter's.
+def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mapping[str, Any]) -> ApiError:
+    """What is wrong with one parameter, of which pydantic tells for each type that it may have."""
+    detail = details[0]
+    place = _place(detail, given)
+    # Of objects with few parameters each is one of its own.
     key = ".".join(place[:2] if place[0] in ("specctl", "stream_options") else place[:1])
     if detail["type"] == "extra_forbidden":
-        known: type[Body] = kind
-        if len(place) > 1:
-            known = next((one for name, one in PARTS if name == place[0]), MessageBody)
         key = ".".join(place)
-        return ApiError(
-            400, f"{key}: unknown parameter{did_you_mean(place[-1], known.model_fields)}", key, "unknown_parameter"
-        )
-    if detail["type"] == "missing" and len(place) == 1:
-        return ApiError(400, f"{key} is missing", key, "missing_parameter")
-    what = detail["msg"].replace("Input should be", "must be")
+        fields = kind.model_fields if len(place) == 1 else PARTS[place[0]].model_fields
+        if len(place) > 2:
+            fields = NamedSchema.model_fields
+        return ApiError(400, f"{key}: unknown parameter{did_you_mean(place[-1], fields)}", key, "unknown_parameter")
+    if detail["type"] == "missing":
+        return ApiError(400, f"{'.'.join(place)} is missing", key, "missing_parameter")
+    if detail["type"] == "messages":
+        return ApiError(400, detail["msg"], key, "invalid_value")
+    if place[0] in CHOICES:
+        return ApiError(400, f"{place[0]} must be {CHOICES[place[0]]}", key, "invalid_value")
+    what = (
+        "must be an object" if detail["type"] == "model_type" else detail["msg"].replace("Input should be", "must be")
+    )
     return ApiError(400, f"{'.'.join(place)}: {what}", key, "invalid_value")
+
+
+def _place(detail: ErrorDetails, given: Mapping[str, Any]) -> list[str]:
+    """The keys that lead to a mistake; pydantic also names the type that it tried, which is no part of the body."""
+    found: list[str] = []
+    value: Any = given
+    for number, part in enumerate(detail["loc"], start=1):
+        absent = detail["type"] == "missing" and number == len(detail["loc"])
+        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if inside or absent:
+            found.append(str(part))
+            value = None if absent else value[part]
+    return found

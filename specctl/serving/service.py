@@ -137,18 +137,20 @@ class Service:
         Raises:
             ApiError: it asks for what cannot be.
         """
-        if body.model not in (None, self.name):
-            what = f"there is no model {body.model!r} here, only {self.name!r}"
-            raise ApiError(404, what, "model", "model_not_found")
-        chat = isinstance(body, ChatBody)
+        faults = list(self._beyond(body))
+        prompt: list[int] = []
         try:
             prompt = self._prompt(body)
             self.pair.room(prompt)
+        except ApiError as error:
+            faults.append(error)
         except RecordError as error:
             code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
-            raise ApiError(400, error.message, "messages" if chat else "prompt", code) from None
-        policy, draft = body.specctl.policy, body.specctl.draft
-        return Order(tuple(prompt), self._settings(body), policy, draft)
+            param = "messages" if isinstance(body, ChatBody) else "prompt"
+            faults.append(ApiError(400, error.message, param, code))
+        if (fault := body.first(faults)) is not None:
+            raise fault
+        return Order(tuple(prompt), self._settings(body), body.specctl.policy, body.specctl.draft)
 
     def compile_grammar(self, order: Order) -> None:
         """As of `specctl.serving.text_writer`; replicas do so themselves, each for the texts that it writes.
@@ -161,7 +163,7 @@ class Service:
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):
-            return self._chats.messages([message.message for message in body.messages])
+            return self._chats.messages(body.messages)
         assert isinstance(body, CompletionBody)
         prompt: Any = body.prompt
         if isinstance(prompt, list) and isinstance(prompt[0], str | list):
@@ -172,18 +174,23 @@ class Service:
             return self._texts.prompt(prompt)
         return list(prompt)
 
-    def _settings(self, body: TextBody) -> SamplingTable:
+    def _beyond(self, body: TextBody) -> Iterator[ApiError]:
+        """Settings that this server or its models do not have."""
         name, limit = body.limit
         most = self.limits.tokens
         if limit is not None and most is not None and limit > most:
-            raise ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
+            yield ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
+        for key in body.logit_bias or ():
+            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
+                yield ApiError(400, f"logit_bias: {key[:20]!r} is no id of a token", "logit_bias")
+
+    def _settings(self, body: TextBody) -> SamplingTable:
+        _, limit = body.limit
+        most = self.limits.tokens
         given = {key: getattr(body, key) for key in SETTINGS if hasattr(body, key)}
         given |= {"max_new_tokens": limit, "logprobs": body.likeliest}
         if body.response_format is not None and (schema := body.response_format.asked) is not None:
             given |= {"json_schema": schema}
-        for key in body.logit_bias or ():
-            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
-                raise ApiError(400, f"logit_bias: {key[:20]!r} is no id of a token", "logit_bias")
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
         # Two clients that ask the same are not to hear the same.
         given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)

@@ -120,6 +120,7 @@ def test_records_of_generate_can_be_continued(tmp_path: Path, line: str, turns: 
         ('{"prompt": "a"}\n{"id": 3}\n', ":2: the record has no prompt"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}\n', "user and assistant in turn"),
         ('{"messages": [{"role": "system", "content": "a"}]}\n', "user and assistant in turn"),
+        ('{"messages": [{"role": "user", "content": "a", "name": "Bo"}]}\n', "each with a text alone"),
         ('{"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}\n', "in turn"),
         ('{"turns": ["a"], "completion": ["x", "y"]}\n', "in turn"),
         ('{"turns": ["a"], "completion": [3]}\n', "in turn"),

@@ -107,3 +107,96 @@ def test_half_a_character_cannot_be_read(chat):
     with pytest.raises(RecordError, match=r"'\\ud83d'") as caught:
         PromptFormat(tokenizer(), chat=chat).prompt("a\ud83db")
     assert caught.value.kind == "invalid_text"
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role in ('system', 'user') %}<{{ m.role }}{% if m.role == 'user' and m.name %}"
+    " {{ m.name }}{% endif %}>{{ m.content }}{% elif m.role == 'assistant' %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls %}<call>{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endif %}{% endfor %}<answer>"
+)
+TOOLS = STRICT.replace("('system', 'user')", "('system', 'user', 'tool')").replace(" | tojson", "")
+USER = {"role": "user", "content": "hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"at": 1}'}}
+
+
+def written(template, *messages):
+    return text(PromptFormat(tokenizer(template)).messages(messages))
+
+
+def test_developer_is_system_where_the_template_does_not_know_it():
+    rule = {"role": "developer", "content": "be"}
+    assert written(STRICT, rule, USER) == "<system>be<user>hi<answer>"
+    assert written(TEMPLATE, rule, USER) == "<developer>be<user>hi<answer>"
+    refusing = "{% if messages[0].role == 'developer' %}{{ raise_exception('who?') }}{% endif %}" + STRICT
+    assert written(refusing, rule, USER) == "<system>be<user>hi<answer>"
+    assert text(PromptFormat(tokenizer(STRICT), system="own").messages([rule, USER])) == "<system>be<user>hi<answer>"
+    with pytest.raises(RecordError, match="no systems here"):
+        written(
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no systems here') }}{% endif %}<answer>", rule
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "place"),
+    [
+        (STRICT, [USER, {"role": "tool", "content": "4", "tool_call_id": "1"}], r"messages\.1 \(role tool\)"),
+        (STRICT, [{**USER, "role": "system", "name": "Bo"}, USER], r"messages\.0\.name"),
+        (TEMPLATE, [{**USER, "name": "Bo"}], r"messages\.0\.name"),
+        (TEMPLATE, [USER, {"role": "assistant", "tool_calls": [CALL]}], r"messages\.1\.tool_calls\.0\.name"),
+        (TEMPLATE, [{**USER, "mood": {"a": 1}}], r"messages\.0\.mood"),
+        (TEMPLATE, [USER, {"role": "assistant", "content": "a", "refusal": "no"}, USER], r"messages\.1\.refusal"),
+        (TEMPLATE, [USER, {"role": "assistant", "content": "a", "reasoning_content": "b"}, USER], "reasoning_content"),
+        ("{{ messages[0].content }}<answer>", [USER, {**USER, "content": "hi"}], r"messages\.1 \(role user\)"),
+        ("{{ messages[-1].content }}", [{**USER, "role": "developer"}, USER], r"messages\.0 \(role system\)"),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(template, messages, place):
+    with pytest.raises(RecordError, match=f"the chat template has no place for .*{place}") as caught:
+        written(template, *messages)
+    assert caught.value.kind == "chat_template"
+
+
+def test_a_system_message_of_the_profile_that_a_template_leaves_out_is_named_as_such():
+    prompts = PromptFormat(
+        tokenizer("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"), system="be"
+    )
+    with pytest.raises(RecordError, match="no place for the profile's system message"):
+        prompts.messages([USER])
+    with pytest.raises(RecordError, match=r"no place for messages\.0\.name"):
+        PromptFormat(tokenizer(), system="be").messages([{**USER, "name": "Bo"}])
+
+
+def test_what_a_template_writes_is_what_transformers_writes():
+    chat = [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": "hi", "name": "Bo"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "4", "tool_call_id": "1", "name": "find"},
+    ]
+    filled = [chat[0], chat[1], {**chat[2], "content": ""}, chat[3]]
+    whole = tokenizer(TOOLS).apply_chat_template(filled, add_generation_prompt=True, tokenize=False)
+    assert written(TOOLS, *chat) == whole == '<system>be<user Bo>hi<assistant><call>find{"at": 1}<tool>4<answer>'
+    for change in (" | tojson", ".items() | list"):
+        assert '{"at": 1}' in written(TOOLS.replace("arguments", f"arguments{change}"), *chat).replace(
+            "[('at', 1)]", '{"at": 1}'
+        )
+
+
+def test_a_template_may_change_what_it_writes_and_leave_out_earlier_reasoning():
+    loud = TEMPLATE.replace("m.content", "(m.content | upper)")
+    assert written(loud, USER) == "<user>HI<answer>"
+    last = "{% if loop.last %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
+    answer = {"role": "assistant", "content": "a", "reasoning_content": "why"}
+    template = TEMPLATE.replace("{% endfor %}", last)
+    assert written(template, USER, answer, USER) == "<user>hi<assistant>a<user>hi<answer>"
+
+
+def test_empty_messages_leave_nothing_out():
+    assert written(STRICT, {"role": "developer", "content": " "}, USER) == "<user>hi<answer>"
+    nothing = {"refusal": None, "tool_calls": [], "name": "", "audio": None, "annotations": [], "reasoning_content": ""}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "a", "annotations": []}], "type": "message"}
+    assert written(TEMPLATE, USER, {**answer, **nothing}, USER) == "<user>hi<assistant>a<user>hi<answer>"
+    assert (
+        written(TEMPLATE, USER, {"role": "assistant", "content": None}, USER) == "<user>hi<assistant><user>hi<answer>"
+    )

@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
+import re
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import run
 from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
@@ -207,7 +211,20 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (TEXT, {"prompt": "a", "specctl": {"policy": "svip", "draft": False}}, 400, "specctl.policy"),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "name": "Bo"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "tool_choice": "required"}, 400, "tool_choice"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "guided_json": {"type": "null"}}, 400, "guided_json"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "stream_options": {"include_usage": 1}}, 400,
+     "stream_options.include_usage"),
+    (TEXT, {"prompt": "a", "response_format": "json"}, 400, "response_format"),
+    (TEXT, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": 1}}}, 400,
+     "response_format"),
+    (TEXT, {"prompt": "a", "logprobs": True}, 400, "logprobs"),
+    (TEXT, {"prompt": {"a": 1}}, 400, "prompt"),
+    (TEXT, {"prompt": "a", "stop": ["x", 1]}, 400, "stop"),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, 400, "top_logprobs"),
     (TEXT, {"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format"),
     (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "response_format"),
@@ -225,11 +242,77 @@ def test_what_is_wrong_is_named(
     error = answer.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert error["message"]
+    assert not re.search(r"\b(str|constrained|Format|Options|Input|Value error)\b", error["message"])
 
 
-def test_what_asks_for_nothing_is_taken(client: TestClient) -> None:
-    nothing = {"n": 1, "echo": False, "suffix": None, "user": "me", "response_format": {"type": "text"}, "tools": []}
-    assert client.post(TEXT, json={"prompt": "a", **nothing}).status_code == 200
+NOTHING: dict[str, Any] = {
+    "n": 1, "best_of": 1, "echo": False, "suffix": "", "user": "me", "tools": [], "guided_json": None,
+    "prompt_logprobs": None, "ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "length_penalty": 1.0,
+    "use_beam_search": False, "top_k": -1, "response_format": {"type": "text"}, "stop": "", "specctl": None,
+    "stream_options": {"include_usage": False}, "logit_bias": {}, "unheard": None, "temperature": None,
+    "skip_special_tokens": True, "repeat_penalty": None, "tool_choice": "auto", "metadata": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NOTHING)
+def test_what_asks_for_nothing_is_taken(client: TestClient, key: str) -> None:
+    asked = {"prompt": "the th", "max_tokens": 4}
+    plain = client.post(TEXT, json=asked).json()
+    answer = client.post(TEXT, json={**asked, key: NOTHING[key]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == plain["choices"]
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    assert client.post(CHAT, json={**chat, key: NOTHING[key]}).status_code == 200
+
+
+def test_of_several_faults_the_first_in_the_body_is_named(client: TestClient) -> None:
+    faults = {"tools": [{}], "tool_choice": "required", "n": 2, "temprature": 1, "model": "gpt", "max_tokens": 0}
+    faults |= {"stop": [""], "stream_options": {"include_usage": True}, "specctl": {"polcy": 1}}
+    named = {"specctl": "specctl.polcy"}
+    for keys in (list(faults), list(faults)[::-1], ["n", "tools"], ["temprature", "n"], ["stop", "model"]):
+        for at in range(len(keys)):
+            body = {key: faults[key] for key in [*keys[at:], *keys[:at]]}
+            shape = [key for key in body if key not in ("model", "stream_options")] or list(body)
+            assert client.post(TEXT, json=body).json()["error"]["param"] == named.get(shape[0], shape[0])
+    for keys in (("model", "stream_options"), ("stream_options", "model")):
+        body = {key: faults[key] for key in keys} | {"prompt": "a"}
+        assert client.post(TEXT, json=body).json()["error"]["param"] == keys[0]
+    for keys in (("max_tokens", "logit_bias", "prompt"), ("prompt", "max_tokens"), ("logit_bias", "prompt")):
+        wrong = {"max_tokens": 2001, "logit_bias": {"x": 1}, "prompt": [5] * 3000}
+        body = {"prompt": "a"} | wrong if "prompt" not in keys else {key: wrong[key] for key in keys}
+        assert client.post(TEXT, json=body).json()["error"]["param"] == keys[0]
+
+
+def test_which_fault_is_named_does_not_depend_on_hashes() -> None:
+    code = (
+        "from specctl.serving.request_body import ChatBody, body_of\n"
+        "body = {'tools': [{}], 'tool_choice': 'required', 'n': 2, 'functions': [{}], 'store': True}\n"
+        "try: body_of(ChatBody, body, 'm')\nexcept Exception as error: print(error.param)"
+    )
+    for seed in "123":
+        done = run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        assert done.stdout == "tools\n", done.stderr
+
+
+def test_an_answer_comes_back_as_it_was(client: TestClient, decoder: specctl.Decoder) -> None:
+    """With all that OpenAI's clients send of it."""
+    user = {"role": "user", "content": "hi"}
+    message = client.post(CHAT, json={"messages": [user], "max_tokens": 4}).json()["choices"][0]["message"]
+    nulls = {"refusal": None, "tool_calls": None, "annotations": None, "audio": None, "function_call": None}
+    expected = decoder.generate([user, {"role": "assistant", "content": message["content"]}, user], max_new_tokens=4)
+    parts = [{"type": "text", "text": message["content"]}]
+    for sent in (
+        message,
+        {**message, **nulls, "parsed": None},
+        {**message, "annotations": [], "reasoning_content": "", "tool_calls": [], "name": None, "type": "message"},
+        {**message, "content": parts},
+        {**message, "parsed": {"a": 1}},
+    ):
+        answer = client.post(CHAT, json={"messages": [user, sent, user], "max_tokens": 4})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == expected.text
 
 
 def test_bodies_that_are_no_json_and_paths_that_are_none(client: TestClient) -> None:

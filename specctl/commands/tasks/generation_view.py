@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from specctl.jsonl import Record
+from specctl.messages import read_messages
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.batch_view import BatchView, ShownText
@@ -82,7 +83,7 @@ def view_of(profile: "Profile", console: Console, prompt: str) -> LiveView:
 def _opening(record: Record) -> str:
     """The text of a record that its panel shows first."""
     if "messages" in record.data:
-        return "\n".join(message["content"] for message in record.data["messages"])
+        return "\n".join(message["content"] for message in read_messages(record.data["messages"]))
     return "\n".join(record.data["turns"][:1]) if "turns" in record.data else str(record.data["prompt"])
 
 
