@@ -208,7 +208,7 @@ def _parts(messages: Sequence[dict[str, Any]], first: int) -> Iterator[Part]:
                     called.add(inner["name"])
                     for field in ("name", "arguments"):
                         if inner.get(field):
-                            place = f"{name}.tool_calls.{at}.{field}"
+                            place = f"{name}.tool_calls.{at}.{'function.' * ('function' in call)}{field}"
                             yield Part(place, number, _mark_call(at, field, f"{mark}{at}{field}"), f"{mark}{at}{field}")
                 continue
             told = f"{name} (role {message['role']})" if key == "content" else f"{name}.{key}"

@@ -143,7 +143,7 @@ def test_developer_is_system_where_the_template_does_not_know_it():
         (STRICT, [USER, {"role": "tool", "content": "4", "tool_call_id": "1"}], r"messages\.1 \(role tool\)"),
         (STRICT, [{**USER, "role": "system", "name": "Bo"}, USER], r"messages\.0\.name"),
         (TEMPLATE, [{**USER, "name": "Bo"}], r"messages\.0\.name"),
-        (TEMPLATE, [USER, {"role": "assistant", "tool_calls": [CALL]}], r"messages\.1\.tool_calls\.0\.name"),
+        (TEMPLATE, [USER, {"role": "assistant", "tool_calls": [CALL]}], r"messages\.1\.tool_calls\.0\.function\.name"),
         (TEMPLATE, [{**USER, "mood": {"a": 1}}], r"messages\.0\.mood"),
         (TEMPLATE, [USER, {"role": "assistant", "content": "a", "refusal": "no"}, USER], r"messages\.1\.refusal"),
         (TEMPLATE, [USER, {"role": "assistant", "content": "a", "reasoning_content": "b"}, USER], "reasoning_content"),
