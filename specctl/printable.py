@@ -70,6 +70,11 @@ def escaped(document: str) -> str:
     return "".join(char if harmless(char) == char else json.dumps(char)[1:-1] for char in document)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 prompt``, ``2 prompts``."""
+    return f"{number:,} {noun}{'s'[: number != 1]}"
+
+
 def gib(size: float) -> str:
     """A number of bytes with a unit, for messages."""
     for unit in ("B", "KiB", "MiB"):

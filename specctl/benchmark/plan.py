@@ -62,6 +62,6 @@ def require_same(old: Header, plan: Plan, path: Path) -> None:
     for name, value in wanted.items():
         if found[name] != value:
             raise UsageError(
-                f"{path} holds another benchmark: its {name} differs",
+                f"{path} holds another benchmark: not the same {name}",
                 "resume with the same options, or start a new file",
             )

@@ -44,6 +44,8 @@ def standings(digest: Digest, labels: Iterable[str] | None = None) -> list[Place
 
 def _fastest(digest: Digest) -> str:
     placed = standings(digest)
+    if len(digest.results.header.candidates) == 1:
+        return f"{BASELINE} ran alone, with nothing to compare it with; name a draft with --draft MODEL"
     if all(one.name == BASELINE for one in placed):
         return f"no candidate shares a prompt with {BASELINE}"
     # A label that names its engine says so itself.

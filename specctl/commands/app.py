@@ -19,6 +19,7 @@ from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.serve import serve
 from specctl.commands.train_draft import train_draft
 from specctl.commands.train_head import train_head
+from specctl.commands.words import words
 from specctl.printable import one_line
 
 
@@ -85,3 +86,4 @@ app.command("train-head", cls=CommandWithHelp)(train_head)
 app.command("train-draft", cls=CommandWithHelp)(train_draft)
 app.command(cls=CommandWithHelp)(doctor)
 app.add_typer(profiles.app, name="profiles")
+app.command(cls=CommandWithHelp)(words)

@@ -9,7 +9,7 @@ import typer
 
 from specctl.commands.grouped_command import But, grouped, option, require_unused
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import TemplateOption, complete_profile, warn_unused
+from specctl.commands.options import TemplateOption, complete_profile, warn, warn_unused
 from specctl.commands.prompt_options import PromptOptions
 from specctl.commands.tasks.bench_results import show_comparison, show_results
 from specctl.commands.tasks.benchmark_run import run_plan
@@ -31,7 +31,7 @@ OF_A_SERVER = (
 
 
 USUAL = (
-    "profile target draft policy papers peer suite input_ limit max_new_tokens temperature output report "
+    "profile target draft policy papers peer suite input_ limit max_new_tokens temperature details output report "
     "from_ json_ url"
 )
 """The parameters that --help shows."""
@@ -104,6 +104,7 @@ def bench(
         default=0.0,
         min=0,
     ),
+    details: bool = option("Show latency, drafting and costs too, not speed alone.", "--details", default=False),
     output: Path | None = option("Write each run here as soon as it ends.", "-o --output FILE"),
     resume: bool = option("Keep the runs in the output file; run only what is missing.", "--resume", default=False),
     report: Path | None = option("Write report.md, report.html and figures here.", "DIR"),
@@ -144,7 +145,7 @@ def bench(
         show_comparison(*compare, show.json_)
         return
     if from_ is not None:
-        shown = ("report", "spec_bench_out", "sync_ms", "force", "json_", "progress", "quiet")
+        shown = ("details", "report", "spec_bench_out", "sync_ms", "force", "json_", "progress", "quiet")
         require_unused(ctx, "from_", "runs nothing", but=shown)
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
@@ -158,7 +159,7 @@ def bench(
         if from_ is not None:
             open_report(outputs, report)
             outputs.folder("answers", spec_bench_out, ANSWER_FILES)
-            show_results(read_results(from_), show, spec_bench_out, sync_ms)
+            show_results(read_results(from_), show, spec_bench_out, sync_ms, details=details)
             return
         if resume and output is None:
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
@@ -207,6 +208,11 @@ def bench(
         if replication is not None and (oracle or candidates.launches):
             what = "--oracle" if oracle else f"--peer {next(iter(candidates.launches))}"
             raise UsageError(f"{what} needs all prompts on one device", "leave it out, or --workers")
+        if len(candidates.all) == 1:
+            warn(
+                "there is nothing to compare the target with: name a draft with --draft MODEL "
+                "(`specctl doctor --find-draft` lists some), or another implementation with --peer"
+            )
         limits = _lengths(lengths) or [profiles[0].sampling.max_new_tokens]
         plan = Plan(profiles[0], candidates, suite, limits, repeats, oracle, left_out, batch)
         for each in found:
@@ -216,7 +222,7 @@ def bench(
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
 
         def finish(results: "RunSet") -> None:
-            show_results(results, show, spec_bench_out, sync_ms)
+            show_results(results, show, spec_bench_out, sync_ms, details=details)
 
         benchmark = partial(run_plan, plan, file, show.bars(), stopped=finish)
         finish(benchmark(foreign_head=run.foreign_head, replication=replication))

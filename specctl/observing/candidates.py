@@ -14,6 +14,7 @@ from specctl.policies.leaf_rule import Leaves
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.lookup_policies import require_offered
 from specctl.profile.model_names import distinct_name, short_names
+from specctl.profile.overrides import pair_policy
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 
 ModelKey = tuple[str, int]
@@ -161,9 +162,9 @@ def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> li
 
     Every profile contributes its own drafts and policies. A policy in ``policies`` replaces the policy of the first
     profile's first draft; the drafts below stay, and a draft in parallel takes turns with the target unless the
-    policy drafts blocks of one length. Without ``policies``, a profile is compared with simple policies on
-    the same drafts: a single draft with constant and heuristic, a hierarchy with constant on each of its drafts alone,
-    which shows whether a third model pays.
+    policy drafts blocks of one length. Without ``policies``, a profile is compared with policies that need no
+    calibration on the same drafts: a single draft with constant, heuristic and cost-optimal, a hierarchy with constant
+    and cost-optimal on each of its drafts alone, which shows whether a third model pays.
     """
     require_one_target(profiles)
     own = [profile.draft for profile in profiles if profile.draft is not None]
@@ -178,9 +179,22 @@ def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> li
         return own
     if draft.draft is None:
         in_turns = draft.model_copy(update={"parallel": None})
-        return [*own, *(_stopped_by(in_turns, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
+        simple = [PolicyTable(name="constant"), PolicyTable(name="heuristic"), _uncalibrated(draft)]
+        return [*own, *(_stopped_by(in_turns, policy) for policy in simple)]
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
-    return [*own, *(_stopped_by(level, PolicyTable(name="constant")) for level in alone)]
+    return [
+        *own,
+        *(
+            _stopped_by(level, policy)
+            for level in alone
+            for policy in (PolicyTable(name="constant"), _uncalibrated(level))
+        ),
+    ]
+
+
+def _uncalibrated(draft: DraftTable) -> PolicyTable:
+    """The policy of a draft whose user names none."""
+    return PolicyTable(**pair_policy(draft.model))
 
 
 def require_one_target(profiles: Iterable[Profile]) -> None:

@@ -1,5 +1,6 @@
 """Tables on a terminal, or as aligned plain text where there is none."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
@@ -10,6 +11,10 @@ from rich.text import Text
 
 from specctl.printable import one_line
 from specctl.reporting.table import Table, as_text
+
+_FOLDED = 28
+"""The least width of a label that is folded."""
+_PIECES = re.compile(r"[^,:(]+[,:(]?|[,:(]")
 
 
 def print_tables(console: Console, shown: Iterable[Table]) -> None:
@@ -36,14 +41,33 @@ def cell(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
+def _folded(text: str, room: int) -> Text:
+    """The text of a cell, broken behind commas where it is wider than its column."""
+    lines = [""]
+    for piece in _PIECES.findall(one_line(text)):
+        if lines[-1] and cell_len(lines[-1]) + cell_len(piece) > room:
+            lines.append("")
+        lines[-1] += piece
+    return Text("\n".join(lines))
+
+
 def _fitting(table: Table, width: int) -> Iterator[RichTable]:
     """The table, in several parts that repeat the labels where its columns do not fit the width."""
-    # Headings wrap between words, cells never: a number in two pieces is hard to read.
-    widths = [
-        max(cell_len(one_line(text)) for text in (*name.split(), *(row[index] for row in table.rows)))
-        for index, name in enumerate(table.columns)
-    ]
+    # Headings wrap between words if they must, cells of numbers never: a number in two pieces is hard to read.
+    cells = [[row[index] for row in table.rows] for index in range(len(table.columns))]
+    for headings in ([[name] for name in table.columns], [name.split() for name in table.columns]):
+        widths = [
+            max(cell_len(one_line(text)) for text in (*heading, *column))
+            for heading, column in zip(headings, cells, strict=True)
+        ]
+        if sum(widths) + 2 * len(widths) < width:
+            break
     labels = list(range(table.labels))
+    # A long label of a policy with its settings is folded if that saves a second part.
+    if table.labels and (too_much := sum(widths) + 2 * len(widths) + 1 - width) > 0:
+        longest = max(labels, key=widths.__getitem__)
+        if widths[longest] - too_much >= _FOLDED:
+            widths[longest] -= too_much
     parts = [list(labels)]
     for index in range(table.labels, len(table.columns)):
         if len(parts[-1]) > table.labels and sum(widths[used] + 2 for used in (*parts[-1], index)) + 1 > width:
@@ -67,6 +91,6 @@ def _rich(table: Table, columns: Iterable[int], widths: Sequence[int]) -> RichTa
     for row in table.rows:
         if table.labels > 1 and above and row[0] != above[0]:
             shown.add_section()
-        shown.add_row(*(cell(row[index]) for index in columns))
+        shown.add_row(*(_folded(row[index], widths[index]) for index in columns))
         above = row
     return shown

@@ -17,7 +17,7 @@ Columns = dict[str, Callable[[Item], str]]
 """Headings, each with what makes the cell of an item."""
 UP, DOWN = " ↑", " ↓"
 """Mark the heading of a column in which higher, or lower, is better."""
-DEFINITIONS = "Columns: docs/words.md."
+DEFINITIONS = "`specctl words` explains columns."
 """Stands in the note of the first table of a command."""
 WIDE = 120
 """Characters of a plain line from which on headings are broken into several lines."""

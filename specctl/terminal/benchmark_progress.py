@@ -19,6 +19,9 @@ from specctl.terminal.output import tell
 from specctl.terminal.progress_lines import Count
 from specctl.terminal.work_progress import TerminalProgress
 
+_FIGURES = 62
+"""Columns of the terminal that the figures of a row take."""
+
 
 class FinishedRun(Protocol):
     """What the table reads from a run: one candidate's answer to one prompt, at one length and in one repeat."""
@@ -123,7 +126,9 @@ class BenchProgress:
 
     def _view(self) -> RenderableType:
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("candidate", no_wrap=True, overflow="ellipsis")
+        # A long label must not take the room of the figures.
+        room = max(self._progress.console.width - _FIGURES, 20)
+        table.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=room)
         for name in ("runs", "tokens/s", "speedup", "mean acceptance length", "acceptance rate"):
             table.add_column(name, justify="right")
         if self._greedy:

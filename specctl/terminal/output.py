@@ -1,6 +1,7 @@
 """Text on standard output and messages on standard error, without anything that a terminal would obey."""
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -8,6 +9,10 @@ from contextlib import suppress
 
 from specctl.outputs import Sink
 from specctl.printable import escaped, harmless, printable
+
+_INTERVAL = re.compile(r"\d[\d.,]*x? \(\d[\d.]* to \d[\d.]*\)")
+"""A number with its interval: ``1.31x (1.16 to 1.65)``."""
+_JOINED = "\N{NO-BREAK SPACE}"
 
 
 def write_text(sink: Sink, text: str) -> None:
@@ -19,6 +24,12 @@ def write_out(text: str) -> None:
     """`write_text` on standard output, with a line feed behind it."""
     if sys.stdout is not None:
         write_text(sys.stdout, f"{text}\n")
+
+
+def write_line(text: str) -> None:
+    """`write_out` of one line, which a terminal gets broken between words, never within a number and its interval."""
+    broken = sys.stdout is not None and sys.stdout.isatty()
+    write_out(_wrapped(text) if broken else text)
 
 
 def write_json(document: str) -> None:
@@ -55,7 +66,7 @@ def tell(text: str, label: str = "", style: str = "") -> None:
         print(start + told, file=sys.stderr, flush=True)
 
 
-def _wrapped(text: str, before: int) -> str:
+def _wrapped(text: str, before: int = 0) -> str:
     """The text with its lines broken between words for a terminal; indented ones stay whole, to be copied.
 
     Args:
@@ -66,7 +77,9 @@ def _wrapped(text: str, before: int) -> str:
     lines: list[str] = []
     for line in text.split("\n"):
         taken = "" if lines else " " * before
-        parts = textwrap.wrap(line, width, initial_indent=taken, break_long_words=False, break_on_hyphens=False)
+        joined = _INTERVAL.sub(lambda found: found[0].replace(" ", _JOINED), line)
+        parts = textwrap.wrap(joined, width, initial_indent=taken, break_long_words=False, break_on_hyphens=False)
+        parts = [part.replace(_JOINED, " ") for part in parts]
         whole = line.startswith(" ") or len(parts) < 2
         lines += [line] if whole else [parts[0].removeprefix(taken), *parts[1:]]
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 from factory import as_json, candidate, drafted_run, peer, peer_run, plain_run, run_set, tables
 from rich.console import Console
 
+from specctl.benchmark.digest import digest
+from specctl.benchmark.tables.benchmark_tables import brief_tables
 from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Difference, Run, RunSet, read_results
 from specctl.reporting.console import print_tables
@@ -296,3 +299,56 @@ def test_leaves_have_columns_where_there_are_any() -> None:
     assert table.columns[-2:] == ("nodes", "leaf accepted")
     assert [row[-2:] for row in table.rows] == [("7.00 ± 3.00", "50.0%"), ("-", "-")]
     assert "nodes" not in drafting(run, plain).columns
+
+
+SEVEN = [
+    candidate("none"),
+    candidate("svip", threshold=0.54),
+    candidate("constant", "constant"),
+    candidate("heuristic", "heuristic"),
+    candidate("adaedl:threshold=0.484,alpha=0.546,eps=0.05,max_draft=10,gamma=0.134", "adaedl"),
+    candidate("cost-optimal", "cost-optimal"),
+    candidate("max-confidence", "max-confidence"),
+]
+
+
+def seven_runs(difference: Difference | None = None) -> list[Run]:
+    found = [plain_run(prompt, 9) for prompt in "abcdefghijkl"]
+    for one in SEVEN[1:]:
+        found += [drafted_run(one.label, prompt, ROUNDS, difference=difference) for prompt in "abcdefghijkl"]
+    return found
+
+
+@pytest.mark.parametrize("difference", [None, Difference(turn=0, position=4, expected=11, found=12, gap=0.5)])
+def test_seven_candidates_fit_a_screen_in_brief(difference: Difference | None) -> None:
+    whole = digest(run_set(SEVEN, seven_runs(difference), prompts=12))
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
+    print_tables(console, brief_tables(whole))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+    assert len(lines) < 40 - 4, "the verdict takes up to four"
+    assert max(map(len, lines)) <= 80
+    text = " ".join(lines)
+    for one in SEVEN:
+        assert all(part in text for part in one.label.split(","))
+    assert text.count("1.61 [1.61, 1.61]") == 6
+    assert ("GREEDY OUTPUT DIFFERS" in text) == (difference is not None)
+    assert ("In 72 of 72 runs. The first: svip on prompt a" in text) == (difference is not None)
+
+
+def test_the_oracle_has_columns_where_it_was_computed() -> None:
+    """With their values; without it, there is no column of dashes."""
+    for oracle, there in ({"a": 2, "b": 2, "c": 2, "d": 2}, True), (None, False):
+        results = run_set(CANDIDATES, some_runs(), oracle=oracle)
+        columns = titled(results, "Cost model").columns
+        assert ("fewest passes / passes ↑" in columns, "oracle time / time ↑" in columns) == (there, there)
+        brief = brief_tables(digest(results))[0]
+        assert len(brief.columns) == 4 + there
+        assert all(row[-1] != "-" for row in brief.rows[:2])
+
+
+def test_what_differs_between_candidates_has_a_column_in_brief() -> None:
+    runs = [run for run in some_runs() if run.candidate != "svip" or run.prompt != "a"]
+    speed = brief_tables(digest(run_set(CANDIDATES, runs)))[0]
+    assert speed.columns == ("candidate", "prompts", "speedup ↑", "tokens/s ↑", "differ ↓")
+    assert [row[:2] for row in speed.rows] == [("none", "4"), ("svip", "3"), ("hf", "4")]
+    assert brief_tables(digest(run_set(CANDIDATES, some_runs())))[0].title == "Speed (4 prompts, hf)"

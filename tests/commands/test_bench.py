@@ -34,7 +34,7 @@ def prompts(tmp_path_factory):
 def whole(prompts):
     """A finished results file and its printed tables."""
     path = prompts.with_name("results.jsonl")
-    return path, bench("-i", prompts, *OPTIONS, "-o", path, "-q").stdout
+    return path, bench("-i", prompts, *OPTIONS, "--details", "-o", path, "-q").stdout
 
 
 def test_every_candidate_runs_every_prompt_once_in_a_rotating_order(whole):
@@ -141,7 +141,12 @@ def test_costs_are_measured_at_every_width_that_runs(whole):
 
 
 def test_earlier_results_show_the_same_table(whole):
-    assert bench("--from", whole[0]).stdout == whole[1]
+    assert bench("--from", whole[0], "--details").stdout == whole[1]
+    brief = bench("--from", whole[0]).stdout.splitlines()
+    assert brief[-1] == whole[1].splitlines()[-1]
+    assert [line.split()[0] for line in brief[2:6]] == ["none", "constant:draft_length=3", "svip", "hf-constant"]
+    assert "1 of 4 prompts could not be run on this pair. --details shows" in brief[-2]
+    assert len(brief) == 8
     document = json.loads(bench("--from", whole[0], "--json").stdout)
     assert document["expected_runs"] == 12
 
@@ -173,9 +178,22 @@ def test_a_benchmark_killed_before_its_last_comparison_makes_it(tmp_path):
     assert (different.candidate, different.difference.position) == ("svip", 3)
 
 
+def test_the_default_policies_need_no_calibration(prompts, tmp_path):
+    path = tmp_path / "results.jsonl"
+    bench("-i", prompts, "--limit", "1", "-n", "4", "-o", path, "-q")
+    labels = [one.label for one in read_results(path).header.candidates]
+    assert labels == ["none", "svip:threshold=0.54", "constant", "heuristic", "cost-optimal"]
+
+
+def test_a_target_alone_has_nothing_to_be_compared_with(prompts):
+    found = bench("-i", prompts, "--limit", "1", "-n", "4", "--target", "embedded:target")
+    assert "there is nothing to compare the target with: name a draft with --draft MODEL" in found.stderr
+    assert found.stdout.splitlines()[-1].startswith("verdict: none ran alone, with nothing to compare it with")
+
+
 def test_another_benchmark_is_not_mixed_in(whole, prompts):
     before = whole[0].read_bytes()
-    with pytest.raises(UsageError, match="another benchmark: its candidates differs"):
+    with pytest.raises(UsageError, match="another benchmark: not the same candidates"):
         bench("-i", prompts, "-n", "8", "--engine", "eager", "-o", whole[0], "--resume")
     assert whole[0].read_bytes() == before
 
@@ -225,7 +243,7 @@ def test_trees_are_compared_with_chains(prompts, tmp_path):
     assert tree[0].turns[0].text == chain[0].turns[0].text
     assert all(sum(round_.tree) <= 11 for round_ in tree[0].rounds)
     assert any(round_.nodes > round_.drafted for round_ in tree[0].rounds)
-    table = bench("--from", results).stdout
+    table = bench("--from", results, "--details").stdout
     assert "svip(tree=12)" in table
     assert "nodes" in table
 
@@ -234,7 +252,7 @@ def test_trees_are_compared_with_chains(prompts, tmp_path):
 def test_ours_runs_eagerly_too_beside_transformers_own_loop(prompts, tmp_path):
     asked = ["-i", prompts, "--limit", "1", "-n", "8", "--policy", "svip", "--peer", "hf-constant", "-q"]
     path = tmp_path / "static.jsonl"
-    shown = bench(*asked, "--engine", "static", "-o", path).stdout
+    shown = bench(*asked, "--engine", "static", "-o", path, "--details").stdout
     results = read_results(path)
     assert [one.label for one in results.header.candidates] == ["none", "svip", "svip (eager)", "hf-constant"]
     first, *others = ([turn.tokens for turn in run.turns] for run in results.runs)

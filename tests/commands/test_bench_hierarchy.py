@@ -60,7 +60,7 @@ def options(folder):
 def whole(folder, options):
     """A finished results file and its printed tables."""
     path = folder / "results.jsonl"
-    return path, bench(*options, "--oracle", "--peer", "hf-constant", "--no-counterpart", "-o", path)
+    return path, bench(*options, "--oracle", "--peer", "hf-constant", "--no-counterpart", "--details", "-o", path)
 
 
 def test_every_profile_brings_its_drafts_and_each_model_is_loaded_once(whole):
@@ -99,7 +99,7 @@ def test_costs_of_every_model_are_measured_at_every_width(whole):
 def test_the_levels_are_shown(whole):
     document = json.loads(bench("--from", whole[0], "--json"))
     assert [one["candidate"] for one in document["levels"]] == [*LABELS, "hf-constant"]
-    assert bench("--from", whole[0]) == whole[1]
+    assert bench("--from", whole[0], "--details") == whole[1]
     headings = r"\bmid +draft +target\b.*\n.*\bpasses/token +passes/token +passes/token\b"
     assert re.search(headings, whole[1]), "a wide table has headings of two lines"
 
@@ -131,7 +131,8 @@ def test_a_single_hierarchy_is_compared_with_each_of_its_drafts_alone(folder, tm
     path = tmp_path / "alone.jsonl"
     bench("-p", "embedded-hsddw", "-i", folder / "prompts.jsonl", "--limit", 1, "-n", 8, "-q", "-o", path)
     labels = [candidate.label for candidate in read_results(path).header.candidates]
-    assert labels == ["none", "self-verify < self-verify", "constant@mid", "constant@draft"]
+    alone = [f"{policy}@{draft}" for draft in ("mid", "draft") for policy in ("constant", "cost-optimal")]
+    assert labels == ["none", "self-verify < self-verify", *alone]
 
 
 def test_sampling_runs_too(folder, tmp_path):

@@ -29,7 +29,7 @@ def prompts(tmp_path_factory):
 def whole(prompts):
     """A finished results file and what was printed."""
     path = prompts.with_name("results.jsonl")
-    return path, bench("--papers", "--no-counterpart", "-i", prompts, "-n", "10", "-o", path)
+    return path, bench("--papers", "--details", "--no-counterpart", "-i", prompts, "-n", "10", "-o", path)
 
 
 def rows(text):
@@ -70,7 +70,7 @@ def test_what_is_left_out_is_told_once_for_each_reason(whole):
 
 
 def test_earlier_results_show_the_same_table(whole):
-    assert bench("--from", whole[0]).stdout == whole[1].stdout
+    assert bench("--from", whole[0], "--details").stdout == whole[1].stdout
     document = json.loads(bench("--from", whole[0], "--json").stdout)
     assert set(document["provenance"]["papers"]) == set(read_results(whole[0]).header.papers)
     rates = {summary["candidate"]: summary["draft_rate"] for summary in document["overall"]}

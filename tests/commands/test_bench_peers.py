@@ -31,7 +31,7 @@ REAL_MODELS, REAL_PROGRAMS = "TEST_PEER_MODELS", "TEST_PEER_PROGRAMS"
 
 
 def bench(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments), "-q"], catch_exceptions=False)
+    return CliRunner().invoke(app, ["bench", *map(str, arguments), "--details", "-q"], catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

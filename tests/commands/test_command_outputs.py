@@ -127,7 +127,7 @@ def refused(*arguments):
         (["bench", *INPUT, "-o", "torn.json", "--resume"], "torn.json holds nothing that specctl has written"),
         (["bench", *INPUT, "-o", "notes.txt", "--resume"], "notes.txt holds nothing that specctl has written"),
         (["bench", *INPUT, "-o", "trace", "--resume"], "trace holds a trace of specctl calibrate, not results"),
-        (["bench", *INPUT, "-o", "results", "--resume"], "results holds another benchmark: its profile differs"),
+        (["bench", *INPUT, "-o", "results", "--resume"], "results holds another benchmark: not the same profile"),
         (["bench", "--from", "torn.json"], "torn.json holds no whole line"),
         (["calibrate", *INPUT, "--trace", "torn.json"], "torn.json holds nothing that specctl has written"),
         (["calibrate", *INPUT, "--trace", "notes.txt"], "notes.txt holds nothing that specctl has written"),

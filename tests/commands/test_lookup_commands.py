@@ -53,7 +53,7 @@ def test_lookups_drafts_and_hierarchies_in_one_benchmark(tmp_path):
     ]
     assert len(found.runs) == 8
     assert not any(one.difference for one in found.runs)
-    shown = invoke("bench", "--from", results).stdout
+    shown = invoke("bench", "--from", results, "--details").stdout
     assert "pays" in shown.lower()
 
 

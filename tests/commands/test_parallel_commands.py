@@ -80,7 +80,7 @@ def test_the_tables_are_shown_again_with_another_time_to_synchronise(results):
         if before["parallel"] and before["block"] == after["block"]:
             assert after["milliseconds"] == pytest.approx(before["milliseconds"] + 2.5 * before["steps"])
     assert with_it["parallel"]["sync_ms"] == 2.5
-    assert "In parallel (simulated: two devices)" in invoke("bench", "--from", results).stdout
+    assert "In parallel (simulated: two devices)" in invoke("bench", "--from", results, "--details").stdout
 
 
 @pytest.mark.slow

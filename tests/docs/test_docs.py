@@ -43,6 +43,7 @@ COMMANDS = (
     "train-draft",
     "doctor",
     "profiles",
+    "words",
 )
 SUBCOMMANDS = ("list", "show", "check", "path", "new")
 DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"

@@ -126,7 +126,7 @@ def test_a_model_that_is_loaded_in_two_ways_is_two_targets(
 
 def test_a_target_whose_dtype_one_profile_leaves_open_is_one_target() -> None:
     tables = [ModelTable(model="a", dtype=dtype) for dtype in ("auto", "float32", "auto")]
-    assert len(competing_drafts([Profile(target=table, draft=draft("b")) for table in tables], [])) == 5
+    assert len(competing_drafts([Profile(target=table, draft=draft("b")) for table in tables], [])) == 6
 
 
 def test_what_another_profile_says_of_the_run_is_told_and_not_used(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,9 +211,38 @@ def in_parallel() -> DraftTable:
 def test_a_draft_in_parallel_is_compared_with_simple_policies_in_turns() -> None:
     profile = Profile(target=ModelTable(model="big"), draft=in_parallel())
     candidates = candidates_of(competing_drafts([profile], []))
-    assert [one.label for one in candidates.all] == ["none", "constant(parallel)", "constant", "heuristic"]
-    assert [one.parallel for one in candidates.all] == [False, True, False, False]
+    assert [one.label for one in candidates.all] == [
+        "none",
+        "constant(parallel)",
+        "constant",
+        "heuristic",
+        "cost-optimal",
+    ]
+    assert [one.parallel for one in candidates.all] == [False, True, False, False, False]
     assert [table.model for table in candidates.drafts] == ["a"]
+
+
+def test_a_lookup_is_compared_with_policies_that_read_what_it_has() -> None:
+    table = DraftTable(model="prompt:lookup", policy=PolicyTable(name="constant", draft_length=2))  # type: ignore[call-arg]
+    candidates = candidates_of(competing_drafts([Profile(target=ModelTable(model="big"), draft=table)], []))
+    assert [one.label for one in candidates.all] == [
+        "none",
+        "constant:draft_length=2",
+        "constant",
+        "heuristic",
+        "cost-optimal:use_foresight=true",
+    ]
+
+
+def test_a_hierarchy_is_compared_with_each_of_its_drafts_alone() -> None:
+    table = draft("a").model_copy(update={"draft": draft("b"), "pre_verify": "loop"})
+    candidates = candidates_of(competing_drafts([Profile(target=ModelTable(model="big"), draft=table)], []))
+    assert [one.label for one in candidates.all][2:] == [
+        "constant@a",
+        "cost-optimal@a",
+        "constant@b",
+        "cost-optimal@b",
+    ]
 
 
 def test_of_the_policies_named_only_those_of_fixed_length_stay_parallel() -> None:

@@ -1,6 +1,6 @@
 """A benchmark's results as tables and as one JSON document."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from specctl.benchmark.digest import Digest
@@ -9,6 +9,7 @@ from specctl.benchmark.runnable_papers import left_out_lines
 from specctl.benchmark.summaries import Summary
 from specctl.benchmark.tables.cost_tables import cost_table, level_table, parallel_table, pass_table
 from specctl.benchmark.tables.speed_tables import (
+    brief_table,
     count_differing,
     drafting_table,
     latency_table,
@@ -24,6 +25,8 @@ from specctl.reporting.plain import plain
 from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
 
 SHOWN_DIFFERENCES = 20
+MORE = "--details shows latency, drafting and costs too."
+_DIFFERS = "GREEDY OUTPUT DIFFERS"
 
 
 def tables(digest: Digest) -> list[Table]:
@@ -45,6 +48,17 @@ def tables(digest: Digest) -> list[Table]:
         *([_failed(digest)] if digest.results.failed else []),
         *([_peers(digest)] if any(one.way is not None for one in digest.results.header.candidates) else []),
     ]
+
+
+def brief_tables(digest: Digest) -> list[Table]:
+    """Who was how fast, and what must not be overlooked: what a screen of 80 columns and 40 lines can show."""
+    alarms = []
+    if digest.differing:
+        run, found = digest.differing[0]
+        first = f"The first: {run.candidate} on prompt {run.prompt}, turn {found.turn}, position {found.position}."
+        alarms = [Table(_DIFFERS, (), (), note=f"In {_of_compared(digest)}. {first}", alarm=True)]
+    speed = brief_table(digest)
+    return [replace(speed, note=f"{speed.note} {MORE}"), *alarms]
 
 
 def as_json(digest: Digest) -> dict[str, Any]:
@@ -120,11 +134,15 @@ def _differences(digest: Digest) -> Table:
     shown = digest.differing[:SHOWN_DIFFERENCES]
     hidden = len(digest.differing) - len(shown)
     note = (
-        f"GREEDY OUTPUT DIFFERS in {len(digest.differing)} of {digest.compared} runs. The first difference of each run"
+        f"{_DIFFERS} in {_of_compared(digest)}. The first difference of each run"
         + (f"; {hidden} more runs are in the JSON." if hidden else ".")
         + " A logit gap near 0 is a tie between the target's two best tokens."
     )
-    return Table.of("GREEDY OUTPUT DIFFERS", columns, shown, labels=2, note=note, alarm=True)
+    return Table.of(_DIFFERS, columns, shown, labels=2, note=note, alarm=True)
+
+
+def _of_compared(digest: Digest) -> str:
+    return f"{len(digest.differing)} of {digest.compared} runs"
 
 
 def _skipped(digest: Digest) -> Table:

@@ -40,10 +40,14 @@ def cost_table(digest: Digest) -> Table:
         f"predicted tokens/s{UP}": lambda one: number(one.predicted, 1),
         f"ms/token (eq. 5.1){DOWN}": lambda one: number(one.latency_ms, 3),
         f"loop overhead{DOWN}": lambda one: number(one.overhead, 3),
-        f"fewest passes / passes{UP}": lambda one: percent(one.passes_share),
-        f"oracle time / time{UP}": lambda one: percent(one.time_share),
-        f"signal bound / time{UP}": lambda one: percent(one.signal_share),
     }
+    if digest.oracle is not None:
+        columns |= {
+            f"fewest passes / passes{UP}": lambda one: percent(one.passes_share),
+            f"oracle time / time{UP}": lambda one: percent(one.time_share),
+        }
+    if digest.results.signal_bound is not None:
+        columns |= {f"signal bound / time{UP}": lambda one: percent(one.signal_share)}
     return Table.of("Cost model", columns, digest.costs, note=" ".join(_cost_notes(digest)))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.latency import Latency
 from specctl.benchmark.summaries import Spread, Summary
-from specctl.observing.results import RunSet
+from specctl.observing.results import BASELINE, RunSet
 from specctl.observing.run_facts import SCIKIT_LEARN
 from specctl.peers.names import MOVING
+from specctl.printable import counted
 from specctl.records import StopReason
 from specctl.reporting.placing import listed
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
@@ -22,6 +23,43 @@ RATES: Columns[Summary] = {
     f"discard rate{DOWN}": lambda one: number(one.discard_rate, 3),
 }
 """What drafts achieved, by heading."""
+
+
+def brief_table(digest: Digest) -> Table:
+    """Speedup, speed and greedy identity, one row per candidate, narrow enough for 80 columns."""
+    header = digest.results.header
+    prompts = {one.prompts for one in digest.overall}
+    engines = {header.engine_of(one.candidate) for one in digest.overall} - {None}
+    columns: Columns[Summary] = {"candidate": lambda one: one.candidate}
+    if len(engines) > 1:
+        columns |= {"engine": lambda one: header.engine_of(one.candidate) or UNKNOWN}
+    if len(prompts) > 1:
+        columns |= {"prompts": lambda one: str(one.prompts)}
+    columns |= {
+        f"speedup{UP}": _speedup,
+        f"tokens/s{UP}": lambda one: f"{one.tokens_per_second:.1f}",
+        f"differ{DOWN}": lambda one: count_differing(digest, one.candidate),
+    }
+    costs = {one.candidate: one for one in digest.costs}
+    if any(one.time_share is not None for one in digest.costs):
+        columns |= {f"oracle time / time{UP}": lambda one: percent(costs[one.candidate].time_share)}
+    conditions = [counted(prompts.pop(), "prompt")] if len(prompts) == 1 else []
+    conditions += [str(engine) for engine in engines] if len(engines) == 1 else []
+    title = f"Speed ({', '.join(conditions)})" if conditions else "Speed"
+    more = f"{_machine(digest)}{_counterparts(digest)}{_not_run(digest)}"
+    return Table.of(title, columns, digest.overall, labels=1 + (len(engines) > 1), note=f"{_about(digest)}{more}")
+
+
+def _speedup(one: Summary) -> str:
+    return "1.00" if one.candidate == BASELINE else show_interval(one.speedup and one.speedup.of_totals)
+
+
+def _not_run(digest: Digest) -> str:
+    """How many prompts and which peers are missing, and why peers are; empty where none are."""
+    skipped, failed = digest.results.skipped, digest.results.failed
+    total = digest.results.header.suite.get("count", "?")
+    told = f" {len(skipped)} of {total} prompts could not be run on this pair." if skipped else ""
+    return f"{told} Failed: {'; '.join(failed.values())}." if failed else told
 
 
 def speed_table(digest: Digest) -> Table:
@@ -37,16 +75,19 @@ def speed_table(digest: Digest) -> Table:
         f"first token ms{DOWN}": lambda one: number(one.latency.ttft_ms and one.latency.ttft_ms.mean, 1),
         f"differ{DOWN}": lambda one: count_differing(digest, one.candidate),
     }
+    more = f"{_machine(digest)}{_counterparts(digest)}{threshold_note(digest.results)}"
+    return Table.of("Speed", columns, digest.overall, note=f"{_about(digest)}{more}")
+
+
+def _about(digest: Digest) -> str:
+    """What holds for all numbers: where columns are explained, and what of the benchmark is missing."""
     note = DEFINITIONS
     if digest.results.header.synthetic:
         note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
     known = [one.speedup.of_totals for one in digest.overall if one.speedup is not None]
     if doubts := dict.fromkeys(one.doubt for one in known if one.doubt):
         note += f" Do not trust these intervals: {listed(list(doubts))}."
-    if digest.unfinished is not None:
-        note += f" {digest.unfinished[0].upper()}{digest.unfinished[1:]}."
-    more = f"{_machine(digest)}{_counterparts(digest)}{threshold_note(digest.results)}"
-    return Table.of("Speed", columns, digest.overall, note=f"{note}{more}")
+    return note if digest.unfinished is None else f"{note} {digest.unfinished[0].upper()}{digest.unfinished[1:]}."
 
 
 def _counterparts(digest: Digest) -> str:

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specctl import files
 from specctl.commands.option_groups import ShowOptions
-from specctl.terminal.output import write_out
+from specctl.terminal.output import write_line, write_out
 
 if TYPE_CHECKING:
     from specctl.observing.results import RunSet
@@ -17,29 +18,34 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
 
     from specctl.benchmark.comparison import compare_files
     from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
-    from specctl.files import write_line
-    from specctl.reporting.console import cell, print_tables
+    from specctl.reporting.console import print_tables
 
     comparison = compare_files(a, b)
     if as_document:
-        write_line(sys.stdout, comparison_json(comparison))
+        files.write_line(sys.stdout, comparison_json(comparison))
         return
     console = Console()
     print_tables(console, comparison_tables(comparison))
     if not console.is_terminal:
         write_out("")
     for compared in comparison.candidates:
-        console.print(cell(compared.verdict, "bold"), soft_wrap=True)
+        write_line(compared.verdict)
 
 
-def show_results(results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float) -> None:
-    """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for."""
+def show_results(
+    results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float, *, details: bool = False
+) -> None:
+    """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for.
+
+    ``details`` are the tables that the report has too; without them one table is shown.
+    """
     from specctl.benchmark.digest import digest
     from specctl.benchmark.tables import benchmark_tables as tables
     from specctl.benchmark.verdict import verdict
 
     whole = digest(results, sync_ms)
-    show.outcome(tables.as_json(whole), tables.tables(whole), verdict(whole))
+    shown = tables.tables(whole) if details else tables.brief_tables(whole)
+    show.outcome(tables.as_json(whole), shown, verdict(whole))
     written: list[Path] = []
     if show.report is not None:
         from specctl.benchmark.benchmark_report import write_report
