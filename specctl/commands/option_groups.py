@@ -21,7 +21,7 @@ from specctl.commands.options import (
 )
 from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
-from specctl.terminal.output import tell, write_line
+from specctl.terminal.output import tell, write_sentence
 
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
@@ -184,15 +184,15 @@ class ShowOptions:
         """Print a JSON document or, as was asked for, tables and lines of text behind them."""
         from rich.console import Console
 
-        from specctl import files
+        from specctl.files import write_line
         from specctl.reporting.console import print_tables
 
         if self.json_:
-            files.write_line(sys.stdout, document)
+            write_line(sys.stdout, document)
             return
         print_tables(Console(), tables)
         for text in texts:
-            write_line(text)
+            write_sentence(text)
 
     def written(self, paths: "Iterable[Path]") -> None:
         """Say which files were written, unless nothing is to be said."""

@@ -7,7 +7,7 @@ import typer
 
 from specctl.commands.grouped_command import grouped
 from specctl.errors import UsageError
-from specctl.terminal.output import write_line
+from specctl.terminal.output import write_sentence
 
 
 @grouped()
@@ -33,7 +33,7 @@ def words(
 
     if not asked:
         for section, defined in all_words().items():
-            write_line(f"{section}: {', '.join(defined)}")
+            write_sentence(f"{section}: {', '.join(defined)}")
         return
     found = {one: lookup(one) for one in asked}
     if missing := next((one for one, hits in found.items() if not hits), None):
@@ -43,4 +43,4 @@ def words(
             f"{missing!r} is not explained", f"did you mean {near[0]!r}?" if near else "`specctl words` lists all words"
         )
     for section, word in dict.fromkeys(hit for hits in found.values() for hit in hits):
-        write_line(f"{word.text} ({section}): {word.meaning}")
+        write_sentence(f"{word.text} ({section}): {word.meaning}")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from specctl.outputs import Sink
 from specctl.printable import escaped, harmless, printable
 
-_INTERVAL = re.compile(r"\d[\d.,]*x? \(\d[\d.]* to \d[\d.]*\)")
+_INTERVAL = re.compile(r"\d[\d.,]*x? \(\d[\d.]* to \d[\d.]*")
 """A number with its interval: ``1.31x (1.16 to 1.65)``."""
 _JOINED = "\N{NO-BREAK SPACE}"
 
@@ -26,7 +26,7 @@ def write_out(text: str) -> None:
         write_text(sys.stdout, f"{text}\n")
 
 
-def write_line(text: str) -> None:
+def write_sentence(text: str) -> None:
     """`write_out` of one line, which a terminal gets broken between words, never within a number and its interval."""
     broken = sys.stdout is not None and sys.stdout.isatty()
     write_out(_wrapped(text) if broken else text)

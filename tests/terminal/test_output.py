@@ -14,7 +14,7 @@ from specctl.printable import harmless, one_line, printable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table
-from specctl.terminal.output import tell, write_json, write_out, write_text
+from specctl.terminal.output import tell, write_json, write_out, write_sentence, write_text
 from specctl.terminal.work_progress import TerminalProgress, loading, note
 
 
@@ -143,3 +143,26 @@ def test_a_pipe_gets_messages_whole(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     tell("word " * 20 + "end", "error")
     assert sys.stderr.getvalue() == "error: " + "word " * 20 + "end\n"
+
+
+@pytest.mark.parametrize("width", [20, 40, 61, 62, 63, 80, 200])
+def test_a_verdict_is_never_broken_within_a_number(monkeypatch, width):
+    line = (
+        "verdict: cost-optimal is fastest on eager: 1.67x (1.50 to 1.87), 1.03x (0.98 to 1.08, only 2 prompts) as fast "
+        "as svip:threshold=0.54; all 12 runs gave the tokens of none"
+    )
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", str(width))
+    write_sentence(line)
+    shown = sys.stdout.getvalue()
+    assert "1.67x (1.50 to 1.87)" in shown
+    assert "1.03x (0.98 to 1.08" in shown
+    assert " ".join(shown.split()) == line
+    assert max(map(len, shown.splitlines())) <= max(width, len("1.67x (1.50 to 1.87),"))
+
+
+def test_a_verdict_in_a_pipe_is_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setenv("COLUMNS", "20")
+    write_sentence("verdict: all runs gave the tokens of none")
+    assert sys.stdout.getvalue() == "verdict: all runs gave the tokens of none\n"

@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl import files
 from specctl.commands.option_groups import ShowOptions
-from specctl.terminal.output import write_line, write_out
+from specctl.terminal.output import write_out, write_sentence
 
 if TYPE_CHECKING:
     from specctl.observing.results import RunSet
@@ -18,18 +17,19 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
 
     from specctl.benchmark.comparison import compare_files
     from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
+    from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
     comparison = compare_files(a, b)
     if as_document:
-        files.write_line(sys.stdout, comparison_json(comparison))
+        write_line(sys.stdout, comparison_json(comparison))
         return
     console = Console()
     print_tables(console, comparison_tables(comparison))
     if not console.is_terminal:
         write_out("")
     for compared in comparison.candidates:
-        write_line(compared.verdict)
+        write_sentence(compared.verdict)
 
 
 def show_results(
