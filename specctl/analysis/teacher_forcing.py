@@ -46,7 +46,8 @@ def read_prompts(
         advance: called after each prompt.
 
     Returns:
-        The readings of all tokens, None where there are none; and by id why a prompt could not be answered.
+        The readings of all tokens that the draft's context has room for, None where there are none; and by id why a
+            prompt could not be answered.
     """
     readings: list[Reading] = []
     of_prompt: list[int] = []
@@ -56,7 +57,11 @@ def read_prompts(
         if isinstance(found, Skipped):
             failures[found.prompt] = found.reason
             continue
-        some = [_read(pair, one, Sampling.of(found.settings)) for one in found.completions if one.tokens]
+        some = [
+            _read(pair, one, Sampling.of(found.settings))
+            for one in found.completions
+            if one.tokens and pair.drafts[0].room(one.prompt_tokens)
+        ]
         readings += some
         of_prompt += [len(categories)] * len(some)
         categories.append(found.prompt.category)
@@ -68,7 +73,8 @@ def read_prompts(
 
 def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
     """A completion read by target and draft, with the predictions of the draft's head where one reads its states."""
-    target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
+    target, draft = pair.target, pair.drafts[0]
+    text = completion.prompt, completion.tokens[: draft.room(completion.prompt_tokens)]
     reading = read(target, draft, *text, sampling)
     if not isinstance(pair.predictor, StatePredictor):
         return reading

@@ -227,31 +227,21 @@ class _Target:
         self._policies: list[StoppingPolicy] = [level.build() for level in self._setting.levels]
 
     def rounds(self, request: Request, generator: DrawGenerator | None) -> Iterator[Round]:
-        """Rounds to the end of the text; where the drafts can hold no more the target goes on alone."""
+        """Rounds to the end of the text."""
         self.forget()  # what a call left that ended in an exception
         self._turn += 1
         turn = self._turn
         target = RuledRunner(self.runner, request.rules) if request.rules.active else self.runner
         drafter = self._drafter(target, request.rules)
-        room = min((runner.context for runner in self._drafts), default=0) - len(request.prompt)
-        if room < 1:
-            drafter = None
-        text, left = list(request.prompt), request.limit
-        while left:
-            limit = left if drafter is None else min(left, room)
-            read_prompt(target, drafter, text)
-            wait(self.runner.device, *(runner.device for runner in self._drafts))
-            with closing(decode(target, drafter, text, limit, request.sampling, request.eos, generator)) as playing:
-                written = list[int]()
-                for round_ in playing:
-                    written.extend(round_.emitted)
-                    yield round_
-                    if self._turn != turn:
-                        raise UsageError("another text was begun before this one ended", ONE_TEXT)
-            text, left = [*text, *written], left - len(written)
-            if written[-1] in request.eos:
-                return
-            drafter = None
+        text = list(request.prompt)
+        read_prompt(target, drafter, text)
+        wait(self.runner.device, *(runner.device for runner in self._drafts))
+        rounds = decode(target, drafter, text, request.limit, request.sampling, request.eos, generator)
+        with closing(rounds) as playing:
+            for round_ in playing:
+                yield round_
+                if self._turn != turn:
+                    raise UsageError("another text was begun before this one ended", ONE_TEXT)
 
     def _drafter(self, target: Runner, rules: TokenRules) -> Drafter | None:
         stages = [

@@ -107,7 +107,6 @@ def most_rows(pair: Pair, limit: int) -> int:
         pair: loaded.
         limit: new tokens of a text.
     """
-    tokens = min(pair.context, limit + PROMPT)
     needed: dict[str, int] = {}
     held: dict[str, int] = {}  # by the two numbers of texts of which one is tried
     models = iter(pair.models)
@@ -117,7 +116,7 @@ def most_rows(pair: Pair, limit: int) -> int:
         if not bytes_ and model is not None:
             bytes_ = cached_values(model.config) * model.dtype.itemsize
         device = str(runner.device)
-        needed[device] = needed.get(device, 0) + bytes_ * tokens
+        needed[device] = needed.get(device, 0) + bytes_ * min(runner.context, limit + PROMPT)
         held[device] = held.get(device, 0) + 2 * runner.rows_bytes
     free = {memory.name: memory.free for memory in device_memory(set(needed))}
     room = [
@@ -138,7 +137,7 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[RowPas
         limit: new tokens of each.
     """
     chosen: list[RowPasses] | None = None
-    written = max(0, min(limit // 2, WRITTEN, pair.context - CONTEXT - DRAFTED - 1))
+    written = max(0, min(limit // 2, WRITTEN, pair.shared_context - CONTEXT - DRAFTED - 1))
     ways, clock = [0, DRAFTED] if pair.drafts else [0], _clock(pair)
     found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways, written)
 

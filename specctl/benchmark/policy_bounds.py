@@ -45,7 +45,10 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
         Text(prompt.id, prompt.category, ids, list(turn.tokens), min(run.length, pair.room(ids)))
         for prompt, run in baselines
         for ids, turn in zip(runs.prompt_ids(prompt, run), run.turns, strict=True)
+        if pair.drafts[0].room(len(ids))
     ]
+    if not texts:  # no prompt fits the draft's context
+        return
     bound = signal_bound(pair, texts, model.table(LONGEST))
     results.add(bound)
     emit(bound)
@@ -91,8 +94,10 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
 
 
 def _disagreements(draft: Runner, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The positions of a text at which the draft's likeliest token is another."""
+    """The positions of a text at which the draft's likeliest token is another, or its context has no room for one."""
     guesses: list[int] = []
-    for _, (forward,) in read_along([draft], prompt, tokens):
+    within = tokens[: draft.room(len(prompt))]
+    for _, (forward,) in read_along([draft], prompt, within) if within else ():
         guesses += forward.logits.argmax(-1).tolist()
-    return [place for place, (guess, token) in enumerate(zip(guesses, tokens, strict=True)) if guess != token]
+    wrong = [place for place, (guess, token) in enumerate(zip(guesses, within, strict=True)) if guess != token]
+    return [*wrong, *range(len(within), len(tokens))]

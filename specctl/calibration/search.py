@@ -178,6 +178,12 @@ def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[
         warnings.append(f"{len(chosen_on)} prompts chose and {report} report: too few for the intervals to be trusted")
     if not any(any(trace.draft.accepted_runs) for trace in traces.traces):
         warnings.append("the draft never agrees with the target on these prompts")
+    short = sum(trace.draft.reach is not None and trace.draft.reach < len(trace.tokens) for trace in traces.traces)
+    if short:
+        warnings.append(
+            f"the draft's context ended before {short} of {len(traces.traces)} answers did: the rest of these was "
+            "written without it, and counts as such"
+        )
     return warnings
 
 

@@ -136,15 +136,19 @@ class ModelDrafter:
         # Behind a cached beginning widths would be captured that no other pass has.
         if begins and first and not (self.runner.reads_states or self.runner.length):
             return
-        if self.policy.draft_limit() and (pending := sequence[self.runner.length : -1]):
+        if not (self.policy.draft_limit() and self.runner.room(len(sequence))):
+            return
+        if pending := sequence[self.runner.length : -1]:
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         begins, self._begins = self._begins, False
-        self._drafts = self.policy.draft_limit() > 0
+        wanted, room = self.policy.draft_limit() > 0, self.runner.room(len(sequence))
+        self._drafts = wanted and room > 0
         if not self._drafts:
-            return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
+            return Draft([], None, (), StopReason.BUDGET if wanted else StopReason.MAX_DRAFT, threshold)
+        budget = min(budget, room)
         runner, ahead, runs_ahead = self.runner, self._steps, self.runner.runs_ahead
         self._start = len(sequence)
         draw: Callable[[int], DraftStep] = self._read_step if runs_ahead else self._next_step

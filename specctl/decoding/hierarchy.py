@@ -103,7 +103,7 @@ class PreVerifiedDrafter(Drafter):
         if begins:
             self.runner = self._model
             self.policy.reset()
-        if self.policy.draft_limit():
+        if self.policy.draft_limit() and self.runner.room(len(sequence)):
             prefill(self.runner, self.inner, sequence, begins=begins)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
@@ -111,6 +111,7 @@ class PreVerifiedDrafter(Drafter):
         text = list(sequence)
         rows: list[Numbers] = []
         self._start = len(sequence)
+        budget = min(budget, self.runner.room(self._start))
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             added: list[DraftStep] = []

@@ -65,6 +65,7 @@ class TreeDrafter(ModelDrafter):
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         self._start = len(sequence)
+        budget = min(budget, self.runner.room(self._start))
         self._tree, self._places, self._known = BeamTree(), {ROOT: 0}, {}
         pending = sequence[self.runner.length :]
         draw: Callable[[int], DraftStep] = partial(self._level, pending)

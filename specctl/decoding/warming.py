@@ -35,7 +35,7 @@ def warm_up(
     captures = any(runner.captures for runner in (pair.target, *pair.drafts))
     few = ordinary_tokens(4, pair.vocabulary, pair.eos)
     if captures:
-        end = min(SHORTEST + settings.max_new_tokens, pair.context - longest - 4)
+        end = min(SHORTEST + settings.max_new_tokens, pair.shared_context - longest - 4)
         span = span_class(end)  # the longest first: buffers that grow take all captures along
         while span > SHORTEST:
             text = [few[place % 4] for place in range(span // 2)]

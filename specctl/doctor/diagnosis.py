@@ -1,6 +1,6 @@
 """Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeGuard
@@ -27,6 +27,7 @@ from specctl.models.placing.placement import Placement, after, dtype_on, kind_of
 from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
+from specctl.models.running.context import ENDLESS
 from specctl.models.running.rules.generation_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
@@ -100,6 +101,7 @@ def diagnose(profile: Profile) -> Diagnosis:
                 report.advice += lacking_devices([(key, table)], (device.name for device in report.devices))
     tokenizers = _tokenizers(report, read, dict(tables))
     _compare(report, tokenizers, dict(tables))
+    report.advice += _short_contexts(report.models)
     for key, table in tables:
         if _is_cut(table) and "target" in tokenizers:
             _examine_tokens(key, table, tokenizers["target"], report)
@@ -262,6 +264,22 @@ def _compare(report: Diagnosis, tokenizers: Mapping[str, Tokenizer], tables: Map
         if larger.parameters and smaller.parameters:
             sizes_of = (larger.key, larger.parameters), (smaller.key, smaller.parameters)
             report.advice += filter(None, [large_draft(*sizes_of)])
+
+
+def _short_contexts(models: Sequence[ModelFacts]) -> Iterator[str]:
+    """Where drafts stop drafting because their context ends before that of the model they draft for.
+
+    One with another tokenizer goes on with the end of the text in its place.
+    """
+    whole = models[0].context
+    reached = ENDLESS if whole is None else whole
+    for draft in models[1:]:
+        if draft.context is None or draft.overlap is not None or draft.context >= reached:
+            continue
+        reached = draft.context
+        end = "of any number" if whole is None else f"of {whole:,}"
+        told = f"{draft.key} drafts until token {reached:,} {end}"
+        yield f"{told}: its context ends there, and the text goes on without it."
 
 
 def _found(checkpoint: Checkpoint) -> str:

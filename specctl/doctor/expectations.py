@@ -42,7 +42,7 @@ class Expectation:
         key: its key in the profile.
         dtype: of its weights; None for a lookup, which has none and reads nothing.
         devices: bytes of the weights by device.
-        context: tokens that the profile's models hold.
+        context: tokens that its cache is to hold: the target's context, or its own where that is shorter.
         working: bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one
             layer, the distributions of its widest pass, and what `working_bytes` knows.
         cache: bytes of its KV cache for one token; sliding windows are ignored.
@@ -84,7 +84,8 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
     """
     tables = loading_order(model_tables(profile))
     known = {one.key: one for one in report.models}
-    context = min((one.context for one in report.models if one.context is not None), default=0)
+    known_contexts = [one.context for one in report.models if one.context is not None]
+    context = report.models[0].context or min(known_contexts, default=0)
     uppers = {key: upper for (key, _), upper in pairwise(tables)}
     found: list[Expectation] = []
     for key, table in tables:
@@ -122,7 +123,7 @@ def _of_model(
         key=facts.key,
         dtype=dtype,
         devices=facts.devices,
-        context=context,
+        context=min(context, facts.context or context),
         working=_working(config, need, dtype, profile.engine, on_cuda=on_cuda),
         cache=need.cache_bytes(dtype, 1),
         spare=_spare(profile.engine, on_cuda=on_cuda),

@@ -15,7 +15,7 @@ class Room:
         device: its name.
         free: before anything is loaded.
         weights: of all models.
-        context: how many tokens the caches are counted for.
+        context: how many tokens the caches are counted for; that of a draft with a shorter context, for as many.
         caches: of all models, for that length, with the room that they keep for more.
         working: what passes need beside both.
         tokens: for how many tokens there is room; None where nothing grows with them.
@@ -43,9 +43,10 @@ def rooms(models: Sequence[Expectation], devices: Sequence[DeviceMemory]) -> lis
         if not here:
             continue
         weights = sum(model.devices[device.name] for model in here)
-        each = sum(model.cache * model.spare * model.devices[device.name] / model.weights for model in here)
-        context = here[0].context
+        cache = [model.cache * model.spare * model.devices[device.name] / model.weights for model in here]  # of a token
+        each, caches = sum(cache), sum(size * model.context for size, model in zip(cache, here, strict=True))
+        context = max(model.context for model in here)
         working = sum(model.working for model in here) + CUDA_CONTEXT * device.name.startswith("cuda")
         tokens = max(0, int((device.free - weights - working) / each)) if each else None
-        found.append(Room(device.name, device.free, weights, context, round(each * context), working, tokens))
+        found.append(Room(device.name, device.free, weights, context, round(caches), working, tokens))
     return found

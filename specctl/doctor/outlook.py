@@ -38,7 +38,7 @@ class Outlook:
         layer_ratio: the draft's layers over the target's, which is the ratio where the launching of kernels takes the
             time and not memory; None without a draft that has layers.
         pays_from: the acceptance rate from which drafts save time, at `cost_ratio`; None if none is high enough.
-        pays_from_full: the same with as many tokens in the caches as the models hold.
+        pays_from_full: the same with as many tokens in the caches as both hold.
         pays_from_launched: the same at `layer_ratio`.
         gains: for each of `RATES`.
     """
@@ -76,7 +76,7 @@ def outlook(models: Sequence[Expectation], bandwidths: Mapping[str, Bandwidth | 
         cost_ratio=draft_ms / one,
         layer_ratio=layers,
         pays_from=pays_from(table),
-        pays_from_full=pays_from(_at(target, drafts[0], bandwidths, target.context)),
+        pays_from_full=pays_from(_at(target, drafts[0], bandwidths, drafts[0].context)),
         pays_from_launched=None if launched is None else pays_from(launched),
         gains=tuple(best_gain(table, rate) for rate in RATES),
     )

@@ -27,7 +27,7 @@ class PassMeter:
 
     def __init__(self, pair: Pair, context: int, widest: int) -> None:
         self._pair = pair
-        self._context = max(1, min(context, pair.context - widest - 1))
+        self._context = max(1, min(context, pair.shared_context - widest - 1))
         self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
         self._draft: list[float] = []
         self._with_predictor: list[float] = []

@@ -153,7 +153,8 @@ class AssistedPeer:
             ids = torch.tensor([prompt], device=self._pair.target.device)
             try:
                 output = generate(ids, assistant_model=draft, generation_config=config, streamer=streamer)
-            except (NotImplementedError, ValueError) as error:  # for example of a model with a recurrent state
+            except (NotImplementedError, ValueError, IndexError) as error:
+                # For example of a model with a recurrent state, or a draft whose table of positions ends.
                 raise PeerError(f"transformers' assisted generation cannot run this pair: {error}") from error
             tokens = output[0, len(prompt) :].tolist()
             ended = perf_counter()

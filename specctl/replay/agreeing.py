@@ -24,7 +24,7 @@ def agreeing(trace: Trace) -> Recorded:
     last = {tail: start for start, tail in enumerate(draft.tails) if tail is not None}
     tails = {start: tail for tail, start in last.items()}
     found: list[float] = []
-    for start, token in enumerate(trace.tokens):
+    for start, token in enumerate(trace.tokens if draft.reach is None else trace.tokens[: draft.reach]):
         if along is not None:
             agreement.begin(before)
             found.append(agreement.of(along.tokens[start]))

@@ -101,8 +101,13 @@ def best_stopping(
         costs: of the machine.
         longest: the longest draft.
         one_step: count only the gain of the next token, as `cost-optimal` does.
+
+    Returns:
+        A rule that drafts nothing where the traces have no draft token.
     """
     judged = [run for trace in traces for run in trace.draft.judged() if run.accepted]
+    if not judged:  # the draft's context held none of the prompts
+        return Solved(np.zeros(4), np.zeros(LEVELS - 1), np.zeros((len(SURVIVALS), LEVELS)), 0)
     rows = [_rows(run) for run in judged]
     outcomes = [np.array(run.outcomes, dtype=np.float64) for run in judged]
     weights = fit_weights(np.concatenate(rows), np.concatenate(outcomes), ridge=RIDGE)

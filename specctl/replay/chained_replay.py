@@ -59,7 +59,8 @@ class ChainedReplay:
         """A block of at most ``budget`` tokens that starts at a position."""
         chaining, policy = self._chaining, self._policy
         written = self._text[chaining.length : self._prompt_tokens + start]
-        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0)
+        room = draft.room(start, 1)
+        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0 and room > 0)
         self._asked = not copied
         block = Block([], StopReason.POLICY, policy.current_threshold, [])
         if self._asked:

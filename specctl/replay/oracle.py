@@ -16,7 +16,7 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     of ``levels`` drafts, every draft knows where its verifier will disagree.
     """
     top, *inner = (Level() for _ in range(levels))
-    lengths = _fewest_passes(trace.draft.accepted_runs, 0, len(trace.tokens), trace.limit)
+    lengths = _fewest_passes(trace.draft, 0, len(trace.tokens), trace.limit)
     start = 0
     while start < len(trace.tokens):
         length = lengths[start]
@@ -29,11 +29,11 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
 
 
-def _fewest_passes(runs: Sequence[int], first: int, end: int, limit: int) -> dict[int, int]:
+def _fewest_passes(draft: Recorded, first: int, end: int, limit: int) -> dict[int, int]:
     """How many tokens to draft at each position of a text, so that no more passes than needed reach its end.
 
     Args:
-        runs: from each position, the number of draft tokens in a row that are accepted.
+        draft: says from each position how many draft tokens in a row are accepted.
         first, end: the positions at which rounds begin.
         limit: the text's token limit.
     """
@@ -41,7 +41,7 @@ def _fewest_passes(runs: Sequence[int], first: int, end: int, limit: int) -> dic
     passes = {end: 0}  # from each position on
     for start in reversed(range(first, end)):
         # The last position is left to the verifier, unless the draft token there ends the sequence.
-        longest = min(runs[start], max(0, limit - start - 1))
+        longest = draft.room(start, min(draft.run(start), max(0, limit - start - 1)))
         after = [passes[min(end, start + length + 1)] for length in range(longest + 1)]
         fewest = min(after)
         passes[start] = 1 + fewest
@@ -54,7 +54,7 @@ def _add_inner(draft: Recorded, start: int, length: int, inner: Sequence[Level])
     if not inner:
         return
     text, position, end = draft.under(start), start, start + length
-    lengths = _fewest_passes(text.accepted_runs, start, end, end)
+    lengths = _fewest_passes(text, start, end, end)
     while position < end:
         inner[0].starts.append(position)
         inner[0].drafted.append(lengths[position])

@@ -29,7 +29,7 @@ def stretches(trace: Trace) -> list[int]:
     if trace.draft.along is None:
         raise UsageError("a draft head drafts from what the target has read, so never in parallel")
     assert trace.draft.by_place, "in greedy decoding there are no blocks"
-    return cut([place for place, accepted in enumerate(trace.draft.accepted) if not accepted], len(trace.tokens))
+    return cut([place for place in range(len(trace.tokens)) if not trace.draft.run(place)], len(trace.tokens))
 
 
 def cut(rejected: Iterable[int], end: int) -> list[int]:

@@ -75,11 +75,12 @@ class _Drafting:
             budget: most tokens of the block.
         """
         threshold = self.policy.current_threshold
+        budget = draft.room(start, budget)
         if (below := self._below) is None:
             step = partial(draft.step, start) if self._passes is None else partial(self._waited_for, draft, start)
             steps, stop = draft_phase(self.policy, budget, self._eos, step, draft.longest)
             return Block(steps, stop, threshold, [])
-        text = draft.under(start)
+        text = draft.under(start) if budget else draft
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             position = start + first - 1
@@ -115,7 +116,7 @@ class _Drafting:
             written: returns the verifier's own token after a number of accepted draft tokens.
         """
         steps, own = drafted.steps, len(drafted.steps) - drafted.copied
-        accepted = min(own, draft.accepted_runs[start])
+        accepted = min(own, draft.run(start))
         judged = accepted + (accepted < own)
         while own <= accepted < len(steps) and steps[accepted].token == written(accepted):
             accepted += 1  # a copied token is accepted where the target writes it: see `play`
@@ -123,9 +124,8 @@ class _Drafting:
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
-        unread = self._read.replayed(
-            context, own, accepted, wanted=drafted.copied > 0 and self.policy.draft_limit() > 0
-        )
+        wanted = drafted.copied > 0 and self.policy.draft_limit() > 0 and draft.room(start, 1) > 0
+        unread = self._read.replayed(context, own, accepted, wanted=wanted)
         drafting, verifying = self._seconds(context, own, len(steps), unread)
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(

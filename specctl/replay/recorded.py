@@ -58,6 +58,8 @@ class Recorded:
         below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
         branches_below: in a hierarchy, what the next draft drafts along each branch; empty if nothing was recorded.
         longest: the most tokens that the draft can draft in a round; None for any number.
+        reach: R, where the draft's context ends within the token limit: it drafts no token at position R or behind it.
+            What is recorded by position then covers the first R of them only. None where it does not end.
         disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
@@ -70,7 +72,16 @@ class Recorded:
     below: "Recorded | None" = None
     branches_below: "list[Recorded]" = field(default_factory=list)
     longest: int | None = None
+    reach: int | None = None
     disco: Annotated[DiscoPredictor | None, Field(exclude=True)] = field(default=None, compare=False)
+
+    def room(self, start: int, budget: int) -> int:
+        """How many tokens of a budget a round that starts at a position can draft in the draft's context."""
+        return budget if self.reach is None else max(0, min(budget, self.reach - start))
+
+    def run(self, start: int) -> int:
+        """`accepted_runs` at a position; 0 behind the draft's context."""
+        return self.accepted_runs[start] if start < len(self.accepted_runs) else 0
 
     def step(self, start: int, index: int) -> DraftStep:
         """The ``index``-th step of a round that starts at a position.
@@ -97,6 +108,8 @@ class Recorded:
         """`specctl.records.Round.chances` of a round of ``drafted`` tokens, of which verification judged the first."""
         if self.chances is None:
             return None
+        if not drafted:
+            return ()
         return self.chances.of_round(start, self.shared[start], self.tails[start], drafted)[:judged]
 
     @property
@@ -236,6 +249,11 @@ def recorded_by_place(
     return Recorded(runs, shared, tails, list(branches.values()), along, known, below, ordered)
 
 
+def nothing_recorded(chances: TokenChances | RoundChances | None = None) -> Recorded:
+    """What a draft drafts whose context the prompt fills; ``chances`` of no token where it is sampled."""
+    return Recorded([0], [0], [None], [], DraftSteps([], [], [], []), chances, reach=0)
+
+
 def recorded_by_start(
     rows: list[DraftSteps],
     runs: list[int],
@@ -262,6 +280,8 @@ def recorded_by_start(
 
 def _joined(trunk: Recorded, branch: Recorded, first: int) -> Recorded:
     """What a draft model drafts along the first positions of one text, followed by the whole of another text."""
+    if trunk.reach is not None and trunk.reach <= first:
+        return trunk
     assert trunk.along is not None
     assert branch.along is not None
     moved = [None if tail is None else len(trunk.branches) + tail for tail in branch.tails]
@@ -285,5 +305,6 @@ def _joined(trunk: Recorded, branch: Recorded, first: int) -> Recorded:
         None,
         below,
         trunk.branches_below + branch.branches_below,
+        reach=trunk.reach,
         disco=trunk.disco,
     )

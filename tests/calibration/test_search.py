@@ -21,7 +21,9 @@ from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.replay.bound import _linear
 from specctl.replay.costs import CostTable
+from specctl.replay.recorded import recorded_by_place
 from specctl.replay.replayed import Replay
+from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Interval
 
 
@@ -103,6 +105,27 @@ def test_a_draft_that_does_not_pay_leads_to_none(draft: float, every: int):
     assert verdict(found).startswith("use none")
     assert any("do not speculate" in warning for warning in found.warnings)
     assert any("never agrees" in warning for warning in found.warnings) == (every == 1)
+
+
+@pytest.mark.parametrize("reach", [0, 15])
+def test_answers_that_outgrow_the_drafts_context_are_counted(reach: int):
+    """Where it holds no prompt at all, too."""
+    whole = traces(6)
+
+    def cut(one: Trace) -> Trace:
+        draft = one.draft
+        assert draft.along is not None
+        branches = {n: draft.branches[tail] for n in range(reach) if (tail := draft.tails[n]) is not None}
+        cut = recorded_by_place(draft.accepted[:reach], draft.along[:reach], branches)
+        return replace(one, draft=replace(cut, reach=reach))
+
+    found = search(
+        replace(whole, traces=[*map(cut, whole.traces)]), grid("svip", "paper", SIGNALS), NONE, flat_costs(1, 10)
+    )
+    assert any("the draft's context ended before 12 of 12 answers did" in warning for warning in found.warnings)
+    assert found.oracle.score.drafted.sum() <= found.oracle.score.passes.sum() + 12 * reach
+    assert (found.winner.score.setting == NONE) == (reach == 0)
+    assert found.winner.score.drafted.sum() <= 12 * reach
 
 
 def test_too_few_prompts_are_said_so():

@@ -190,6 +190,19 @@ def test_a_large_draft_is_pointed_out(pair: Path) -> None:
     assert any("of the parameters of the target model" in advice for advice in report["advice"])
 
 
+def test_where_a_draft_stops_drafting_is_told_in_a_line(pair: Path, tmp_path: Path) -> None:
+    for name, tokens in (("target", 4096), ("draft", 2048)):
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "max_position_embeddings": tokens}))
+    code, report = document(pair)
+    assert code == 0
+    (told,) = [advice for advice in report["advice"] if "drafts until" in advice]
+    assert told == "draft drafts until token 2,048 of 4,096: its context ends there, and the text goes on without it."
+    code, shown = examine(pair, "--devices")
+    assert code == 0
+    assert "caches of 4,096 tokens" in shown
+
+
 def test_a_hierarchy_lists_every_model(pair: Path, tmp_path: Path) -> None:
     with pair.open("a") as file:
         file.write(f'[draft.draft]\nmodel = "{tmp_path / "draft"}"\ndevice = "cpu"\n')

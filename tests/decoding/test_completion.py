@@ -176,7 +176,7 @@ def test_a_limit_beyond_the_context_is_lowered_to_it():
 
 
 def test_a_prompt_that_fills_the_context_is_refused():
-    with pytest.raises(RecordError, match=f"has {len(PROMPT)} tokens; the models hold {len(PROMPT)}") as caught:
+    with pytest.raises(RecordError, match=f"has {len(PROMPT)} tokens; the target holds {len(PROMPT)}") as caught:
         session(context=len(PROMPT)).generate(PROMPT, SamplingTable())
     assert caught.value.kind == "prompt_too_long"
 

@@ -30,12 +30,12 @@ def checkpoints(tmp_path_factory):
     }
 
 
-def test_a_pair_shares_the_real_vocabulary_and_the_shortest_context(checkpoints):
+def test_a_pair_shares_the_real_vocabulary_and_holds_what_its_target_holds(checkpoints):
     heard = []
     pair = load_pair(profile(checkpoints["target"], checkpoints["draft"]), progress=heard.append)
     assert sorted(heard) == sorted(str(checkpoints[name]) for name in ("target", "draft"))
     assert [runner.extend([1, 2], keep=1).logits.shape for runner in (pair.target, *pair.drafts)] == [(1, 258)] * 2
-    assert (pair.context, pair.eos) == (48, frozenset({0}))
+    assert (pair.context, pair.shared_context, pair.eos) == (64, 48, frozenset({0}))
 
 
 def test_a_draft_is_where_it_runs_and_where_its_weights_are(checkpoints):
@@ -58,7 +58,7 @@ def test_lookups_take_their_places_among_the_drafts(checkpoints):
     below = single.draft.model_copy(update={"draft": DraftTable.model_validate(lookup)})
     pair = load_pair(single.model_copy(update={"draft": below}))
     assert [type(draft) for draft in pair.drafts] == [EagerRunner, LookupRunner]
-    assert (pair.above, pair.predictors, len(pair.models), pair.context) == ((None, 0), (None, None), 2, 48)
+    assert (pair.above, pair.predictors, len(pair.models), pair.context) == ((None, 0), (None, None), 2, 64)
     # In a benchmark: a lookup first, then the draft, then the lookup below a model of its own.
     tables = [below.draft, single.draft, single.draft, below.draft]
     pair = load_pair(single, drafts=tables, above=(None, None, 1, 2), heads=[[], [], [], []])

@@ -97,6 +97,23 @@ class TextToy(Toy):
         return pair_of(TableRunner(target), WrittenRunner(draft, tokens), eos=self.eos)
 
 
+@dataclass(frozen=True)
+class ShortToy(Toy):
+    """Drafts that hold fewer tokens than the target.
+
+    Attributes:
+        contexts: of each draft.
+    """
+
+    contexts: tuple[int, ...] = ()
+
+    def pair(self) -> Pair:
+        pair = super().pair()
+        for draft, context in zip(pair.drafts, self.contexts, strict=True):
+            draft.context = context
+        return pair
+
+
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
 ALONE = [Toy(1, 3, 3), Toy(1, 2, 6)]
 STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
@@ -220,6 +237,23 @@ def test_so_have_rounds_of_a_draft_that_writes_text(name: str, sampling: Samplin
 
 
 PAIRS: Part = ("constant", {"draft_length": 2}, False)
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, BLOCK], ids=["token", "block"])
+@pytest.mark.parametrize("context", [1, 2, 3, 4])
+def test_so_have_rounds_of_drafts_whose_context_ends(context: int, sampling: Sampling) -> None:
+    """The prompt fills that of 2, and goes beyond that of 1: then nothing is drafted at all."""
+    toy = ShortToy(1, 2, 4, ends=False, contexts=(context,))
+    for part in (PAIRS, ("svip", {"c": 1.0, "threshold": 0.8}, False)):
+        assert StopReason.BUDGET in assert_same_law(toy, [part], sampling)
+    assert all(trace.draft.reach == context - 1 for trace, _ in traces(toy, sampling))
+
+
+@pytest.mark.parametrize("contexts", [(9, 3), (3, 9), (3, 2), (4, 4), (4, 1), (1, 9)], ids=str)
+def test_so_have_those_of_hierarchies(contexts: tuple[int, int]) -> None:
+    toy = ShortToy(2, 2, 4, contexts=contexts)
+    for parts in (HIERARCHIES["full"][0], HIERARCHIES["blocks of fixed length"][0]):
+        assert_same_law(toy, parts)
 
 
 @pytest.mark.parametrize("toy", SHORT_BLOCKS, ids=str)

@@ -146,7 +146,7 @@ def _gains(found: Devices) -> Iterator[tuple[str, str]]:
     if outlook.pays_from_full != outlook.pays_from:
         yield (
             "can pay at the end",
-            f"of a context of {found.models[0].context:,} tokens if {_from(outlook.pays_from_full)}",
+            f"of a context of {found.models[1].context:,} tokens if {_from(outlook.pays_from_full)}",
         )
     if outlook.layer_ratio is not None:
         yield "cost by layers", f"{outlook.layer_ratio:.2f} of a target pass"

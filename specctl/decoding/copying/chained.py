@@ -54,7 +54,8 @@ class ChainedDrafter(Drafter):
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         chaining, policy = self._chaining, self.model.policy
         written = sequence[chaining.length :]
-        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0)
+        room = self.model.runner.room(len(sequence))
+        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0 and room > 0)
         self._asked = not copied
         if self._asked:
             draft = self.model.draft(sequence, budget)

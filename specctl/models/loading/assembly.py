@@ -147,7 +147,7 @@ def load_pair(
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
         eos=eos,
-        context=min(runner.context for runner in runners),
+        context=runners[0].context,
         models=tuple(one.model.model for one in made.levels if one.model is not None),
         named_predictors=made.named_predictors,
         above=above,

@@ -264,7 +264,7 @@ def _opened(
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
         eos=eos_of(target, tokenizer),
-        context=min(runner.context for runner in runners),
+        context=runners[0].context,
         models=(),
         named_predictors=tuple({} for _ in runners[1:]),
         above=tuple(places.above(above)),

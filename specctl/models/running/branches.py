@@ -31,7 +31,8 @@ def continue_branches(
         sequence: ids that the branches start from.
         starts: how many of them each of the B branches keeps, at least 1.
         first: each branch's first token.
-        length: how many tokens ``choose`` picks for each branch.
+        length: how many tokens ``choose`` picks for each branch, or as many as the context has room for; it picks for
+            all branches as long as there is room for one.
         choose: picks the tokens.
         hidden: whether ``choose`` needs hidden states.
     """
@@ -42,7 +43,8 @@ def continue_branches(
         runner.rollback(max(some_starts))
         if pending := sequence[runner.length : max(some_starts)]:
             runner.extend(pending, keep=0)
-        for step in range(length):
+        # A branch that has filled the context goes on beside the others, and what it gets is not to be used.
+        for step in range(min(length, runner.context - min(some_starts))):
             if runner.holds_everything:
                 forward = _extended(runner, tokens, some_starts, step, hidden)
             else:
@@ -66,4 +68,5 @@ def _extended(runner: Runner, tokens: Sequence[int], starts: Sequence[int], step
     begins = torch.tensor(starts, device=runner.device)  # (B,)
     own = (columns - prefix) % count == torch.arange(count, device=runner.device)[:, None]  # (B, S)
     seen = torch.where(columns < prefix, columns < begins[:, None], own)
-    return runner.masked_pass(tokens, begins + step, seen, hidden=hidden)
+    positions = (begins + step).clamp_max(runner.context - 1)
+    return runner.masked_pass(tokens, positions, seen, hidden=hidden)

@@ -25,7 +25,7 @@ class Pair:
             loaded. In a benchmark, the drafts of several profiles in a row.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
-        context: the longest sequence that every model can hold, in tokens.
+        context: the longest sequence that the target can hold, in tokens; a draft may hold fewer (`Runner.room`).
         models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
             are none. Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_predictors: for each draft its predictors by name, on the draft's device; the first is the default.
@@ -51,6 +51,11 @@ class Pair:
     texts: int = 1
 
     @property
+    def shared_context(self) -> int:
+        """The longest sequence that every model can hold, in tokens."""
+        return min(self.context, *(draft.context for draft in self.drafts)) if self.drafts else self.context
+
+    @property
     def thread_count(self) -> int:
         """With how many threads the target's passes on the CPU run."""
         return torch_threads() if self.threads is None else self.threads.number
@@ -73,8 +78,14 @@ class Pair:
     @property
     def lower(self) -> "Pair":
         """The pair in which the first draft is the target of the drafts below it."""
+        target, *drafts = self.drafts
         return replace(
-            self, target=self.drafts[0], drafts=self.drafts[1:], named_predictors=self.named_predictors[1:], above=()
+            self,
+            target=target,
+            drafts=tuple(drafts),
+            context=target.context,
+            named_predictors=self.named_predictors[1:],
+            above=(),
         )
 
     def devices(self, draft: int | None) -> frozenset[str]:
@@ -148,7 +159,7 @@ def room_in(context: int, vocabulary: int, prompt: Sequence[int]) -> int:
         what = f"the prompt has the token id {least if least < 0 else most}"
         raise RecordError("unknown_token", f"{what}, and the model's ids are 0 to {vocabulary - 1}")
     if len(prompt) >= context:
-        raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {context}")
+        raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the target holds {context}")
     return context - len(prompt)
 
 

@@ -137,6 +137,10 @@ class Runner(ABC):
         """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
         return self.reads_states or self.longest is not None
 
+    def room(self, length: int) -> int:
+        """How many tokens it can draft behind a text of ``length`` tokens: 0 where its context cannot hold the text."""
+        return max(0, self.context + 1 - length)  # the last token drafted is not read
+
     @property
     def witnessed(self) -> int:
         """Of a draft head W, the first W places of the sequence are those whose states it was given."""

@@ -16,7 +16,7 @@ from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import DraftSums, TokenRates
 from specctl.policies.round_times import SPEED_MEMORY, RoundTimes, width_of
 from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
-from specctl.records import DraftStep, Round
+from specctl.records import DraftStep, Round, StopReason
 
 RATE_PRIOR = 2.0
 """Observations after which the acceptance rate after a token weighs as much as the overall rate."""
@@ -205,6 +205,8 @@ class CostOptimal(Rule):
             self._passed.append(round_)
         elif self._allowance.asleep and not round_.steps:
             self._allowance.doze()
+        elif self._limit and not round_.steps and round_.stop is StopReason.BUDGET:
+            self._read_on(round_)  # there was no room: that says nothing about drafts
         else:
             self._take_down()
             self._decide(self._learn(round_))

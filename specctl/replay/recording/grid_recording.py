@@ -1,7 +1,7 @@
 """Reads a finished text with a draft head: what it would draft in the round that begins at each position."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -55,9 +55,10 @@ def read_grid(
     depth = depth if draft.longest is None else min(depth, draft.longest)
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
-    rooms = [max(0, min(depth, limit - start - 1)) for start in range(len(text))]
+    reach = draft.room(len(prompt))
+    rooms = [max(0, min(depth, limit - start - 1, reach - start)) for start in range(len(text))]
     reading = GridReading(verifier, text, sampling, generator, coins, predictors, eos)
-    return reading.grid(rounds, rooms, draft.longest)
+    return replace(reading.grid(rounds, rooms, draft.longest), reach=reach if reach < limit else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def _measure_top(
     if (draft := pair.drafts[0]).longest is not None:
         longest = min(longest, draft.longest)
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
-    contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
+    contexts = sorted({max(1, min(context, pair.shared_context - longest - 2)) for context in contexts})
     plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
         (c, k): ([], []) for c in contexts for k in lengths
     }

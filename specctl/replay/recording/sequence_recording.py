@@ -16,8 +16,9 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
+from specctl.replay.chances import RoundChances, TokenChances
 from specctl.replay.play import require_recordable
-from specctl.replay.recorded import Recorded, recorded_by_place
+from specctl.replay.recorded import Recorded, nothing_recorded, recorded_by_place
 from specctl.replay.recording.block_recording import BlockReading
 from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.grid_recording import read_grid
@@ -65,12 +66,20 @@ def read_sequence(
     for runner in pair.drafts:
         runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
     if sampling.in_blocks:
-        predictors, verifier = pair.named_predictors[0], pair.target
-        return BlockReading(
-            verifier, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos
-        ).read()
+        predictors, verifier, reach = pair.named_predictors[0], pair.target, reach_of(draft, prompt, limit)
+        if reach is not None:
+            output, limit = output[:reach], reach + 1
+        blocks = BlockReading(verifier, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
+        found = blocks.read() if output else nothing_recorded(RoundChances([], []))
+        return replace(found, reach=reach)
     reading = _Reading(pair, depth, sampling, generator, matched, tops, logits)
     return reading.read(0, prompt, output, output, limit - 2)
+
+
+def reach_of(draft: Runner, prefix: Sequence[int], limit: int) -> int | None:
+    """`Recorded.reach` of a draft along what follows a prefix, under a token limit."""
+    room = draft.room(len(prefix))
+    return room if room < limit else None
 
 
 def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
@@ -116,6 +125,11 @@ class _Reading:
         """
         draft, predictors, sampling = self.pair.drafts[level], self._predictors(level), self.sampling
         names = state_predictors(predictors)
+        if (reach := reach_of(draft, prefix, last + 2)) is not None:
+            text, verifier_tokens, last = text[:reach], verifier_tokens[:reach], reach - 1
+        if not text:
+            known = None if level or sampling.greedy or self.matched else TokenChances([], [])
+            return replace(nothing_recorded(known), reach=reach)
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
         rejected = [
@@ -147,25 +161,28 @@ class _Reading:
             continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(names))
         branches = {}
         for position, ids, rows in zip(rejected, tokens, signals, strict=True):
+            ids = ids[: last - position]  # others went on further
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
             branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), names)
         # Inner rounds know no chances in a live run either.
         chances = None if level else chances
         if level + 1 == len(self.pair.drafts):
-            return recorded_by_place(accepted, along, branches, chances)
+            return replace(recorded_by_place(accepted, along, branches, chances), reach=reach)
         # One position more is left to this draft, as the verifier of the next.
         below = self.read(level + 1, prefix, text, along.tokens, last - 1)
         assert below.along is not None
+        read = len(below.along)  # how far the context of the next reaches
         branches_below = {}
         for position, branch in branches.items():
             shared = [*prefix, *text[:position]]
             start = [*shared, along.tokens[position]]
             room = min(last - position, self.depth) - 2
-            previous = below.along.signals(position)
+            previous = below.along.signals(position) if position < read else None
             branches_below[position] = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
-        return recorded_by_place(accepted, along, branches, chances, below, branches_below)
+        found = recorded_by_place(accepted, along, branches, chances, below, branches_below)
+        return replace(found, reach=reach)
 
     def _along(
         self,

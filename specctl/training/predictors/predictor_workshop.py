@@ -181,7 +181,10 @@ class Predictors(Subject[Example, DraftStates]):
 
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling, kind: Kind) -> Example | None:
-    target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
+    target, draft = pair.target, pair.drafts[0]
+    text = completion.prompt, completion.tokens[: draft.room(completion.prompt_tokens)]
+    if not text[1]:
+        return None  # the draft's context has no room behind the prompt
     generator = draft_token_generator(target, completion.seed)
     laws = kind == "disco"
     rounds: RoundTokens | None = None

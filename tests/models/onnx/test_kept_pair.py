@@ -18,7 +18,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.kept_pair import kept_pair
+from specctl.models.loading.kept_pair import Graph, kept_pair
 from specctl.models.onnx import store
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.onnx.kept_graph import CHAINS, VERSION
@@ -26,7 +26,7 @@ from specctl.models.onnx.store import Store, cache_folder, key_of, key_of_files
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
-from specctl.profile.model_table import LOOKUP
+from specctl.profile.model_table import LOOKUP, ModelTable
 from specctl.profile.schema import PolicyTable, Profile
 
 pytestmark = needs_onnx
@@ -82,6 +82,25 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
         assert mine.no_trees == theirs.no_trees == CHAINS
     for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "top_p": 0.9, "stop": ("th",)}):
         assert written(pair, profile, **sampling) == written(loaded, profile, **sampling)
+
+
+def test_a_draft_with_a_shorter_context_does_not_end_the_text(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, find = opened(profile), Graph.find
+
+    def short(table: ModelTable, role: str, *more: Any) -> Graph | None:
+        found = find(table, role, *more)
+        assert found is not None
+        return replace(found, kept=replace(found.kept, context=12)) if role == "draft" else found
+
+    monkeypatch.setattr(Graph, "find", short)
+    pair = opened(profile)
+    assert whole is not None
+    assert pair is not None
+    assert (pair.context, pair.shared_context) == (whole.context, 12)
+    assert written(pair, profile) == written(whole, profile)
+    assert all(len(tokens) == 20 for _, tokens in written(pair, profile))
 
 
 @pytest.mark.slow
