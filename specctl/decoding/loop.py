@@ -15,13 +15,13 @@ def read_prompt(target: Runner, drafter: Drafter | None, prompt: Sequence[int]) 
     """Let drafts cache all but the last token of the prompt before `decode`.
 
     The target reads it in the pass that verifies the first draft, but for a draft head that drafts at once, from what
-    the target has read.
+    the target has read. A head of a target that has to read prompts whole begins in the second round.
     """
     if drafter is None:
         return
     if drafter.witnessed is None:
         drafter.prefill(prompt)
-    elif drafter.starts():
+    elif drafter.starts() and not target.whole_prompts:
         prefill(target, drafter, prompt)
     else:
         target.rollback(drafter.witnessed)  # what it reads with the first tokens tells the states
@@ -69,6 +69,8 @@ def decode(
         while len(sequence) < end:
             # One position is left for the verifier's own token.
             budget = end - len(sequence) - 1
+            if unread and target.whole_prompts and drafter is not None and drafter.witnessed is not None:
+                budget = 0  # what a head drafts from is not there yet
             resting = rested < rest
             round_ = verified_round(
                 target,

@@ -173,7 +173,7 @@ class Session:
 
     def _roll_back(self, prompt: Sequence[int]) -> None:
         """Roll all caches back to what they share with a prompt."""
-        length = common_beginning(self._cached, prompt)
+        length = 0 if self.pair.target.whole_prompts else common_beginning(self._cached, prompt)
         self._cached = ()  # so that nothing is trusted if this prompt ends in an exception
         # Those of models that do not draft at the moment too: they would miss how the text went on without them.
         for runner in (self.pair.target, *self.pair.drafts):

@@ -14,6 +14,7 @@ from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.parallel_runner import in_parallel
 from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
+from specctl.models.loading.target_check import check_target
 from specctl.models.loading.vocabularies import notice_of, own_text_runner, require_own_tokenizers, translated
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
@@ -27,7 +28,6 @@ from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.around import NarrowRunner
 from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.pair import Pair, in_a_row
-from specctl.models.running.rounding import require_one_function
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import config_rules
 from specctl.models.running.runner import Runner
@@ -195,7 +195,8 @@ def assemble(
         torch_weights, on_foreign_head, progress: as in `load_pair`.
 
     Raises:
-        ModelError: a model cannot run on the engine, or a head cannot be loaded.
+        ModelError: a model cannot run on the engine, a head cannot be loaded, or what the target makes of a text
+            depends on the passes in which it reads it.
     """
     target = levels[0].model
     assert target is not None, "the target is no draft head"
@@ -205,6 +206,7 @@ def assemble(
     for one, upper in zip(levels[1:], above, strict=True):
         if one.network is not None and one.model is None:
             needed.add(0 if upper is None else upper + 1)
+    check_target(target, files, vocabulary)
     levels, runners = list(levels), list[Runner]()
     for place, level in enumerate(levels):
         asked = replace(settings, trees=settings.draft_trees) if place else settings
@@ -216,7 +218,6 @@ def assemble(
         runners.append(runner)
     target, bare = levels[0].model, runners[0]
     assert target is not None, "the target is no draft head"
-    require_one_function(bare, target.model, vocabulary, target.name)
     verifier = fixed_width(bare, target.model) if settings.deterministic else bare
     if checks and files is not None:
         verifier = checked_runner(verifier, bare, target, files, vocabulary)

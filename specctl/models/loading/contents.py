@@ -79,14 +79,15 @@ def model_states(checkpoint: Checkpoint) -> States | None:
     return tuple(map(_state, _of_checkpoint(checkpoint))) if checkpoint.has_weights() else None
 
 
-def model_hash(checkpoint: Checkpoint, trust_remote_code: bool) -> str | None:
+def model_hash(checkpoint: Checkpoint, trust_remote_code: bool, *, whole: bool = True) -> str | None:
     """A hash of all files that decide what a model computes, and how its tokenizer spells.
 
-    Every byte is read, once in a process for files that stay as they are.
+    It is made once in a process for files that stay as they are.
 
     Args:
         checkpoint: the model's files.
         trust_remote_code: whether code may run that other files may hold.
+        whole: whether every byte is read; of large files samples tell too, but for single weights.
 
     Returns:
         None where the files do not tell: code of the model's own is in other places too, transformers finds an
@@ -95,13 +96,13 @@ def model_hash(checkpoint: Checkpoint, trust_remote_code: bool) -> str | None:
     if trust_remote_code or (checkpoint.folder / ADAPTER).exists():
         return None
     states = model_states(checkpoint)
-    return None if states is None else _whole_hash(states)
+    return None if states is None else _hash(states, whole=whole)
 
 
 @lru_cache(maxsize=16)
-def _whole_hash(states: States) -> str:
+def _hash(states: States, *, whole: bool) -> str:
     files = [Path(path) for path, *_ in states]
-    told = [files_hash(files, whole=True), *(file.name for file in files)]
+    told = [files_hash(files, whole=whole), *(file.name for file in files)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 

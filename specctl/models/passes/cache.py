@@ -180,6 +180,9 @@ def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
     family = config.get_text_config(decoder=True).model_type
     if why := CANNOT_GO_BACK.get(family):
         return why
+    text = config.get_text_config(decoder=True)
+    if family == "doge" and text.keep_window_size < text.max_position_embeddings:
+        return f"beyond {text.keep_window_size} tokens it chooses between equal ones by how many a pass reads"
     if family == "qwen4_exp_text" and not hasattr(
         DynamicIndexedLayer(),  # type: ignore[no-untyped-call]
         "indexer_position_ids",

@@ -2,6 +2,7 @@
 
 import inspect
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -56,8 +57,18 @@ def takes_masks(model: "PreTrainedModel") -> bool:
     )
 
 
+_UNFIT: "WeakKeyDictionary[PreTrainedModel, str]" = WeakKeyDictionary()
+
+
+def rule_out_masks(model: "PreTrainedModel", why: str) -> None:
+    """Let `mask_obstacle` say from now on why this model cannot, as the end of a sentence: it was tried."""
+    _UNFIT[model] = why
+
+
 def mask_obstacle(model: "PreTrainedModel") -> str | None:
     """Why a model cannot be told which tokens see which, as the end of a sentence; None if it can."""
+    if (why := _UNFIT.get(model)) is not None:
+        return why
     if not attends_to_everything(model):
         return WINDOWS
     if not takes_masks(model):

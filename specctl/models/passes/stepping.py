@@ -31,11 +31,25 @@ def step_through_blocks(model: PreTrainedModel) -> None:
             _stepping.add(mixer)
 
 
+def reads_prompts_whole(model: torch.nn.Module) -> bool:
+    """Whether a prompt gives other logits in one pass than in parts, so that it has to be read as ``generate`` does.
+
+    It is so where Mamba 2's time step is limited: every pass limits it but those of single tokens that go on.
+    """
+    return any(_limits_steps(module) for module in model.modules() if _has_state(module))
+
+
 def _needs_steps(module: torch.nn.Module) -> bool:
-    if not hasattr(module, "layer_idx") or not cache_argument(type(module)):
-        return False
+    return _has_state(module) and (hasattr(module, "time_step_rank") or _limits_steps(module))
+
+
+def _has_state(module: torch.nn.Module) -> bool:
+    return hasattr(module, "layer_idx") and bool(cache_argument(type(module)))
+
+
+def _limits_steps(module: torch.nn.Module) -> bool:
     limit = getattr(module, "time_step_limit", None)  # of Mamba 2
-    return hasattr(module, "time_step_rank") or (limit is not None and tuple(limit) != UNLIMITED)
+    return limit is not None and tuple(limit) != UNLIMITED
 
 
 def _stepped(mixer: torch.nn.Module) -> Callable[..., torch.Tensor]:

@@ -29,6 +29,7 @@ class Around(Runner):
         self.threads, self.tried, self.fixed_width = runner.threads, runner.tried, runner.fixed_width
         self.draft_vocabulary = runner.draft_vocabulary
         self.translates, self.writes_text = runner.translates, runner.writes_text
+        self.whole_prompts = runner.whole_prompts
 
     @property
     def length(self) -> int:

@@ -45,7 +45,7 @@ class CheckedRunner(Around):
             ModelError: the logits are not those of a fresh read.
         """
         if not self._text:
-            self._first = max(1, len(tokens) - keep)
+            self._first = len(tokens) - max(keep - 1, 0)
         self._text += tokens
         found = self.runner.extend(tokens, keep, hidden=hidden)
         if self._went_back and self.difference is None and keep:

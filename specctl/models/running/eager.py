@@ -10,7 +10,7 @@ from specctl.models.passes.cache import BufferedLayer, cache_argument, empty_cac
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.masks import MaskMaker, aligned_mask, attends_to_everything, mask_obstacle
 from specctl.models.passes.recurrent_state import RecurrentState, has_recurrent_state
-from specctl.models.passes.stepping import step_through_blocks
+from specctl.models.passes.stepping import reads_prompts_whole, step_through_blocks
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.trimmed_output import vocabulary_of
@@ -54,6 +54,7 @@ class EagerRunner(Runner):
         self.holds_everything = attends_to_everything(model)
         self.no_trees = mask_obstacle(model)
         self.no_rows = self._no_rows(model)
+        self.whole_prompts = reads_prompts_whole(model)
         self.context = context_length(model) or ENDLESS
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
         self.device = device_of(model)
@@ -87,7 +88,9 @@ class EagerRunner(Runner):
         parts: list[Forward] = []
         # A pass with at most one row, right after a rollback, reads tokens that stay; later ones may be taken back.
         if self._recurrent and not self._saved and not (self._fresh and keep <= 1):
-            stay = max(len(tokens) - keep, 1 - self.length) if self._fresh else 0
+            # Of a prompt that has to be read whole that is its last one too, whose logits are wanted.
+            behind = keep - 1 if self.whole_prompts and not self.length else keep
+            stay = max(len(tokens) - behind, 1 - self.length) if self._fresh else 0
             if stay > (REREAD if self.length else 0):
                 behind = len(tokens) - stay
                 parts.append(self._pass(tokens[:stay], max(keep - behind, 0), hidden))

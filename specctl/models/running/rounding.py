@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specctl.errors import ModelError
 from specctl.models.running.runner import Runner
 
 if TYPE_CHECKING:
@@ -90,31 +89,21 @@ def _back_to(runner: Runner, text: Sequence[int], start: int) -> None:
         runner.extend(text[runner.length : start], 0)
 
 
-def require_one_function(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str) -> None:
-    """Check a target that torch runs with quantised weights, whose results may depend on the width of a pass.
+def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
+    """Why drafting would change the text of a model whose weights are quantised; None where it would not.
 
-    Weights that are not quantised go through matrix products, which tests compare; nothing is asked of them here.
+    What such weights compute may depend on the width of a pass, by more than other products do.
 
     Args:
-        runner: the target's; one that compiles or captures passes is not asked, but the model by eager passes.
-        model: the target.
+        model: one that torch runs.
         vocabulary: the pair's shared vocabulary.
-        name: the model's, in messages.
-
-    Raises:
-        ModelError: passes of different widths differ by more than rounding explains, so that drafting changes the text.
     """
-    if getattr(model, "quantization_method", None) is None:
-        return
-    if runner.preparing_seconds is not None:
-        from specctl.models.running.eager import EagerRunner
+    from specctl.models.running.eager import EagerRunner
 
-        runner = EagerRunner(model, vocabulary)
-    found, most = widths_apart(runner, vocabulary), ROUNDING.get(model.dtype, ROUNDING[torch.float32])
-    if found > most:
-        raise ModelError(
-            f"{name} cannot be a target: its quantised weights compute something else in passes over one token than "
-            f"over several (logits differ by {found:.2g} of their spread, and rounding explains {most:g}), so drafting "
-            "would change its text.",
-            "Choose another value of quantize or another checkpoint.",
-        )
+    found, most = widths_apart(EagerRunner(model, vocabulary), vocabulary), ROUNDING.get(model.dtype, 1e-3)
+    if found <= most:
+        return None
+    return (
+        "its quantised weights compute something else in passes over one token than over several (logits differ by "
+        f"{found:.2g} of their spread, and rounding explains {most:g})"
+    )

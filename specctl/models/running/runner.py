@@ -44,6 +44,7 @@ class Runner(ABC):
         draft_vocabulary: of a draft that writes some ids only, those of its logits' columns, as every `Forward` of it
             says; None where a column is an id.
         translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
+        whole_prompts: whether it computes something else of a prompt that it reads in parts.
         fixed_width: tokens of every pass that decides; None where they have any number.
         writes_text: whether that is text of which its target's tokens are cut: what it predicts is certain, and neither
             it nor others can be drafted from a law.
@@ -71,6 +72,7 @@ class Runner(ABC):
     index: "SuffixIndex | None" = None
     draft_vocabulary: "DraftVocabulary | None" = None
     translates: str | None = None
+    whole_prompts: bool = False
     fixed_width: int | None = None
     writes_text: bool = False
     tells: bool = False

@@ -1,0 +1,144 @@
+"""A check of a target by its behaviour when it is first loaded, kept so that it is made once."""
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.loading.contents import model_hash
+from specctl.models.onnx.store import cache_folder, key_of_files
+from specctl.profile.schema import ModelTable
+
+if TYPE_CHECKING:
+    from specctl.models.loading.model import LoadedModel
+    from specctl.models.loading.profile_models import Found
+
+SCHEMA_VERSION = 1
+"""Of the check; what another one found is not read."""
+ELSEWHERE = (
+    "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
+)
+OTHER_WEIGHTS = "Choose another value of quantize or another checkpoint."
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCheck:
+    """What the check of a target has found.
+
+    Attributes:
+        fault: why drafting would change what it writes, as the end of a sentence; None if it would not.
+        hint: what to take instead.
+        no_buffers: why it cannot run over fixed buffers, of one text or several; None if it can.
+    """
+
+    fault: str | None = None
+    hint: str = ELSEWHERE
+    no_buffers: str | None = None
+
+    def require(self, name: str) -> None:
+        """Raise a ModelError if the model of this name cannot be a target."""
+        if self.fault is not None:
+            raise ModelError(f"{name} cannot be a target: {self.fault}, so drafting would change its text.", self.hint)
+
+
+def check_target(network: "LoadedModel", found: "Found | None", vocabulary: int) -> None:
+    """Make sure that a target computes one function of a text, in whatever passes it is read.
+
+    A model that differs over fixed buffers alone is not refused: `mask_obstacle` says so then, and engines ask it.
+
+    Args:
+        network: the target, in torch.
+        found: its files; None for a model that came from elsewhere.
+        vocabulary: the pair's shared vocabulary.
+
+    Raises:
+        ModelError: it cannot be a target; the message has the number.
+    """
+    from specctl.models.passes.masks import rule_out_masks
+
+    path = None
+    if found is not None:
+        dtype = str(network.dtype).removeprefix("torch.")
+        path = _path(found.checkpoint, found.table, network.device.type, dtype)
+    known = _MADE.get(network.model) or _read(path)
+    if known is None:
+        known = _made(network, vocabulary)
+        _write(path, known)
+    _MADE[network.model] = known
+    known.require(network.name)
+    if known.no_buffers is not None:
+        rule_out_masks(network.model, known.no_buffers)
+
+
+def kept_check(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str) -> TargetCheck | None:
+    """What an earlier check of a model has found, without loading it; None if there was none.
+
+    Args:
+        checkpoint, table: the model's.
+        kind: of the device that it goes to, such as ``cpu``.
+        dtype: that its weights are loaded in.
+    """
+    return _read(_path(checkpoint, table, kind, dtype))
+
+
+def _made(network: "LoadedModel", vocabulary: int) -> TargetCheck:
+    from specctl.models.running.one_function import over_cache, over_rows
+    from specctl.models.running.rounding import width_fault
+
+    if (sharding := network.sharding) is not None:
+        from specctl.models.loading.model_shards import checking_runner
+
+        other = checking_runner(network.model, sharding, vocabulary, network.name)
+        reading = over_cache(network.model, vocabulary, other)
+        return TargetCheck(reading.told if reading.wrong else None)
+    if (reading := over_cache(network.model, vocabulary)).wrong:
+        return TargetCheck(reading.told)
+    quantised = getattr(network.model, "quantization_method", None) is not None
+    if quantised and (fault := width_fault(network.model, vocabulary)) is not None:
+        return TargetCheck(fault, OTHER_WEIGHTS)
+    rows = over_rows(network.model, vocabulary)
+    return TargetCheck(no_buffers=None if rows is None or not rows.wrong else rows.told)
+
+
+_MADE: "WeakKeyDictionary[Any, TargetCheck]" = WeakKeyDictionary()
+"""By model of transformers, for those that came without files."""
+
+
+def _path(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str) -> Path | None:
+    """Where the check of a model is kept; None where its files do not tell what it computes."""
+    if (files := model_hash(checkpoint, table.trust_remote_code, whole=False)) is None:
+        return None
+    key = hashlib.sha256(key_of_files(files, kind, dtype, table.quantize).encode()).hexdigest()[:32]
+    return cache_folder().parent / "targets" / f"{key}.json"
+
+
+def _read(path: Path | None) -> TargetCheck | None:
+    if path is None:
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told.pop("schema_version") == SCHEMA_VERSION and all(
+            value is None or isinstance(value, str) for value in told.values()
+        ):
+            return TargetCheck(**told)
+    return None
+
+
+def _write(path: Path | None, made: TargetCheck) -> None:
+    """Keep it, as a whole; where that cannot be, it is made again."""
+    if path is None:
+        return
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(made)}), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

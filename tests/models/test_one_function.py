@@ -1,0 +1,250 @@
+"""A target that makes something else of a text when it reads it in parts is refused, whatever its family."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from checkpoints import save_model, tiny_tokenizer
+from recurrent_models import noisy_recurrent, recurrent_model
+from toys import WINDOW, generated, random_model
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode, read_prompt
+from specctl.decoding.round import NOTHING
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Session
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import locate
+from specctl.models.loading import target_check
+from specctl.models.loading.assembly import load_pair
+from specctl.models.loading.loaded_target import in_memory
+from specctl.models.loading.target_check import check_target, kept_check
+from specctl.models.passes.cache import cannot_go_back
+from specctl.models.passes.masks import mask_obstacle
+from specctl.models.running import one_function
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.one_function import over_cache, over_rows
+from specctl.models.running.pair import Pair
+from specctl.policies import Setting
+from specctl.policies.rules.constant import Constant
+from specctl.profile.schema import ModelTable, Profile, SamplingTable
+
+SHAPE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0}
+SHAPE |= {"bos_token_id": None, "eos_token_id": None}
+DORY = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 4, "n_input_layers": 1}
+DORY |= {"n_recurrent_layers": 2, "n_output_layers": 1, "n_recurrent_loops": 2, "layer_types": ["full_attention"] * 4}
+GEMMA: dict[str, Any] = {**SHAPE, "sliding_window": WINDOW, "head_dim": 8, "num_key_value_heads": 2}
+GEMMA |= {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": True}
+WRONG = AutoConfig.for_model("gemma3_text", **{**GEMMA, "vocab_size": 258})
+HALVES = (torch.float32, torch.bfloat16, torch.float16)
+RIGHT = ("llama", "mistral", "gemma2")
+STATEFUL = ("qwen3_next", "nemotron_h", "zamba2", "zaya, sliding", "jamba", "lfm2")
+
+
+def made(family: str, **settings: Any) -> PreTrainedModel:
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    return model.float().eval()
+
+
+def encoder(kind: str) -> PreTrainedModel:
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        found = BertLMHeadModel(BertConfig(**SHAPE)) if kind == "bert" else RobertaForCausalLM(RobertaConfig(**SHAPE))
+    return found.float().eval()
+
+
+def dory(mode: str) -> PreTrainedModel:
+    if "dory" not in CONFIG_MAPPING_NAMES:
+        pytest.skip("this version of transformers has no Dory")
+    return made("dory", **DORY, recurrent_kv_cache_mode=mode)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("family", [*RIGHT, *STATEFUL])
+@pytest.mark.representatives("llama", "mistral", "zamba2", "zaya, sliding")
+def test_right_models_differ_by_no_more_than_rounding(family: str, dtype: torch.dtype) -> None:
+    model = recurrent_model(family) if family in STATEFUL else random_model(family)
+    model = deepcopy(model).to(dtype)  # type: ignore[no-untyped-call]
+    reading = over_cache(model, 64)
+    assert not reading.wrong, reading
+    assert reading.apart < reading.most / 2, "near its bound it would be refused on another machine"
+    rows = over_rows(model, 64)
+    assert (rows is None) is (mask_obstacle(model) is not None)
+    assert rows is None or not rows.wrong, rows
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "bidirectional"])
+def test_what_sees_later_tokens_is_found_out(kind: str, dtype: torch.dtype) -> None:
+    model = made("gemma3_text", **GEMMA) if kind == "bidirectional" else encoder(kind)
+    reading = over_cache(deepcopy(model).to(dtype), 64)  # type: ignore[no-untyped-call]
+    assert reading.wrong
+    assert "% of their spread between one pass over a text and passes of 1 and 5 tokens" in reading.told
+
+
+def test_a_cache_that_fails_is_found_out() -> None:
+    reading = over_cache(dory("last_loop"), 64)
+    assert reading.wrong
+    assert "its passes over a cache fail (RuntimeError: " in reading.told
+
+
+def test_what_a_rollback_leaves_behind_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollback = EagerRunner.rollback
+
+    def damaging(self: EagerRunner, length: int) -> None:
+        back = 0 < length < self.length
+        rollback(self, length)
+        if back:
+            self._cache.layers[0].keys[:, :, length - 1] *= 0.5  # type: ignore[index]
+
+    assert not over_cache(random_model("llama"), 64).wrong
+    monkeypatch.setattr(EagerRunner, "rollback", damaging)
+    assert over_cache(random_model("llama"), 64).wrong
+
+
+def test_ties_that_depend_on_the_pass_are_told_before_loading() -> None:
+    if "doge" not in CONFIG_MAPPING_NAMES:
+        pytest.skip("this version of transformers has no Doge")
+    short = AutoConfig.for_model("doge", keep_window_size=8, max_position_embeddings=64)
+    assert "beyond 8 tokens it chooses between equal ones" in str(cannot_go_back(short, None))
+    assert cannot_go_back(AutoConfig.for_model("doge"), None) is None, "published ones never choose"
+
+
+def test_a_model_that_differs_over_rows_alone_runs_one_text_at_a_time() -> None:
+    model = dory("per_loop")
+    assert not over_cache(model, 64).wrong
+    assert EagerRunner(model, 64).no_rows is None
+    check_target(in_memory(model, "target"), None, 64)
+    assert "its passes over a cache fail" in str(EagerRunner(model, 64).no_rows)
+    assert mask_obstacle(model) is not None, "nor over fixed buffers, nor in trees"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save_model(tmp_path / "model", WRONG)
+    save_model(tmp_path / "right")
+    return tmp_path
+
+
+def profile(model: Path, **target: Any) -> Profile:
+    return Profile(target=ModelTable(model=str(model), device="cpu", dtype="float32", **target), engine="eager")
+
+
+def test_it_is_refused_with_the_number_and_known_from_then_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = profile(folder / "model")
+    with pytest.raises(ModelError, match=r"cannot be a target: its logits differ by [\d.]+% of their spread") as first:
+        load_pair(refused)
+    assert first.value.exit_code == 3
+    assert "Choose a causal language model" in first.value.hint
+    kept = kept_check(locate(refused.target, "target"), refused.target, "cpu", "float32")
+    assert kept is not None
+    assert kept.fault in str(first.value.message)
+    load_pair(profile(folder / "right"))
+
+    def never(*_: object) -> None:
+        raise AssertionError("it was checked before")
+
+    monkeypatch.setattr(one_function, "over_cache", never)
+    target_check._MADE.clear()
+    with pytest.raises(ModelError) as second:
+        load_pair(refused)
+    assert second.value.message == first.value.message
+    load_pair(profile(folder / "right"))
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema_version": 1, "fault": 3}', '{"schema_version": 0}'])
+def test_a_kept_check_that_is_damaged_is_made_again(folder: Path, damage: str) -> None:
+    right = profile(folder / "right")
+    load_pair(right)
+    (kept,) = (folder / "cache" / "specctl" / "targets").iterdir()
+    told = json.loads(kept.read_text())
+    kept.write_text(damage)
+    target_check._MADE.clear()
+    load_pair(right)
+    assert json.loads(kept.read_text()) == told
+
+
+def test_other_files_are_checked_anew(folder: Path) -> None:
+    load_pair(profile(folder / "right"))
+    save_model(folder / "right", WRONG)
+    with pytest.raises(ModelError, match="cannot be a target"):
+        load_pair(profile(folder / "right"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_obstacle(folder: Path) -> None:
+    (folder / "cache").write_text("no folder")
+    load_pair(profile(folder / "right"))
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
+def test_a_prompt_is_read_in_one_pass_with_its_draft_too(family: str) -> None:
+    """Their time step is limited in wide passes alone: in parts a prompt gives other logits."""
+    model, prompt, draft = recurrent_model(family), [7, 3, 12, 5, 9, 22], [1, 2, 3]
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        runner = EagerRunner(model, 64)
+        assert runner.whole_prompts
+        found = torch.as_tensor(runner.extend([*prompt, *draft], 4).logits)
+        apart = float((found[0] - expected).abs().max())
+        runner.rollback(len(prompt))
+        assert runner.length == len(prompt), "the state behind the prompt is kept"
+        runner.rollback(0)
+        runner.extend(prompt[:-1], 0)
+        parts = torch.as_tensor(runner.extend(prompt[-1:], 1).logits)
+        assert apart < float((parts[0] - expected).abs().max()) / 5
+
+
+@pytest.mark.parametrize("prompt", [(7,), (1, 5, 9), tuple(range(1, 20))], ids=len)
+@pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
+def test_texts_of_such_models_are_generates(family: str, prompt: tuple[int, ...]) -> None:
+    with torch.inference_mode():
+        target = EagerRunner(recurrent_model(family), 64)
+        drafter = ModelDrafter(EagerRunner(noisy_recurrent(family, 0.05), 64), Constant(4))
+        read_prompt(target, drafter, prompt)
+        rounds = list(decode(target, drafter, prompt, 24, Sampling()))
+    assert [token for round_ in rounds for token in round_.emitted] == generated(recurrent_model(family), prompt, 24)
+
+
+@pytest.mark.parametrize("family", ["zamba2", "qwen3_next"])
+def test_only_a_beginning_that_can_be_read_by_itself_is_kept(family: str) -> None:
+    target, draft = EagerRunner(recurrent_model(family), 64), EagerRunner(noisy_recurrent(family, 0.05), 64)
+    pair = Pair(target, (draft,), tiny_tokenizer(), frozenset(), 1 << 20, (), ({},))
+    session = Session(pair, build_drafter(pair, Setting("constant")), keep_caches=True)
+    table = SamplingTable(max_new_tokens=40)
+    said = session.generate((7, 3, 12), table).tokens
+    prompt = (7, 3, 12, *said, 5)
+    assert list(session.generate(prompt, table).tokens) == generated(recurrent_model(family), prompt, 40)
+    assert (session.kept == 0) is target.whole_prompts
+
+
+def test_a_head_does_not_have_such_a_prompt_read_in_parts() -> None:
+    target = EagerRunner(recurrent_model("zamba2"), 64)
+    head = Mock(witnessed=0, rests=Mock(return_value=0))
+    head.draft.return_value = NOTHING
+    prompt = (7, 3, 12, 5)
+    with torch.inference_mode():
+        read_prompt(target, head, prompt)
+        assert target.length == 0
+        rounds = decode(target, head, prompt, 8, Sampling())
+        first, second = next(rounds), next(rounds)
+    assert [call.args[1] for call in head.draft.call_args_list] == [0, 6], "what it drafts from was not there at first"
+    assert [*first.emitted, *second.emitted] == generated(recurrent_model("zamba2"), prompt, 8)[:2]
