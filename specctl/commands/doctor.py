@@ -87,7 +87,7 @@ def doctor(
         from specctl.doctor.diagnosis import diagnose
         from specctl.models.running.threads import decided, use
 
-        report = diagnose(profile)
+        report = diagnose(profile, tries=not run)  # --run loads all models anyway
         chosen = decided(resolved.profile.threads)
         found = None
         if devices:
@@ -233,6 +233,11 @@ def _tokens_line(facts: "ModelFacts") -> str:
     return f"{facts.draft_tokens:,} tokens: {told}"
 
 
+def _checked_line(facts: "ModelFacts") -> str:
+    """Whether a target makes the same of a text in whatever passes it reads it."""
+    return "-" if facts.checked is None else "as in one pass" if facts.checked else "checked when it is first loaded"
+
+
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.doctor.model_facts import NOT_FOUND
     from specctl.printable import gib
@@ -254,6 +259,7 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "weights": ", ".join(f"{dtype} {gib(size)}" for dtype, size in facts.weights_by_dtype.items()) or "-",
         "cache per 1k tokens": gib(facts.cache_per_1k_tokens) if facts.cache_per_1k_tokens else "-",
         "end of sequence ids": ", ".join(map(str, facts.eos_ids)) or "none",
+        **({"read in parts": _checked_line(facts)} if facts.key == "target" else {}),
         "token rules": ", ".join(facts.rules) or ("none" if facts.key == "target" else "the target's"),
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",

@@ -10,20 +10,22 @@ from specctl.doctor.model_facts import ModelFacts, Overlap
 from specctl.errors import AbsentError, ModelError, ProfileError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.plain_config import is_plain
 from specctl.models.files.plain_tokenizers import one_tokenizer
 from specctl.models.files.terms import terms_of
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
-from specctl.models.loading.profile_models import find_head
+from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
+from specctl.models.loading.target_check import check_target, kept_check
 from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import lacking_devices
 from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, working_bytes
 from specctl.models.placing.model_config import ModelConfig
-from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device
+from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device, named_devices
 from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
@@ -63,8 +65,14 @@ class Diagnosis:
         return not self.problems
 
 
-def diagnose(profile: Profile) -> Diagnosis:
-    """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
+def diagnose(profile: Profile, *, tries: bool = False) -> Diagnosis:
+    """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head.
+
+    Args:
+        profile: names the models.
+        tries: whether to load a target of no ordinary family whose weights are here, where it is not known yet that it
+            makes the same of a text in whatever passes it reads it.
+    """
     report = Diagnosis(versions(), device_memory())
     report.advice += [f"{why}." for why in (*POLICIES.broken.values(), *DRAFTERS.broken.values())]
     try:
@@ -108,7 +116,37 @@ def diagnose(profile: Profile) -> Diagnosis:
     for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
             _examine_predictor(key, table, verifier, table.head, report)
+    if report.ready:
+        try:
+            _check_target(read["target"], profile.target, report.models[0], tries=tries)
+        except ModelError as error:
+            report.problems.append(Problem("target", error.message, error.hint))
     return report
+
+
+def _check_target(checkpoint: Checkpoint, table: ModelTable, facts: ModelFacts, *, tries: bool) -> None:
+    """Add to the target's facts whether it is known to make the same of a text in whatever passes it reads it.
+
+    Raises:
+        ModelError: it does not, or cannot be loaded.
+    """
+    assert facts.dtype is not None, "a target without problems has a place"
+    if not checkpoint.has_weights():
+        facts.checked = False
+        return
+    kind = next(iter(facts.devices)).partition(":")[0]
+    known = kept_check(checkpoint, table, kind, facts.dtype)
+    if known is not None:
+        known.require(table.model)
+    ordinary = is_plain(checkpoint.settings()) and checkpoint.adapter is None and table.quantize is None
+    if known is None and tries and not ordinary and not table.splits:
+        found = Found.of("target", table, None, device_memory(named_devices(table)), "auto")
+        network = found.load()
+        assert network is not None, "a target is no draft head"
+        check_target(network, found, network.vocabulary)
+        facts.checked = True
+    else:
+        facts.checked = known is not None
 
 
 def _tokenizers(

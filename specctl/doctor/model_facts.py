@@ -55,6 +55,7 @@ class ModelFacts:
     pass reads.
     ``adapter`` names a LoRA adapter with its rank and the model that it was trained on.
     ``overlap`` is that of a draft with another tokenizer than the target's.
+    ``checked`` is of a target whether it is known to make the same of a text in whatever passes it reads it.
     ``without_files`` is what copies from the text or is registered by another distribution.
     """
 
@@ -85,3 +86,4 @@ class ModelFacts:
     trained_on: str | None = None
     without_files: bool = False
     overlap: Overlap | None = None
+    checked: bool | None = None

@@ -28,6 +28,7 @@ from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import NOTHING
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading import target_check
@@ -86,7 +87,7 @@ def test_right_models_differ_by_no_more_than_rounding(family: str, dtype: torch.
     reading = over_cache(model, 64)
     assert not reading.wrong, reading
     assert reading.apart < reading.most / 2, "near its bound it would be refused on another machine"
-    rows = over_rows(model, 64)
+    rows = over_rows(model, 64, reading.most)
     assert (rows is None) is (mask_obstacle(model) is not None)
     assert rows is None or not rows.wrong, rows
 
@@ -169,6 +170,23 @@ def test_it_is_refused_with_the_number_and_known_from_then_on(folder: Path, monk
         load_pair(refused)
     assert second.value.message == first.value.message
     load_pair(profile(folder / "right"))
+
+
+def test_doctor_finds_it_out_too(folder: Path) -> None:
+    refused, right = profile(folder / "model"), profile(folder / "right")
+    quick = diagnose(refused)
+    assert quick.ready
+    assert quick.models[0].checked is False, "it is checked when it is loaded"
+    report = diagnose(refused, tries=True)
+    assert not report.ready
+    (problem,) = report.problems
+    with pytest.raises(ModelError) as loaded:
+        load_pair(refused)
+    assert (problem.message, problem.hint) == (loaded.value.message, loaded.value.hint)
+    assert not diagnose(refused).ready, "it is known now"
+    assert diagnose(right, tries=True).models[0].checked is False, "an ordinary model is not loaded for that"
+    load_pair(right)
+    assert diagnose(right).models[0].checked
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema_version": 1, "fault": 3}', '{"schema_version": 0}'])

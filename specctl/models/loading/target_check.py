@@ -102,7 +102,7 @@ def _made(network: "LoadedModel", vocabulary: int) -> TargetCheck:
     quantised = getattr(network.model, "quantization_method", None) is not None
     if quantised and (fault := width_fault(network.model, vocabulary)) is not None:
         return TargetCheck(fault, OTHER_WEIGHTS)
-    rows = over_rows(network.model, vocabulary)
+    rows = over_rows(network.model, vocabulary, reading.most)
     return TargetCheck(no_buffers=None if rows is None or not rows.wrong else rows.told)
 
 

@@ -61,7 +61,7 @@ class Reading:
             return f"its passes over a cache fail ({self.failure})"
         return (
             f"its logits differ by {self.apart:.1%} of their spread between one pass over a text and passes of 1 and 5 "
-            f"tokens over its cache, of which rounding explains {self.most:.2g}"
+            f"tokens over its cache, of which rounding explains {100 * self.most:.2g}%"
         )
 
 
@@ -94,11 +94,12 @@ def over_cache(model: PreTrainedModel, vocabulary: int, other: Runner | None = N
     return Reading(max(_middle(part) for part in parts), most)
 
 
-def over_rows(model: PreTrainedModel, vocabulary: int) -> Reading | None:
+def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading | None:
     """Compare one pass over a text with passes over two texts and fixed buffers; None where none are possible.
 
     Args:
-        model, vocabulary: as in `over_cache`, which has found nothing.
+        model, vocabulary: as in `over_cache`, which has found nothing wrong.
+        most: how far rounding explains, as that has found.
 
     Raises:
         torch.OutOfMemoryError: and other errors of a device that is out of memory.
@@ -108,14 +109,13 @@ def over_rows(model: PreTrainedModel, vocabulary: int) -> Reading | None:
     text, other = _texts(model, vocabulary)
     try:
         with torch.inference_mode():
-            expected, whole = _expected(model, vocabulary, text, None)
+            expected = _whole(model, vocabulary, text)
             passes = EagerRunner(model, vocabulary).rows(2)
             passes.run([RowRequest(0, 0, text[:PROMPT], 1), RowRequest(1, 0, other[:2], 1)])
             rows = []
             for start, width in ((PROMPT, 1), (PROMPT + 1, 5)):
                 asked = [RowRequest(1, 2, other[2:4], 1), RowRequest(0, start, text[start : start + width], width)]
                 rows.append(torch.as_tensor(passes.run(asked)[1].logits).clone())
-            most = _explained(model, vocabulary, text, whole, None)
             return Reading(_middle(_errors(torch.cat(rows), expected[PROMPT : PROMPT + 6])), most)
     except Exception as error:
         if out_of_memory(error):
