@@ -80,7 +80,7 @@ def dory(mode: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("family", [*RIGHT, *STATEFUL])
-@pytest.mark.representatives("llama", "mistral", "zamba2", "zaya, sliding")
+@pytest.mark.representatives("llama", "zamba2", "zaya, sliding", slow=("mistral", "jamba"))
 def test_right_models_differ_by_no_more_than_rounding(family: str, dtype: torch.dtype) -> None:
     model = recurrent_model(family) if family in STATEFUL else random_model(family)
     model = deepcopy(model).to(dtype)  # type: ignore[no-untyped-call]
@@ -233,6 +233,7 @@ def test_a_prompt_is_read_in_one_pass_with_its_draft_too(family: str) -> None:
 
 @pytest.mark.parametrize("prompt", [(7,), (1, 5, 9), tuple(range(1, 20))], ids=len)
 @pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
+@pytest.mark.representatives("nemotron_h", slow=("zamba2",))
 def test_texts_of_such_models_are_generates(family: str, prompt: tuple[int, ...]) -> None:
     with torch.inference_mode():
         target = EagerRunner(recurrent_model(family), 64)
@@ -242,15 +243,16 @@ def test_texts_of_such_models_are_generates(family: str, prompt: tuple[int, ...]
     assert [token for round_ in rounds for token in round_.emitted] == generated(recurrent_model(family), prompt, 24)
 
 
-@pytest.mark.parametrize("family", ["zamba2", "qwen3_next"])
-def test_only_a_beginning_that_can_be_read_by_itself_is_kept(family: str) -> None:
+@pytest.mark.parametrize(("family", "length"), [("nemotron_h", 8), ("zamba2", 8), ("qwen3_next", 40)])
+@pytest.mark.representatives("nemotron_h", slow=("zamba2", "qwen3_next"))
+def test_only_a_beginning_that_can_be_read_by_itself_is_kept(family: str, length: int) -> None:
     target, draft = EagerRunner(recurrent_model(family), 64), EagerRunner(noisy_recurrent(family, 0.05), 64)
     pair = Pair(target, (draft,), tiny_tokenizer(), frozenset(), 1 << 20, (), ({},))
     session = Session(pair, build_drafter(pair, Setting("constant")), keep_caches=True)
-    table = SamplingTable(max_new_tokens=40)
+    table = SamplingTable(max_new_tokens=length)
     said = session.generate((7, 3, 12), table).tokens
     prompt = (7, 3, 12, *said, 5)
-    assert list(session.generate(prompt, table).tokens) == generated(recurrent_model(family), prompt, 40)
+    assert list(session.generate(prompt, table).tokens) == generated(recurrent_model(family), prompt, length)
     assert (session.kept == 0) is target.whole_prompts
 
 
