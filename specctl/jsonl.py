@@ -1,9 +1,12 @@
 """Streaming JSONL: records are read line by line, and become lines with their results."""
 
 import json
+import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import chain
 from math import isfinite
 from typing import IO, Any, Literal
 
@@ -12,7 +15,7 @@ from pydantic import TypeAdapter
 from specctl.errors import RecordError
 from specctl.messages import read_messages
 from specctl.metrics import Metrics
-from specctl.nesting import too_deep
+from specctl.nesting import json_fault, too_deep
 from specctl.record_settings import SETTING_KEYS
 from specctl.records import Completion, CompletionSummary, RoundSummary
 
@@ -24,6 +27,16 @@ DUPLICATE = "duplicate_id"
 RESULT_KEYS = frozenset(
     {"completion", "finish_reason", "metrics", "rounds", "completion_ids", "token_logprobs", "error"}
 )
+
+AS_LINES = {
+    "[": "make a line of each record with: jq -c '.[]'",
+    "{": "make a line of each with: jq -c .",
+}
+"""How JSON that begins with this bracket becomes lines."""
+MOST_AHEAD = 64 << 20
+"""Bytes of a file that are read ahead to see whether it is JSON over several lines."""
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +78,29 @@ def deciding(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:
-    """One record for each line that is not blank; a bad line becomes a record with an error, and reading continues."""
-    for number, raw in enumerate(stream, start=1):
+    """One record for each line that is not blank; a bad line becomes a record with an error, and reading continues.
+
+    JSON that is printed over several lines, such as an array, becomes one record with an error.
+    """
+    numbered: Iterator[tuple[int, bytes]] = enumerate(stream, start=1)
+    if input_format == "jsonl":
+        first: list[tuple[int, bytes]] = []
+        for number, raw in numbered:
+            first.append((number, raw))
+            if raw.removeprefix(BOM_UTF8).strip():
+                break
+        if first and (sign := _unfinished(first[-1][1])):
+            size = 0
+            for number, raw in numbered:
+                first.append((number, raw))
+                if (size := size + len(raw)) > MOST_AHEAD:
+                    break
+            if _is_json(b"".join(raw for _, raw in first)):
+                what = f"the input is JSON over several lines, not an object on each; {AS_LINES[sign]}"
+                yield Record(1, None, error=RecordError("invalid_json", what))
+                return
+        numbered = chain(first, numbered)
+    for number, raw in numbered:
         try:
             text = raw.decode("utf-8").lstrip("\ufeff")
         except UnicodeDecodeError as error:
@@ -80,6 +114,32 @@ def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iter
             yield _parse(number, text)
 
 
+def _unfinished(line: bytes) -> str:
+    """The bracket of JSON that may go on in the next lines; empty where a first line is none such."""
+    start = line.decode("utf-8", "replace").strip().lstrip("\ufeff")
+    if start == "{":
+        return "{"
+    try:
+        json.loads(start)
+    except (ValueError, RecursionError):
+        return "[" if start.startswith("[") else ""
+    return ""
+
+
+def _is_json(raw: bytes) -> bool:
+    """Whether a text is a JSON value, or several behind each other."""
+    try:
+        text = raw.decode("utf-8").lstrip("\ufeff").strip()
+        place = 0
+        while place < len(text):
+            _, end = _DECODER.raw_decode(text, place)
+            space = _SPACE.match(text, end)
+            place = end if space is None else space.end()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _parse(number: int, text: str) -> Record:
     hint = "" if text.lstrip().startswith("{") else "; for plain lines of text use --input-format text"
     try:
@@ -87,8 +147,10 @@ def _parse(number: int, text: str) -> Record:
         if too_deep(data):
             raise RecursionError
     except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
-        return Record(number, None, error=RecordError("invalid_json", f"the line is not JSON ({what}){hint}"))
+        why = json_fault(error)
+        return Record(number, None, error=RecordError("invalid_json", f"the line is not JSON ({why}){hint}"))
+    if isinstance(data, list) and data and all(isinstance(one, dict) for one in data):
+        hint = f"; {AS_LINES['[']}"
     if not isinstance(data, dict):
         return Record(number, None, error=RecordError("invalid_record", f"the line is JSON, but not an object{hint}"))
     body = data.get("body")

@@ -1,8 +1,21 @@
-"""How deeply values from other people's files are nested; Python's own limit is reached in unexpected places."""
+"""JSON from other people: how deeply it is nested, since Python's own limit is reached in unexpected places, and why a
+text is none.
+"""
 
+from json import JSONDecodeError
 from typing import Any
 
 DEEPEST = 100
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Why a text is not JSON, and where, as what `json.loads` raised says it: ``Expecting value at column 12``."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if not isinstance(error, JSONDecodeError):
+        return str(error)
+    line = f"line {error.lineno}, " if "\n" in error.doc.strip() else ""
+    return f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"
 
 
 def too_deep(value: Any, most: int = DEEPEST) -> bool:

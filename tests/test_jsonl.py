@@ -84,7 +84,10 @@ def test_lines_of_text_lose_their_line_break_and_nothing_else():
         (b'{"prompt": "\xff"}', "invalid_utf8", "not UTF-8"),
         ("{", "invalid_json", "not JSON"),
         ('{"prompt": "x"} y', "invalid_json", "Extra data"),
-        ("Once upon a time", "invalid_json", "--input-format text"),
+        ("Once upon a time", "invalid_json", "at column 1); for plain lines of text use --input-format text"),
+        ('{"prompt": "a\tb"}', "invalid_json", "(Invalid control character at column 14)"),
+        ('{"prompt": "x",, "id": 1}', "invalid_json", "enclosed in double quotes at column 16)"),
+        ('[{"prompt": "x"}]', "invalid_record", "but not an object; make a line of each record with: jq -c '.[]'"),
         ("42", "invalid_record", "--input-format text"),
         ('["x"]', "invalid_record", "not an object"),
         ('{"prompt": "x", "score": NaN}', "invalid_json", "NaN"),
@@ -195,3 +198,43 @@ def test_a_request_of_a_batch_is_read_with_its_body():
 def test_a_body_beside_a_prompt_is_a_field_like_any_other():
     (record,) = records('{"prompt": "x", "body": {"prompt": "y"}}')
     assert (record.error, record.data) == (None, {"prompt": "x", "body": {"prompt": "y"}})
+
+
+ARRAY = [{"prompt": "Tom", "id": 1}, {"prompt": "Sam [a {b", "sampling": {"stop": ["]"]}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        (json.dumps(ARRAY, indent=2), "jq -c '.[]'"),
+        ("\ufeff\n" + json.dumps(ARRAY, indent=2) + "\n\n", "jq -c '.[]'"),
+        ("[\n" + ",\n".join(map(json.dumps, ARRAY)) + "\n]\n", "jq -c '.[]'"),
+        ('[{"prompt": "Tom"},\n {"prompt": "Sam"}]', "jq -c '.[]'"),
+        (json.dumps(ARRAY[1], indent=2), "jq -c ."),
+        ("\n".join(json.dumps(one, indent=2) for one in ARRAY), "jq -c ."),
+    ],
+)
+def test_json_over_several_lines_is_one_error_with_what_makes_lines_of_it(text, command):
+    (record,) = records(text)
+    assert (record.line, record.id, record.error.kind) == (1, None, "invalid_json")
+    assert record.error.message.startswith(
+        "the input is JSON over several lines, not an object on each; make a line of"
+    )
+    assert record.error.message.endswith(f" with: {command}")
+    assert len(records(text, "text")) > 1
+
+
+@pytest.mark.parametrize("first", ["[", "{", '[{"prompt": "cut'])
+def test_lines_behind_a_stray_bracket_are_still_read(first, monkeypatch):
+    text = f'{first}\n{{"prompt": "a"}}\n{{"prompt": "b"}}\n'
+    assert [record.data.get("prompt") for record in records(text)] == [None, "a", "b"]
+    monkeypatch.setattr("specctl.jsonl.MOST_AHEAD", 3)
+    assert [record.line for record in records(text)] == [1, 2, 3]
+
+
+def test_a_good_first_line_is_a_record_before_the_next_one_is_there():
+    def stream():
+        yield b'{"prompt": "a"}\n'
+        raise AssertionError("nothing is read ahead")
+
+    assert next(read_records(stream())).data == {"prompt": "a"}

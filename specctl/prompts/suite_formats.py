@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from specctl.nesting import json_fault
+
 Row = Mapping[str, Any]
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -135,7 +137,7 @@ def parsed(line: str) -> Row:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FormatError("it is not JSON") from error
+        raise FormatError(f"it is not JSON ({json_fault(error)})") from error
     if not isinstance(row, dict):
         raise FormatError("it is not an object")
     return row

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from specctl.nesting import too_deep
+from specctl.nesting import json_fault, too_deep
 from specctl.serving.api_errors import ApiError
 
 
@@ -33,8 +33,7 @@ async def json_body(request: Request, most: int, seconds: float) -> tuple[Any, i
         if too_deep(data):
             raise RecursionError
     except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
-        raise ApiError(400, f"the body is not JSON ({what})", code="invalid_json") from None
+        raise ApiError(400, f"the body is not JSON ({json_fault(error)})", code="invalid_json") from None
     return data, size
 
 
