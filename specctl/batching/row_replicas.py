@@ -99,7 +99,7 @@ class RowReplicas:
             for row in written[self._most :]:
                 self._hub.give_up(row)
             self._again = deque(row for row in self._asked if row in {*written[self._most :], *self._again})
-            self._warn(f"memory ran out with {len(written)} texts at once; {self._most} are written from here on")
+            self._warn(f"memory ran out with {len(written)} texts at once; from here on it is {self._most}")
             return []
 
     def give_up(self, replica: int) -> None:

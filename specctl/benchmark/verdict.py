@@ -6,6 +6,7 @@ from specctl.benchmark.digest import Digest
 from specctl.observing.results import BASELINE
 from specctl.observing.speedup import speedup
 from specctl.peers.names import ASSISTED
+from specctl.printable import counted
 from specctl.reporting.placing import Placed, level, placing
 from specctl.statistics.intervals import Interval
 
@@ -93,4 +94,4 @@ def _identity(digest: Digest) -> str:
         return "tokens not compared"
     if digest.differing:
         return f"GREEDY OUTPUT DIFFERS in {len(digest.differing)} of {digest.compared} runs"
-    return f"all {digest.compared} runs gave the tokens of {BASELINE}"
+    return f"{'all ' * (digest.compared > 1)}{counted(digest.compared, 'run')} gave the tokens of {BASELINE}"

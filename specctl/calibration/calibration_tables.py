@@ -202,7 +202,8 @@ def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
 def _near(found: Calibration) -> Table:
     near = found.choice.near
     rows = tuple((score.setting.label, f"{score.tokens_per_second:.1f}") for score in near[:SHOWN_NEAR])
-    more = f"; {len(near) - SHOWN_NEAR} more are within the noise" if len(near) > SHOWN_NEAR else ""
+    hidden = len(near) - SHOWN_NEAR
+    more = f"; {hidden} more {'is' if hidden == 1 else 'are'} within the noise" if hidden > 0 else ""
     return Table(
         "Within the noise of the fastest",
         ("policy", f"tokens/s{UP}"),

@@ -9,7 +9,7 @@ import typer
 
 from specctl.commands.grouped_command import But, grouped, option, require_unused
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import TemplateOption, complete_profile, warn, warn_unused
+from specctl.commands.options import TemplateOption, complete_profile, warn, warn_never_stopping, warn_unused
 from specctl.commands.prompt_options import PromptOptions
 from specctl.commands.tasks.bench_results import show_comparison, show_results
 from specctl.commands.tasks.benchmark_run import run_plan
@@ -181,6 +181,7 @@ def bench(
         shapes = [parse_leaves(text) for text in leaves or []], [parse_tree(text) for text in tree or []]
         competing = competing_drafts(profiles, policies, *shapes)
         warn_unused(found)
+        warn_never_stopping(policy.setting for policy in policies)
         suite = prompts.chosen(profiles[0].sampling.seed)
         peers = [parse_peer(text) for text in peer or []]
         left_out = None

@@ -18,6 +18,7 @@ from specctl.commands.options import (
     schema_of,
     text_of,
     warn,
+    warn_never_stopping,
 )
 from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
@@ -107,6 +108,8 @@ class RunOptions:
         )
         for note in (*resolved.notes, *resolved.outdated):
             warn(note)
+        if resolved.profile.draft is not None:
+            warn_never_stopping([resolved.profile.draft.setting])
         return resolved
 
 

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from specctl.profile.discovery import available
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
+    from specctl.policies import Setting
     from specctl.profile import ResolvedProfile
 
 SAMPLING, PROMPTS, RUNNING = "Sampling", "Prompts", "How it runs"
@@ -84,6 +85,14 @@ def policy_flag(policy: str | None) -> dict[str, Any]:
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     tell(text, "warning")
+
+
+def warn_never_stopping(settings: "Iterable[Setting]") -> None:
+    """Warn of each policy whose threshold no token reaches."""
+    for label, most in {
+        one.word: one.longest_draft for each in settings for one in each.levels if one.never_stops
+    }.items():
+        warn(f"{label} never stops a draft before its limit: it is a slower constant:draft_length={most}")
 
 
 def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:

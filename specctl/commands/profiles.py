@@ -48,8 +48,9 @@ ProfileArguments = Annotated[
 ]
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
-_LEAST = {"target": 12, "draft": 12, "policy": 12, "description": 30}
-"""Columns of a terminal that a column needs at least, or is left out; names are always whole."""
+_LEAST = {"policy": 14, "target": 10, "draft": 10, "description": 40}
+"""Columns of a terminal that a column needs at least, or is left out; the first gets first what is left, but for names,
+which are always whole."""
 _WIDEST = {"target": 26, "draft": 26}
 _MODELS = ("target", "draft")
 
@@ -99,7 +100,8 @@ def check(names: ProfileArguments = None) -> None:
         except ProfileError as error:
             wrong.append(error.told)
         else:
-            write_out(f"{name}: ok ({display(find(name))})")
+            path = display(find(name))
+            write_out(f"{name}: ok" if path == name else f"{name}: ok ({path})")
     if wrong:
         raise ProfileError("\n".join(wrong))
 
@@ -164,14 +166,20 @@ def _print_table(rows: list[dict[str, str | None]]) -> None:
         for row in rows
     ]
     shown = [{column: cell(text).plain for column, text in row.items()} for row in texts]
-    widths = {"name": max((cell_len(row["name"]) for row in shown), default=0)}
-    room = console.width - widths["name"]
+    natural = {column: max((cell_len(row[column]) for row in shown), default=0) for column in _COLUMNS}
+    room = console.width - natural["name"]
+    taken: dict[str, int] = {}
     for column, least in _LEAST.items():
-        natural = max((cell_len(row[column]) for row in shown), default=0)
-        if (width := min(natural, room - 2, _WIDEST.get(column, natural))) < min(least, natural):
+        width = min(least, natural[column])
+        if width + 2 > room:
             break
-        widths[column] = width
+        taken[column] = width
         room -= width + 2
+    for column, least in taken.items():
+        more = min(room, min(natural[column], _WIDEST.get(column, room + least)) - least)
+        taken[column] += more
+        room -= more
+    widths = {"name": natural["name"], **{column: taken[column] for column in _COLUMNS if column in taken}}
 
     def line(row: dict[str, str]) -> str:
         cut = [_cut(row[column], width) if column != "name" else row[column] for column, width in widths.items()]

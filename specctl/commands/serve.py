@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from typing import Annotated, Any
 
 from specctl.commands.grouped_command import But, grouped
@@ -13,6 +14,7 @@ from specctl.commands.serve_options import KEY_VARIABLE, BoundOptions, ClientOpt
 from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.commands.tasks.served_pair import load_served, replicated
 from specctl.errors import UsageError, pip_install
+from specctl.printable import counted, one_line
 from specctl.profile.base_tables import GRAMMARS
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
@@ -73,7 +75,7 @@ def serve(
         else:
             pair = stack.enter_context(replicated(replication, profile, name, batch, shown, **flags))
             service = Service(pair, profile, name, limits=limits)
-            writers = f" with {pair.workers} workers"
+            writers = f" with {counted(pair.workers, 'worker')}"
         app = application(
             service,
             key=clients.api_key,
@@ -84,8 +86,9 @@ def serve(
         )
         listener = Listener(app, service, bounds.timeout)
         if not show.quiet:
-            texts = f"{service.thread.rows} texts at once{writers}"
-            note(console, f"{service.name} at {address_of(listening)}/v1, {texts}; Ctrl-C ends")
+            texts = f"{counted(service.thread.rows, 'text')} at once{writers}"
+            base = address_of(listening)
+            note(console, f"{service.name} at {base}/v1, {texts}; a page to try it: {base}/ ; Ctrl-C ends")
         listener.serve_on(listening)
 
 
@@ -111,5 +114,20 @@ def _require_extra() -> None:
 
 def _log(line: dict[str, Any]) -> None:
     with suppress(OSError, ValueError):  # who no longer reads the log does not end the server
-        sys.stderr.write(json.dumps(line) + "\n")
+        sys.stderr.write((_for_people(line) if sys.stderr.isatty() else json.dumps(line)) + "\n")
         sys.stderr.flush()
+
+
+def _for_people(line: dict[str, Any]) -> str:
+    """A line of the access log as a terminal shows it: ``14:03:21 POST /v1/completions 200, 64 tokens, 310.2 ms``."""
+    at = datetime.fromisoformat(line["time"]).astimezone()
+    tokens, drafted = line.get("completion_tokens"), line.get("drafted")
+    parts = [
+        f"{at:%H:%M:%S} {line['method']} {line['path']} {line['status']}",
+        "" if tokens is None else counted(tokens, "token"),
+        f"{line['accepted'] / drafted:.0%} of {drafted} accepted" if drafted else "",
+        f"{line['ms']} ms",
+        "the client is gone" if line.get("gone") else "",
+        *(f"{key}: {json.dumps(line[key], ensure_ascii=False)}" for key in ("error", "request", "text") if key in line),
+    ]
+    return one_line(", ".join(filter(None, parts)))

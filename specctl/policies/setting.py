@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import log
 from typing import Any, Literal
 
 from specctl.policies.base import TRAINED_SIGNALS, Signal, StoppingPolicy
@@ -10,6 +11,7 @@ from specctl.policies.known_policies import POLICIES
 from specctl.policies.leaf_rule import Leaves
 from specctl.policies.registered_policy import RegisteredPolicy
 from specctl.policies.tree_shape import TreeSize
+from specctl.records import DraftStep
 
 Parallel = bool | Literal["force"]
 """Whether a draft writes on while the target verifies; ``force`` even where they share a device."""
@@ -161,6 +163,21 @@ class Setting:
         return max(caps, default=0)
 
     @property
+    def never_stops(self) -> bool:
+        """Whether the top policy has a threshold that no token reaches, so that every draft has its full length.
+
+        Asked of the policy itself, with the least certain token that there can be. A threshold that moves may be
+        reached later.
+        """
+        values = self.all_values
+        moves = values.get("adapt", "alpha" in values) and values.get("eps", 0) > 0
+        if "threshold" not in dict(self.values) or moves or POLICIES.origin(self.policy) is not None:
+            return False
+        policy = self.build()
+        places = range(1, policy.draft_limit())
+        return bool(places) and not any(policy.should_stop(replace(_DOUBTFUL, index=place)) for place in places)
+
+    @property
     def table(self) -> dict[str, Any]:
         """The setting as a policy table, with ``head``, ``leaves``, ``tree`` and ``tree_beams``, ``parallel``,
         ``lookup``, ``pre_verify`` and the lower ``draft`` if set."""
@@ -193,6 +210,16 @@ class Setting:
         return policy if origin is None else RegisteredPolicy(policy, f"the policy {self.policy} of {origin}")
 
 
+_DOUBTFUL = DraftStep(
+    1,
+    0,
+    entropy=20 * log(2),  # evenly spread over a million tokens, more than any vocabulary has
+    top_prob=2**-20,
+    token_prob=2**-20,
+    accept_prob=0.0,
+    next_accept_prob=0.0,
+    own_accept_prob=0.0,
+)
 NONE = Setting("none")
 """Target-only decoding."""
 

@@ -48,9 +48,13 @@ def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
     return _layer(entries)
 
 
-def pair_name(flags: Mapping[str, Any]) -> str | None:
-    """The flags that name a pair, for messages; None if they name no target."""
-    if flags.get("target.model") is None:
+def pair_name(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    """The flags that name a pair, for messages; None if they name no target.
+
+    A lookup goes with every target: without a target and a profile of the environment it is that of `EMBEDDED`.
+    """
+    alone = flags.get("draft.model") == LOOKUP and not environ.get("SPECCTL_PROFILE")
+    if flags.get("target.model") is None and not alone:
         return None
     return " ".join(f"{flag} {flags[key]}" for key, flag in MODEL_FLAGS.items() if flags.get(key) is not None)
 
@@ -59,7 +63,9 @@ def pair_layer(flags: Mapping[str, Any]) -> Layer:
     """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
     draft = flags.get("draft.model")
     table: dict[str, Any] = {} if draft is None else {"draft": {"policy": pair_policy(draft)}}
-    if str(flags["target.model"]).startswith(EMBEDDED):
+    if flags.get("target.model") is None:
+        table["target"] = {"model": f"{EMBEDDED}target"}
+    if str(flags.get("target.model") or EMBEDDED).startswith(EMBEDDED):
         table["prompt"] = {"chat": False}  # as in the profiles of the embedded models, which continue stories
     return Layer(table, lambda _: "default")
 

@@ -101,8 +101,8 @@ def resolve(
     environment say of the model that a flag names stays.
 
     Args:
-        name: a name or a path. By default flags that name a target are the whole pair; without them it is the value of
-            ``SPECCTL_PROFILE``, else the packaged profile ``embedded``.
+        name: a name or a path. By default flags that name a target, or a lookup alone, are the whole pair; without them
+            it is the value of ``SPECCTL_PROFILE``, else the packaged profile ``embedded``.
         overrides: ``KEY=VALUE`` texts of ``--set``.
         flags: values by dotted key; None means not given. A value may be a table, such as ``parse_policy`` returns.
         environ: environment variables; those that start with ``SPECCTL_`` are overrides.
@@ -115,7 +115,7 @@ def resolve(
     layers = Layers()
     source: Path | None = None
     chain: list[_Found] = []
-    pair = None if name else pair_name(flags)
+    pair = None if name else pair_name(flags, environ)
     if pair is not None:
         layers.lay(pair_layer(flags))
         name = pair

@@ -53,7 +53,7 @@ class WaitingLine:
             if self.closing:
                 raise ClosedError(CLOSING if self.died is None else FAILED)
             if len(self._tickets) >= self._most:
-                raise BusyError(f"{len(self._tickets)} requests wait already")
+                raise BusyError(f"{self._most} request{'s'[: self._most != 1]} wait already")
             self._tickets.append(ticket)
             self._changed.notify()
 

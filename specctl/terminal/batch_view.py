@@ -102,7 +102,7 @@ class BatchView:
         yield oldest.panel
         rate = self.tokens / max(1e-9, monotonic() - self._began)
         more = len(texts) - 1 - len(others)
-        hidden = f" · {more} more are not shown" if more else ""
+        hidden = f" · {more} not shown" if more else ""
         yield Text(f"{oldest.name:>6} above · {len(texts)} at once · {rate:.1f} tokens/s of all{hidden}", style="bold")
         for one in others:
             yield one.line(options.max_width)

@@ -210,7 +210,10 @@ class Subject(ABC, Generic[Item, Models]):
                     material = self.folder.create(path, facts, len(suite.prompts))
                 with progress.counting("answers", material.prompts, material.done) as advance:
                     collect(material, suite.prompts, source, advance)
-            progress.say(f"{material.contents}: {material.prompts} prompts in {material.seconds:.1f} s, in {path}")
+            progress.say(
+                f"{material.contents}: {material.prompts} prompt{'s'[: material.prompts != 1]} in "
+                f"{material.seconds:.1f} s, in {path}"
+            )
         return Source(material, self.models(pair, progress))
 
     def train(

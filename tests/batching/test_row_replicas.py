@@ -63,7 +63,7 @@ def test_the_youngest_make_room_and_begin_again(error: Exception, room: int) -> 
     assert found == [(question, question * 10) for question in questions]
     assert begun.count((0, 5)) == 1, "the oldest one goes on"
     assert len(begun) == len(questions) + (3 if room == 1 else 2)
-    assert said[0] == "memory ran out with 4 texts at once; 2 are written from here on"
+    assert said[0] == "memory ran out with 4 texts at once; from here on it is 2"
     assert len(said) == (2 if room == 1 else 1)
 
 
@@ -72,7 +72,7 @@ def test_a_text_alone_is_told_that_memory_ran_out() -> None:
     with rows_of(Room(0, error), 2, begun, said.append) as rows:
         found = dict(in_order(rows, [Task(question, question) for question in (3, 2)]))
     assert found == {3: error, 2: error}
-    assert said == ["memory ran out with 2 texts at once; 1 are written from here on"]
+    assert said == ["memory ran out with 2 texts at once; from here on it is 1"]
 
 
 def test_another_error_takes_nobodys_place() -> None:
@@ -88,7 +88,7 @@ def test_a_text_that_waits_for_room_may_be_given_up_and_the_others_begin_again()
         for row, question in enumerate((2, 2, 3, 3)):
             rows.ask(row, question)
         assert rows.wait() == []
-        assert said == ["memory ran out with 4 texts at once; 2 are written from here on"]
+        assert said == ["memory ran out with 4 texts at once; from here on it is 2"]
         rows.give_up(2)
         answers = dict[int, int]()
         for _ in range(20):

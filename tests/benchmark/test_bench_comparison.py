@@ -268,7 +268,7 @@ def test_tables() -> None:
 def test_many_prompts_left_out_are_cut_short() -> None:
     many = [run for number in range(30) for run in (plain_run(f"p{number}", 9),)]
     table = comparison_tables(compared(results([*some_runs("a"), *many]), results(some_runs("a"))))[-1]
-    assert (len(table.rows), table.note) == (20, "10 more prompts are in the JSON.")
+    assert (len(table.rows), table.note) == (20, "10 more prompts in the JSON.")
 
 
 def test_json_holds_it_all() -> None:

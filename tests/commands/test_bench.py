@@ -54,7 +54,7 @@ def test_greedy_output_is_the_targets_own(whole):
     for run in results.runs:
         assert run.difference is None
         assert [turn.tokens for turn in run.turns] == tokens[run.prompt]
-    assert "All 9 runs gave exactly the tokens of none." in whole[1]
+    assert "9 runs gave exactly the tokens of none." in whole[1]
 
 
 def test_the_last_line_is_the_verdict(whole):

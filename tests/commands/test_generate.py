@@ -290,6 +290,27 @@ def test_usage_errors(specctl, tmp_path, monkeypatch, arguments, words):
     assert (tmp_path / "notes.txt").read_text() == "notes"
 
 
+def test_a_policy_that_never_stops_is_told_and_runs(specctl):
+    ran = specctl("Once upon a time", "-n", "2", "--policy", "svip:threshold=3")
+    assert ran.code == 0
+    told = "warning: svip:threshold=3 never stops a draft before its limit: it is a slower constant:draft_length=40\n"
+    assert told in ran.stderr
+    assert "never stops" not in specctl("Once upon a time", "-n", "2", "--policy", "svip:threshold=0.5").stderr
+
+
+def test_a_lookup_needs_no_target(specctl):
+    ran = specctl("x", "-n", "3", "--draft", "prompt:lookup", "--json")
+    assert (ran.code, json.loads(ran.stdout)["metrics"]["generated_tokens"]) == (0, 3)
+
+
+def test_an_array_is_one_error_that_says_what_makes_lines_of_it(specctl, tmp_path):
+    (tmp_path / "array.json").write_text(json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=2))
+    ran = specctl("-i", tmp_path / "array.json", "-n", "2")
+    assert ran.code == 1
+    (line,) = map(json.loads, ran.stdout.splitlines())
+    assert line["error"]["message"].endswith("make a line of each record with: jq -c '.[]'")
+
+
 def test_a_missing_model_deletes_no_results(specctl, tmp_path):
     kept = tmp_path / "out.txt"
     kept.write_text("from yesterday\n")
@@ -489,14 +510,14 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
     assert (ran.code, ran.stdout) == (1, "")
     torn, counts, summary = ran.stderr.splitlines()
     assert torn == f"note: the last line of {out} was cut short; its record is answered again"
-    assert counts == f"note: {done} of 29 records were done; {29 - done} left"
+    assert counts == f"note: {done} of 29 records done before; {29 - done} left"
     assert summary.startswith(f"29 records, {done} of them kept, 1 error, ")
     assert contents(out) == whole[0]
     assert trace_of(tmp_path) == whole[1]
 
     again = specctl(*arguments, "--resume")
     assert again.code == 1, "the broken record is still broken"
-    assert again.stderr == "note: 29 of 29 records were done; nothing is left to do\n"
+    assert again.stderr == "note: 29 of 29 records done before; nothing is left to do\n"
     assert contents(out) == whole[0]
 
 
@@ -646,7 +667,7 @@ def test_the_same_id_twice_is_an_error_by_line(specctl, tmp_path):
     assert (found["id"], found["line"], found["prompt"]) == ("r0", 3, "again")
     assert found["error"] == {"type": "duplicate_id", "message": "line 1 has the same id"}
     again = specctl(*arguments, "--resume")
-    assert (again.code, again.stderr) == (1, "note: 3 of 3 records were done; nothing is left to do\n")
+    assert (again.code, again.stderr) == (1, "note: 3 of 3 records done before; nothing is left to do\n")
 
 
 def untimed(path):
@@ -710,7 +731,7 @@ def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sam
         asked = interrupted_at(patch, 99)
         ran = specctl(*arguments, "--resume")
     assert (ran.code, len(asked)) == (0, 3)
-    assert "note: of the next one, 3 turns were done too\n" in ran.stderr
+    assert "note: of the next one, 3 turns too\n" in ran.stderr
     assert not Path("out.jsonl.turns.jsonl").exists()
     assert untimed(Path("out.jsonl")) == untimed(Path("whole.jsonl"))
     assert untimed(Path("out.trace")) == untimed(Path("whole.trace"))

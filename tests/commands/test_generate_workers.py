@@ -153,7 +153,7 @@ def test_a_run_that_was_ended_is_resumed(tmp_path, how):
     assert 4 <= left < 16
     ran = toy(*files, "--resume")
     counts, summary = ran.stderr.splitlines()
-    assert (ran.returncode, counts) == (0, f"note: {left} of 16 records were done; {16 - left} left")
+    assert (ran.returncode, counts) == (0, f"note: {left} of 16 records done before; {16 - left} left")
     assert summary.startswith(f"16 records, {left} of them kept, 0 errors, ")
     assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == list(range(16))
     assert [line["id"] for line in lines(tmp_path / "trace.jsonl")] == [n for n in range(16) for _ in range(ROUNDS)]

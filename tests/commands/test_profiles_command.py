@@ -87,7 +87,13 @@ def test_a_list_has_a_line_for_each_profile_with_its_whole_name(tmp_path, enviro
     lines = re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines()
     assert max(map(len, lines)) <= width
     assert lines[0].split()[:2] == ["name", "target"]
+    assert "policy" in lines[0].split()
     assert ("description" in lines[0]) == (width == 140)
+    if width >= 80:
+        policies = {
+            line.split("\t")[0]: line.split("\t")[3] for line in specctl("profiles", "list").stdout.splitlines()
+        }
+        assert all(policies[line.split()[0]] in line for line in lines if line.split()[0] in policies)
     names = [line.split("\t")[0] for line in specctl("profiles", "list").stdout.splitlines()]
     told = lines.index("demonstration models, which ship with specctl:")
     assert [line.split()[0] for line in lines[1:told] + lines[told + 1 :]] == names
@@ -138,7 +144,13 @@ def test_show_of_a_wrong_profile_exits_with_2(specctl):
 def test_check_passes_shipped_profiles_whatever_the_environment(specctl):
     done = specctl("profiles", "check", SPECCTL_NONSENSE="1")
     assert done.returncode == 0, done.stderr
-    assert "embedded: ok" in done.stdout
+    assert re.search(r"^embedded: ok \(.*embedded\.toml\)$", done.stdout, re.M)
+
+
+def test_check_names_a_path_once(specctl, tmp_path):
+    (tmp_path / "q.toml").write_text('extends = "embedded"\n')
+    assert specctl("profiles", "check", "./q.toml").stdout == "./q.toml: ok (q.toml)\n"
+    assert specctl("profiles", "check", "q.toml").stdout == "q.toml: ok\n"
 
 
 def test_check_reports_every_wrong_profile(specctl, tmp_path):

@@ -127,3 +127,30 @@ def test_a_tree_of_no_possible_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--tree"):
         parse_tree(text)
     assert parse_tree("60") == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "never"),
+    [
+        ("svip:threshold=3", True),
+        ("svip:threshold=1.5", True),
+        ("svip:threshold=1.2", False),
+        ("svip:threshold=3,c=1", False),
+        ("svip:threshold=0", False),
+        ("svip:threshold=3,max_draft=1", False),
+        ("svip", False),
+        ("max-confidence:threshold=0,adapt=false", True),
+        ("max-confidence:threshold=0,eps=0", True),
+        ("max-confidence:threshold=0", False),
+        ("specdec++:threshold=1", True),
+        ("disco:threshold=0", True),
+        ("confidence:threshold=0", True),
+        ("confidence:threshold=0.01", False),
+        ("adaedl:threshold=0", False),
+        ("constant:draft_length=9", False),
+        ("cost-optimal", False),
+        ("bandit", False),
+    ],
+)
+def test_a_threshold_that_no_token_reaches_is_known(text: str, never: bool) -> None:
+    assert Setting.of(parse_policy(text)).never_stops == never

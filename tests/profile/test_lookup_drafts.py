@@ -117,3 +117,13 @@ def test_a_policy_of_a_flag_is_checked_as_one_in_a_file_is():
     require_models([], "analyze", "")
     with pytest.raises(UsageError, match="analyze reads a draft's distributions, and a lookup has none"):
         require_models([table], "analyze", "")
+
+
+def test_a_lookup_alone_drafts_for_the_embedded_target(environ):
+    found = resolve(environ=environ, flags={"draft.model": LOOKUP})
+    assert found.profile.target.model == "embedded:target"
+    assert found.profile.draft.policy.setting.label == "cost-optimal:use_foresight=true"
+    assert found.profile.prompt.chat is False
+    assert (found.name, found.origins["target.model"]) == (f"--draft {LOOKUP}", "default")
+    named = resolve(environ={**environ, "SPECCTL_PROFILE": "embedded-constant"}, flags={"draft.model": LOOKUP})
+    assert (named.name, named.profile.draft.policy.name) == ("embedded-constant", "constant")

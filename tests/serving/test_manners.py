@@ -1,9 +1,13 @@
 """Clients that take their time or call the server by another's name, and signals that come twice."""
 
 import asyncio
+import io
+import json
 import os
+import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,12 +19,14 @@ from unittest.mock import MagicMock
 import httpx
 import pytest
 import uvicorn
+from hostile import Terminal
 from invoked import invoke
 from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 import specctl
+from specctl.commands.serve import _log as log
 from specctl.errors import UsageError
 from specctl.records import Round
 from specctl.serving import listening as listening_module
@@ -297,3 +303,29 @@ def test_slow_headers_end_a_real_connection(decoder: specctl.Decoder, monkeypatc
         asking = threads.submit(ask, listening.getsockname()[:2])
         listener.serve_on(listening)
         assert asking.result() == b""
+
+
+def test_the_log_is_json_in_a_file_and_a_short_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {
+        "time": "2026-11-28T12:00:03.123+00:00",
+        "client": "127.0.0.1",
+        "method": "POST",
+        "path": "/v1/completions\x1b[2J",
+        "status": 200,
+        "ms": 310.2,
+        "prompt_tokens": 4,
+        "completion_tokens": 64,
+        "drafted": 50,
+        "accepted": 40,
+        "finish_reason": "length",
+    }
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    log(line)
+    assert json.loads(sys.stderr.getvalue()) == line  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    log(line)
+    log({**line, "drafted": 0, "completion_tokens": 1, "error": "no place", "gone": True})
+    first, second = sys.stderr.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert re.fullmatch(r"\d\d:\d\d:03 POST /v1/completions\S+ 200, 64 tokens, 80% of 50 accepted, 310.2 ms", first)
+    assert "\x1b" not in first
+    assert second.endswith(' 200, 1 token, 310.2 ms, the client is gone, error: "no place"')

@@ -62,6 +62,6 @@ def test_more_texts_than_rows_of_the_screen_are_counted() -> None:
     contexts = [view.text(str(number), "Once") for number in range(30)]
     for context in contexts:
         context.__enter__()
-    assert any("30 at once" in line and "19 more are not shown" in line for line in seen(view))
+    assert any("30 at once" in line and "19 not shown" in line for line in seen(view))
     for context in contexts:
         context.__exit__(None, None, None)

@@ -21,6 +21,7 @@ from specctl.benchmark.verdict import verdict
 from specctl.files import SCHEMA_VERSION
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import OF_HIERARCHIES, Difference, Run, as_record
+from specctl.printable import counted
 from specctl.reporting.plain import plain
 from specctl.reporting.table import DOWN, UNKNOWN, UP, Columns, Table, number, percent, show_interval
 
@@ -119,7 +120,8 @@ def _differences(digest: Digest) -> Table:
     if not digest.compared:
         return Table(title, (), (), note="Not compared: no prompt was finished both by none and by another candidate.")
     if not digest.differing:
-        return Table(title, (), (), note=f"All {digest.compared} runs gave exactly the tokens of none.")
+        compared = counted(digest.compared, "run")
+        return Table(title, (), (), note=f"{compared} gave exactly the tokens of none.")
     columns: Columns[tuple[Run, Difference]] = {
         "candidate": lambda one: one[0].candidate,
         "prompt": lambda one: one[0].prompt,
@@ -135,7 +137,7 @@ def _differences(digest: Digest) -> Table:
     hidden = len(digest.differing) - len(shown)
     note = (
         f"{_DIFFERS} in {_of_compared(digest)}. The first difference of each run"
-        + (f"; {hidden} more runs are in the JSON." if hidden else ".")
+        + (f"; {counted(hidden, 'more run')} in the JSON." if hidden else ".")
         + " A logit gap near 0 is a tie between the target's two best tokens."
     )
     return Table.of(_DIFFERS, columns, shown, labels=2, note=note, alarm=True)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from specctl.benchmark.comparison import Compared, Comparison
+from specctl.printable import counted
 from specctl.reporting.plain import plain
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Columns, Table, show_interval
 
@@ -77,7 +78,7 @@ def _prompts_left_out(comparison: Comparison) -> Table:
     left_out = comparison.prompts_left_out
     rows = tuple(left_out.items())[:SHOWN_PROMPTS]
     hidden = len(left_out) - len(rows)
-    note = f"{hidden} more prompts are in the JSON." if hidden else ""
+    note = f"{counted(hidden, 'more prompt')} in the JSON." if hidden else ""
     return Table("Prompts left out", ("prompt", "why"), rows, labels=2, note=note)
 
 

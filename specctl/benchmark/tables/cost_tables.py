@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from specctl.benchmark.cost_model import CandidateCost
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.hierarchy_levels import CandidateLevels
+from specctl.printable import counted
 from specctl.profile.model_names import short_names
 from specctl.replay.parallel_replay import Simulated
 from specctl.reporting.placing import listed
@@ -97,11 +98,11 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
         drafts = "".join(
             f"t_{name} {ms:.3f} ms, " for name, ms in zip(names or ["draft"], model.drafts_ms, strict=True)
         )
-        yield f"Fit over {model.runs} runs: {drafts}t_target {model.target_ms:.3f} ms, {fitted}."
+        yield f"Fit over {counted(model.runs, 'run')}: {drafts}t_target {model.target_ms:.3f} ms, {fitted}."
     else:
         yield "No fit: these runs do not separate the cost of a draft step from the cost of a target pass."
     if oracle := digest.oracle:
-        counts = f"{oracle.passes} target passes for {oracle.tokens:.0f} tokens on {oracle.prompts} prompts"
+        counts = f"{oracle.passes} target passes for {oracle.tokens:.0f} tokens on {counted(oracle.prompts, 'prompt')}"
         yield f"Oracle: {counts}{_by_the_fit(oracle.tokens_per_second)}."
     if bound := digest.results.signal_bound:
         counts = f"{bound.passes} target passes and {bound.drafted} draft steps for {bound.tokens} tokens"

@@ -6,6 +6,7 @@ from typing import Any
 
 from specctl.benchmark.asked import Level, LoadHeader
 from specctl.benchmark.tables.speed_tables import latencies
+from specctl.printable import counted
 from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, number, percent
 
 
@@ -23,7 +24,7 @@ def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> li
     if any(level.counted for level in levels):
         note += " The server does not count tokens: pieces of its streams were counted."
     if missing:
-        note += f" Interrupted: {missing} requests were not asked to their end."
+        note += f" Interrupted: {counted(missing, 'request')} without a whole answer."
     failures = [
         f"{count} at concurrency {level.concurrency}: {_example(level, kind)}"
         for level in levels

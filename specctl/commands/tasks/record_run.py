@@ -15,7 +15,7 @@ from specctl.commands.options import warn
 from specctl.jsonl import Record, read_records
 from specctl.observing.progress import Tally
 from specctl.outputs import OutputFile, Outputs
-from specctl.printable import printable
+from specctl.printable import counted, printable
 from specctl.record_settings import ignored_setting
 from specctl.resuming.finished import Finished, Survey, finished_rounds
 from specctl.resuming.identities import distinct
@@ -67,6 +67,7 @@ class RecordRun:
     ) -> None:
         self._profile, self._records, self._results, self._console = profile, records, results, console
         self._sink, self._traced = sink, traced
+        self._began = time.monotonic()
         self._force, self._quiet, self._keeps_turns = force, quiet, keeps_turns
         self._run_file = RunFile(outputs, sink, force=force) if sink.is_file else None
         self.turns = TurnsFile(outputs, sink, force=force) if sink.is_file else None
@@ -107,14 +108,14 @@ class RecordRun:
         if finished.torn:
             self._say(f"the last line of {self._sink.path} was cut short; its record is answered again")
         if survey is None:
-            self._say(f"{len(finished)} records were done")
+            self._say(f"{counted(len(finished), 'record')} done before")
             return
         left = f"{survey.left} left" if survey.left else "nothing is left to do"
-        self._say(f"{survey.kept} of {survey.kept + survey.left} records were done; {left}")
+        self._say(f"{survey.kept} of {counted(survey.kept + survey.left, 'record')} done before; {left}")
         if self.turns is not None and (turns := self.turns.kept[1]):
-            self._say(f"of the next one, {_counted(turns, 'turn')} were done too")
+            self._say(f"of the next one, {counted(turns, 'turn')} too")
         if others := len(finished) - survey.kept:
-            self._say(f"{others} more results in {self._sink.path} are of no record of this input; they stay")
+            self._say(f"kept {counted(others, 'other result')} that {self._sink.path} has, of records of another input")
 
     def begin(self) -> None:
         """Open the outputs for this run: cut off what an interrupt left, and say what makes the results."""
@@ -149,28 +150,26 @@ class RecordRun:
 
     @contextmanager
     def summing_up(self, tally: Tally) -> Iterator[None]:
-        """Say after the block, however it ends, what became of the records, where they are in a file."""
-        began = time.monotonic()
+        """Say after the block, however it ends, what became of the records, where they are in a file.
+
+        The time is that of the whole run, loading included, as in lines of progress.
+        """
         try:
             yield
         finally:
             if self.turns is not None:
                 self.turns.close()
             if self._run_file is not None and not self._quiet:
-                text = self._summary(tally, time.monotonic() - began)
+                text = self._summary(tally, time.monotonic() - self._began)
                 self._console.print(Text(printable(text)), soft_wrap=True)
 
     def _summary(self, tally: Tally, seconds: float) -> str:
         errors = tally.failed + (self.finished.failed if self.finished is not None else 0)
         took = f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
         kept = [f"{tally.kept} of them kept"] if self.finished is not None else []
-        counts = [_counted(tally.kept + tally.answered, "record"), *kept, _counted(errors, "error"), took]
+        counts = [counted(tally.kept + tally.answered, "record"), *kept, counted(errors, "error"), took]
         return f"{', '.join(counts)}; results are in {self._sink.path}"
 
     def _say(self, text: str) -> None:
         if not self._quiet:
             note(self._console, text)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
