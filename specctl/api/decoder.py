@@ -184,7 +184,7 @@ class Decoder:
         Closing the iterator ends the text. Errors as of `generate`, when the first piece is asked for.
         """
         ids, settings = self._prepared(prompt, sampling)
-        stream = TextStream(self.pair.tokenizer, ids)
+        stream = TextStream(self.pair.tokenizer, ids, self.pair.eos)
         text, shown = "", 0
         with closing(self._session.play(ids, settings)) as playing:
             while True:

@@ -118,7 +118,7 @@ class Chat:
                 )
         except KeyboardInterrupt:
             if tokens:
-                turn.answer = decode_after(self.pair.tokenizer, ids, tokens)
+                turn.answer = decode_after(self.pair.tokenizer, ids, tokens, self.pair.eos)
                 turn.finish_reason, turn.completion = FinishReason.INTERRUPTED, None
             return bool(tokens)
         turn.answer, turn.finish_reason, turn.completion = done.text, done.finish_reason, done.summary

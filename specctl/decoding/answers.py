@@ -28,6 +28,10 @@ OnRound = Callable[[int, Sequence[int], Round], None]
 class Generates(Protocol):
     """Completes a prompt of ids: a `Session`, or transformers' own assisted generation."""
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+
     def generate(
         self,
         prompt: Sequence[int],

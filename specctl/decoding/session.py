@@ -60,6 +60,11 @@ class Session:
         self._turn = Turn()
         self._drafted = drafter  # for the text before
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self.pair.eos
+
     def generate(
         self,
         prompt: Sequence[int],
@@ -145,7 +150,7 @@ class Session:
                 watching += working_seconds() - paused
                 if not turn.latest:
                     raise UsageError("another text was begun with these models before this one ended", ONE_TEXT)
-                if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
+                if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop, pair.eos)):
                     count, text = found
                     del tokens[count:]
                     break
@@ -162,7 +167,7 @@ class Session:
             prompt=tuple(prompt),
             seed=seed,
             tokens=tuple(tokens),
-            text=decode_after(pair.tokenizer, prompt, tokens) if text is None else text,
+            text=decode_after(pair.tokenizer, prompt, tokens, pair.eos) if text is None else text,
             finish_reason=FinishReason.STOP if stopped else unfinished,
             rounds=tuple(rounds),
             prefill_seconds=prefilled,

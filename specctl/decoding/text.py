@@ -1,8 +1,12 @@
 """Token ids become text as they arrive."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TypeGuard
+from weakref import WeakKeyDictionary
 
+from specctl.models.files.byte_tokens import byte_ids
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
 
 UNFINISHED = "\ufffd"
@@ -10,15 +14,24 @@ CONTEXT = 8
 """Tokens of the prompt that are decoded along with what follows it."""
 LONGEST_WINDOW = 32
 """Tokens up to which a stream keeps its window, whose text it knows, instead of decoding that of a shorter one."""
+NO_ENDS: frozenset[int] = frozenset()
 
 
-def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], ends: Set[int] = NO_ENDS) -> str:
     """The text that ``tokens`` add after ``prompt``.
 
-    SentencePiece drops a space at the start of a text, so a few tokens of the prompt are decoded along.
+    SentencePiece drops a space at the start of a text, so a few tokens of the prompt are decoded along. Where they end
+    inside a character, that character belongs to what follows.
+
+    Args:
+        tokenizer: of the ids.
+        prompt: ids.
+        tokens: ids.
+        ends: ids that end a text and have none themselves, even where the tokenizer spells them as text.
     """
-    context = list(prompt[-CONTEXT:])
-    return _decode(tokenizer, [*context, *tokens])[len(_decode(tokenizer, context)) :]
+    context = _context(tokenizer, prompt)
+    before, now = _decode(tokenizer, context), _decode(tokenizer, [*context, *_written(tokens, ends)])
+    return now[_shared(before, now) :]
 
 
 class TextStream:
@@ -26,39 +39,45 @@ class TextStream:
 
     Bytes of a character that is not complete yet are held back. A short window of earlier tokens is decoded along
     with the new ones where what a token spells can depend on its neighbours.
+
+    Args:
+        tokenizer, prompt, ends: as of `decode_after`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._spell = tokenizer.spell if isinstance(tokenizer, BareTokenizer) and tokenizer.joins else None
-        self._tokens: list[int] = list(prompt[-CONTEXT:])  # the window
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), ends: Set[int] = NO_ENDS) -> None:
+        self._tokenizer, self._ends = tokenizer, ends
+        self._spell = tokenizer.spell if _joins(tokenizer) else None
+        self._tokens = _context(tokenizer, prompt)  # the window
         self._shown = len(self._tokens)
-        self._text = _decode(tokenizer, self._tokens)  # of those shown
+        self._text = _decode(tokenizer, self._tokens)  # of the window, what was shown or is the prompt's
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that ``tokens`` add."""
+        tokens = _written(tokens, self._ends)
         if self._spell is not None and not self._tokens:
             text = "".join(map(self._spell, tokens))
             if UNFINISHED not in text:
                 return text
-        self._tokens.extend(tokens)
-        before, now = self._text, _decode(self._tokenizer, self._tokens)
-        if len(now) <= len(before) or now.endswith(UNFINISHED):
+        self._tokens.extend(_visible(self._tokenizer, tokens))
+        now = _decode(self._tokenizer, self._tokens)
+        start, end = _shared(self._text, now), len(now.rstrip(UNFINISHED))
+        if end <= start:
             return ""
-        self._text = now
-        if self._spell is not None:
-            self._tokens, self._text = [], ""
-        elif len(self._tokens) > LONGEST_WINDOW:
-            del self._tokens[: self._shown]
-            self._text = _decode(self._tokenizer, self._tokens)
-        self._shown = len(self._tokens)
-        return now[len(before) :]
+        self._text = now[:end]
+        if end == len(now):
+            if self._spell is not None:
+                self._tokens, self._text = [], ""
+            elif len(self._tokens) > LONGEST_WINDOW:
+                del self._tokens[: self._shown]
+                self._text = _decode(self._tokenizer, self._tokens)
+            self._shown = len(self._tokens)
+        return now[start:end]
 
     def flush(self) -> str:
         """The text held back, even if its last character is incomplete."""
         before, now = self._text, _decode(self._tokenizer, self._tokens)
         self._tokens, self._shown, self._text = [], 0, ""
-        return now[len(before) :]
+        return now[_shared(before, now) :]
 
 
 def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
@@ -77,15 +96,20 @@ def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
 
 
 def find_stop(
-    tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], stops: Sequence[str]
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    stops: Sequence[str],
+    ends: Set[int] = NO_ENDS,
 ) -> tuple[int, str] | None:
     """The fewest tokens whose text contains a stop string, and their text before it; None if there is none.
 
-    Counting the fewest makes the result independent of how many tokens a round added.
+    Counting the fewest makes the result independent of how many tokens a round added. The other arguments are those of
+    `decode_after`.
     """
 
     def text_of(count: int) -> str:
-        return decode_after(tokenizer, prompt, tokens[:count])
+        return decode_after(tokenizer, prompt, tokens[:count], ends)
 
     def contains_stop(count: int) -> bool:
         text = text_of(count)
@@ -104,5 +128,98 @@ def special_ids(tokenizer: Tokenizer, stops: Sequence[str]) -> set[int]:
     return {special[stop] for stop in stops if stop in special}
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is known of a tokenizer whose tokens are not bytes that are joined.
+
+    Attributes:
+        silent: special ids, which have no text.
+        bytes: the byte of each id that is spelled as one; None before anyone asks.
+    """
+
+    silent: frozenset[int]
+    bytes: Mapping[int, int] | None = field(default=None)
+
+
+_KNOWN: "WeakKeyDictionary[Tokenizer, _Known]" = WeakKeyDictionary()
+
+
+def _known(tokenizer: Tokenizer) -> _Known:
+    if tokenizer not in _KNOWN:
+        _KNOWN[tokenizer] = _Known(frozenset(i for i in tokenizer.all_special_ids if not _plain(tokenizer, [i])))
+    return _KNOWN[tokenizer]
+
+
+def _joins(tokenizer: Tokenizer) -> TypeGuard[BareTokenizer]:
+    return isinstance(tokenizer, BareTokenizer) and tokenizer.joins
+
+
+def _written(tokens: Sequence[int], ends: Set[int]) -> list[int]:
+    return [token for token in tokens if token not in ends]
+
+
+def _visible(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[int]:
+    """The tokens that have text: behind special ones alone, a word loses its space as at the start of a text."""
+    if _joins(tokenizer):
+        return list(tokens)
+    silent = _known(tokenizer).silent
+    return [token for token in tokens if token not in silent]
+
+
+def _context(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """The last tokens of a prompt that have text."""
+    for count in (CONTEXT, len(prompt)):
+        if len(found := _visible(tokenizer, prompt[-count:] if count else ())) >= CONTEXT or count >= len(prompt):
+            return found[-CONTEXT:]
+    return []
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts have in common from their start."""
+    if other.startswith(one):
+        return len(one)
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
 def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    text = _plain(tokenizer, tokens)
+    if UNFINISHED in text and not _joins(tokenizer) and (repaired := _repaired(tokenizer, tokens)) != tokens:
+        return _plain(tokenizer, repaired)
+    return text
+
+
+def _plain(tokenizer: Tokenizer, tokens: list[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _repaired(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
+    """Tokens with those of U+FFFD in place of each byte that belongs to no whole character.
+
+    The library decodes a run of bytes as a whole: one byte too many, and all its characters are lost.
+    """
+    known = _known(tokenizer)
+    if known.bytes is None:
+        known.bytes = byte_ids(tokenizer)
+    if not known.bytes:
+        return tokens
+    spelled = {byte: token for token, byte in known.bytes.items()}
+    found: list[int] = []
+    run = bytearray()
+    for token in [*_visible(tokenizer, tokens), None]:
+        if token is not None and token in known.bytes:
+            run.append(known.bytes[token])
+            continue
+        while run:
+            try:
+                run.decode()
+                whole, broken = len(run), 0
+            except UnicodeDecodeError as error:
+                whole, broken = error.start, error.end - error.start
+            found += [spelled[byte] for byte in run[:whole]]
+            found += [spelled[byte] for byte in UNFINISHED.encode()] * broken
+            del run[: whole + broken]
+        if token is not None:
+            found.append(token)
+    return found

@@ -119,7 +119,7 @@ def _read_turns(
                 f"the prompt {trace.prompt} has {len(ids)} tokens, and had {trace.prompt_tokens} when it was recorded",
                 "record a new trace",
             )
-        answers.append(decode_after(pair.tokenizer, ids, trace.tokens))
+        answers.append(decode_after(pair.tokenizer, ids, trace.tokens, pair.eos))
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
         with torch.inference_mode():

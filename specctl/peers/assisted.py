@@ -117,6 +117,11 @@ class AssistedPeer:
         self.passes: list[tuple[int, int]] = []
         self.thresholds: list[tuple[float, float] | None] = []
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self._pair.eos
+
     def generate(
         self,
         prompt: Sequence[int],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specctl.decoding.text import decode_after
 from specctl.models.running.pair import Pair
 from specctl.records import Completion, FinishReason
 
@@ -28,7 +29,7 @@ def completion_of(
         prompt=tuple(prompt),
         seed=seed,
         tokens=tuple(tokens),
-        text=str(pair.tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        text=decode_after(pair.tokenizer, prompt, tokens, pair.eos),
         finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
         rounds=(),
         prefill_seconds=0.0,

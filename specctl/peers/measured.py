@@ -74,6 +74,11 @@ class MeasuredPeer:
         }
         process.ask(question, LOADING_SECONDS)
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self._pair.eos
+
     def generate(
         self,
         prompt: Sequence[int],

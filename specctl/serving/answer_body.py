@@ -8,9 +8,9 @@ from itertools import count
 from secrets import token_hex
 from typing import Any
 
-from specctl.records import Round
-from specctl.serving.answer_text import Piece, Spellings, chat_logprobs, text_logprobs, told_round, usage
+from specctl.serving.answer_text import Piece, chat_logprobs, text_logprobs, told_round, usage
 from specctl.serving.order import Ended
+from specctl.serving.spellings import Spellings
 
 encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a stream has many events
 _IDS, _NUMBERS = token_hex(12), count(1)
@@ -36,7 +36,6 @@ class AnswerBody:
     with_usage: bool = False
     id: str = field(default_factory=lambda: f"{_IDS}{next(_NUMBERS):08x}")
     _created: int = field(default_factory=lambda: int(time.time()))
-    _offset: int = 0
     _around: tuple[str, str] | None = None  # a piece's text, in documents that have nothing else of their own
 
     def whole(self, ended: Ended, piece: Piece) -> dict[str, Any]:
@@ -50,14 +49,14 @@ class AnswerBody:
         choice["logprobs"] = self._logprobs(piece)
         body = self._document("chat.completion" if self.chat else "text_completion", [choice])
         if self.rounds:
-            body["specctl"] = {"rounds": [told_round(one, self.spellings) for one in completion.rounds]}
+            body["specctl"] = {"rounds": [told_round(*one) for one in piece.rounds]}
         return {**body, "usage": usage(ended)}
 
     def first(self) -> dict[str, Any] | None:
         """What a stream begins with, if with anything."""
         return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
 
-    def more(self, piece: Piece, rounds: Sequence[Round]) -> str | None:
+    def more(self, piece: Piece) -> str | None:
         """A piece of a stream, as JSON; None where there is nothing to tell."""
         if not (piece.text or piece.logprobs or self.rounds):
             return None
@@ -69,7 +68,7 @@ class AnswerBody:
             return self._around[0] + encoded(piece.text) + self._around[1]
         chunk = self._piece(piece, None)
         if self.rounds:
-            chunk["specctl"] = {"rounds": [told_round(one, self.spellings) for one in rounds]}
+            chunk["specctl"] = {"rounds": [told_round(*one) for one in piece.rounds]}
         return encoded(chunk)
 
     def last(self, ended: Ended, piece: Piece) -> list[dict[str, Any]]:
@@ -103,9 +102,7 @@ class AnswerBody:
             return None
         if self.chat:
             return chat_logprobs(piece.logprobs, self.spellings)
-        found = text_logprobs(piece.logprobs, self.spellings, self._offset)
-        self._offset += sum(map(len, found["tokens"]))
-        return found
+        return text_logprobs(piece.logprobs, self.spellings)
 
     def _document(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         prefix = "chatcmpl" if self.chat else "cmpl"

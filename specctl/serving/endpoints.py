@@ -88,7 +88,12 @@ class Endpoints:
                 if self._log_prompts:
                     log["request"] = data
                 text = AnswerText(
-                    self.service.tokenizer, order.prompt, order.settings.stop, order.settings.logprobs is not None
+                    self.service.tokenizer,
+                    order.prompt,
+                    order.settings.stop,
+                    self.service.pair.eos,
+                    logprobs=order.settings.logprobs is not None,
+                    rounds=body.specctl.rounds,
                 )
                 answer = self._body(body)
 

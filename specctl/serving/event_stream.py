@@ -39,7 +39,7 @@ class EventStream(Response):
 
     def rounds(self, heard: Sequence[Wrote], ended: bool) -> None:
         """Send what rounds add."""
-        if (document := self._answer.more(self._text.add(heard), [one.round for one in heard])) is not None:
+        if (document := self._answer.more(self._text.add(heard))) is not None:
             self._unsent.append(document)
             if self._write is None:
                 self._more.set()

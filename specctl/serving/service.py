@@ -18,12 +18,12 @@ from specctl.profile import Profile
 from specctl.profile.base_tables import with_one_grammar
 from specctl.profile.schema import SamplingTable
 from specctl.record_settings import NAMES
-from specctl.serving.answer_text import Spellings
 from specctl.serving.api_errors import ApiError
 from specctl.serving.offer import offer
 from specctl.serving.order import Event, Order, Ticket, Told, Wrote
 from specctl.serving.pair_thread import PairThread
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
+from specctl.serving.spellings import Spellings
 from specctl.serving.text_writer import compile_grammar
 from specctl.serving.workers.replica_thread import ReplicaThread
 from specctl.serving.workers.replicated_pair import ReplicatedPair
@@ -86,7 +86,7 @@ class Service:
         self.pair, self.profile, self.name = pair, profile, name
         self.limits = limits or Limits()
         self.tokenizer = light(pair.tokenizer)
-        self.spellings = Spellings(self.tokenizer)
+        self.spellings = Spellings(self.tokenizer, pair.eos)
         self.failed: Callable[[], None] = lambda: None
         self.thread: Writers
         if isinstance(pair, ReplicatedPair):

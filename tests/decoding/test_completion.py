@@ -7,6 +7,7 @@ from toys import Script
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
+from specctl.decoding.text import TextStream
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
@@ -15,6 +16,7 @@ from specctl.records import FinishReason
 
 TOKENIZER = tiny_tokenizer()
 TOKENIZER.add_special_tokens({"additional_special_tokens": ["<tool>"]})
+TOKENIZER.add_tokens(["<stop>"])
 PROMPT = TOKENIZER("once ")["input_ids"]
 EOS = 0
 
@@ -195,3 +197,18 @@ def test_a_seed_is_the_same_text_and_another_is_another():
     assert say(1) != say(2)
     assert say(1, offset=1) == say(2)
     assert say((1 << 64) + 1) == say(1), "torch holds 64 bits; any number is a seed"
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("stop", [(), ("p>",), ("<stop>", "zz")])
+def test_an_end_that_the_tokenizer_spells_as_text_is_no_part_of_the_text(drafts, stop):
+    """An added token that is not special, as generation configurations name them."""
+    (end,) = ids("<stop>")
+    rounds = []
+    done = recite("a thin <stop> and more", drafts=drafts, stop=stop, eos=frozenset({EOS, end}), on_round=rounds.append)
+    assert (done.text, done.finish_reason, done.tokens[-1]) == ("a thin ", FinishReason.STOP, end)
+    stream = TextStream(TOKENIZER, PROMPT, frozenset({EOS, end}))
+    pieces = [stream.push(round_.emitted) for round_ in rounds]
+    assert "".join([*pieces, stream.flush()]) == done.text
+    plain = recite("a thin <stop> and", drafts=drafts)
+    assert (plain.text, plain.tokens[-1]) == ("a thin <stop> and", EOS)

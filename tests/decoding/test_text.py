@@ -4,9 +4,10 @@ import pytest
 from checkpoints import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from other_tokenizers import sentence_pieces
 from transformers import AutoTokenizer
 
-from specctl.decoding.text import TextStream, find_stop, special_ids
+from specctl.decoding.text import TextStream, decode_after, find_stop, special_ids
 from specctl.models.files.tokenizer import BareTokenizer, light
 from specctl.profile.known_names import model_path
 
@@ -136,3 +137,92 @@ def test_where_text_stops_does_not_depend_on_how_it_arrives(tokenizer, text, sto
 def test_special_tokens_stop_by_their_ids():
     assert special_ids(TINY, ["<eos>", "th", "<no>"]) == {0}
     assert special_ids(EMBEDDED, ["<|begin|>"]) == {EMBEDDED.convert_tokens_to_ids("<|begin|>")}
+
+
+PIECES = sentence_pieces(500)
+SPELLED = [PIECES, light(PIECES)]
+FOREIGN = [
+    "\u1230\u120b\u121d",
+    "\u10d2\u10d0\u10db",
+    "\u0db8\u0dad\u0d9a",
+    "\U0001f642\U0001f680",
+    "the \u1230 or\u121d",
+]
+
+
+def characters(tokenizer, tokens):
+    """What ids spell, each byte that belongs to no whole character as U+FFFD."""
+    names = {token: name for name, token in tokenizer.get_vocab().items()}
+    said = [names[token] for token in tokens if token not in tokenizer.all_special_ids]
+    octets = b"".join(
+        bytes.fromhex(name[3:5]) if name.startswith("<0x") else name.replace("\u2581", " ").encode() for name in said
+    )
+    found = ""
+    while octets:
+        try:
+            found, octets = found + octets.decode(), b""
+        except UnicodeDecodeError as error:
+            broken = error.end - error.start
+            found, octets = found + octets[: error.start].decode() + "\ufffd" * broken, octets[error.end :]
+    return found.removeprefix(" ")
+
+
+@pytest.mark.parametrize("tokenizer", SPELLED, ids=["whole", "bare"])
+@given(
+    prompt=st.sampled_from(FOREIGN),
+    text=st.text(st.sampled_from("the \u1230\u10d0\u0dad\U0001f680\u20ac"), max_size=8),
+    sizes=SIZES,
+)
+def test_a_completion_begins_where_the_prompt_ends_whatever_it_ends_with(tokenizer, prompt, text, sizes):
+    """Also inside a character, and where the tokens that are decoded along begin inside one."""
+    whole = tokenizer.encode(prompt + text, add_special_tokens=False)
+    said = decode(tokenizer, whole)
+    for cut_at in range(1, len(whole)):
+        before, after = whole[:cut_at], whole[cut_at:]
+        expected = said[len(characters(tokenizer, before).rstrip("\ufffd")) :]
+        assert decode_after(tokenizer, before, after) == expected
+        stream = TextStream(tokenizer, before)
+        assert "".join([*(stream.push(piece) for piece in cut(after, sizes)), stream.flush()]) == expected
+
+
+@pytest.mark.parametrize("tokenizer", SPELLED, ids=["whole", "bare"])
+@given(data=st.data())
+def test_bytes_that_are_no_characters_take_none_along(tokenizer, data):
+    """Any tokens: a stream cannot take back what it has shown."""
+    some = [
+        token for name, token in sorted(tokenizer.get_vocab().items()) if name[:3] != "<0x" or int(name[3:5], 16) > 127
+    ]
+    tokens = data.draw(st.lists(st.sampled_from([*some[:150], *some[-60:]]), max_size=30))
+    prompt, sizes = tokens[:3], data.draw(SIZES)
+    stream = TextStream(tokenizer, prompt)
+    pieces = [stream.push(piece) for piece in cut(tokens[3:], sizes)]
+    text = decode_after(tokenizer, prompt, tokens[3:])
+    assert "".join([*pieces, stream.flush()]) == text
+    before = characters(tokenizer, prompt)
+    if before and not before.endswith("\ufffd"):
+        assert before + text == characters(tokenizer, tokens)
+
+
+def test_a_byte_level_prompt_may_end_inside_a_character():
+    tokens = TINY("a\u20acb")["input_ids"]
+    for tokenizer in (TINY, light(TINY)):
+        for at, expected in ((2, "\u20acb"), (3, "\u20acb"), (4, "b")):
+            assert decode_after(tokenizer, tokens[:at], tokens[at:]) == expected
+            stream = TextStream(tokenizer, tokens[:at])
+            assert "".join(stream.push([token]) for token in tokens[at:]) == expected
+            assert find_stop(tokenizer, tokens[:at], tokens[at:], [expected[0]]) == (max(4 - at, 1), "")
+
+
+def test_a_stop_string_is_found_where_a_round_adds_a_part_of_the_next_character():
+    tokens = PIECES.encode("\u1230\u120b", add_special_tokens=False)
+    assert find_stop(PIECES, [], tokens[:5], ["\u1230"]) == (4, "")
+
+
+def test_special_tokens_before_a_text_do_not_take_its_space():
+    prompt = [*PIECES.encode("the", add_special_tokens=False), *[PIECES.eos_token_id] * 9]
+    word = PIECES.encode("the", add_special_tokens=False)
+    for tokenizer in SPELLED:
+        assert decode_after(tokenizer, prompt, word) == " the"
+        stream = TextStream(tokenizer, prompt)
+        assert stream.push([0, 1, 0]) + stream.push(word) == " the"
+        assert decode_after(tokenizer, [0], word) == TextStream(tokenizer, [0]).push(word) == "the"

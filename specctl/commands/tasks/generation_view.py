@@ -100,7 +100,9 @@ class Watcher:
     ) -> None:
         from specctl.decoding.text import TextStream
 
-        self._stream: Callable[[Sequence[int]], TextStream] = partial(TextStream, answerer.prompts.tokenizer)
+        self._stream: Callable[[Sequence[int]], TextStream] = partial(
+            TextStream, answerer.prompts.tokenizer, ends=answerer.session.ends
+        )
         self._view, self._trace, self._sink = view, trace, sink
         self._text: TextStream | None = None
         self._turn = -1

@@ -1,31 +1,17 @@
 """What the ids of a tokenizer stand for: bytes of text, whichever way its vocabulary spells them."""
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import takewhile
 
+from specctl.models.files.byte_tokens import SPACE, byte_of, bytes_of_letters
 from specctl.models.files.tokenizer import PROBES, Tokenizer
 from specctl.models.files.vocabulary import known_ids
 
-SPACE = "▁"
-"""SentencePiece's spelling of a space."""
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""SentencePiece's spelling of a byte."""
 PLAIN = (PROBES[0], PROBES[2])
 """Texts that every tokenizer for English has to give back."""
 ANCHORS = ("", "\n", ".", "a")
 """What may stand before a piece from the middle of a text, so that no beginning is put before it."""
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letters by which byte-level BPE spells the 256 bytes: printable ones as they are, the others from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-LETTERS = _byte_letters()
 
 
 class TokenBytes:
@@ -54,7 +40,7 @@ class TokenBytes:
             i: _of_piece(t) if not of_bytes else t.encode() if i in tokenizer.added_tokens_decoder else _of_letters(t)
             for t, i in spelt.items()
         }
-        order = sorted(spelt, key=lambda token: (BYTE.fullmatch(token) is None, -spelt[token]))
+        order = sorted(spelt, key=lambda token: (byte_of(token) is None, -spelt[token]))
         self.ids: Mapping[bytes, int] = {self.of[spelt[token]]: spelt[token] for token in order if token}
         self.start = tuple(takewhile(special.__contains__, tokenizer.encode("a", add_special_tokens=True)))
         self._longest = max(map(len, self.ids), default=0)
@@ -139,11 +125,11 @@ class TokenBytes:
 
 def _of_letters(token: str) -> bytes:
     """Of byte-level BPE; what is spelt by other letters is plain text."""
-    letters = [LETTERS.get(letter) for letter in token]
-    return token.encode() if None in letters else bytes(letter for letter in letters if letter is not None)
+    found = bytes_of_letters(token)
+    return token.encode() if found is None else found
 
 
 def _of_piece(token: str) -> bytes:
     """Of SentencePiece."""
-    byte = BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode(errors="replace")
+    byte = byte_of(token)
+    return token.replace(SPACE, " ").encode(errors="replace") if byte is None else bytes([byte])

@@ -268,21 +268,12 @@ class Column {
     this.rounds.scrollTop = this.rounds.scrollHeight;
   }
 
-  // A token's text may come later, be a part of a character, or have a blank before it that it lacks alone.
+  // Tokens together are the text: one has none where a later one completes its character, and all may come before it.
   colour() {
-    let split = []; // tokens whose text is known with that of the next one alone
-    while (this.waiting.length && this.pending) {
+    while (this.waiting.length && this.waiting[0].token.length <= this.pending.length) {
       const token = this.waiting.shift();
-      const at = token.token.includes("\ufffd") ? -1 : this.pending.indexOf(token.token);
-      if (at < 0 || at > (split.length ? 16 : 1)) {
-        split.push(token);
-        continue;
-      }
-      if (split.length && at > 0) this.span(split[0], at);
-      this.span(token, (split.length ? 0 : at) + token.token.length);
-      split = [];
+      this.span(token, token.token.length);
     }
-    if (split.length && this.pending) this.span(split.pop(), this.pending.length);
   }
 
   span(token, length) {
