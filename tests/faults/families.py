@@ -1,170 +1,252 @@
-"""Greedy identity on a tiny random model of every causal language model in transformers, as a table.
+"""Every family of transformers that writes text, as a target and as a draft, with a tiny random model: a table.
 
-python -m tests.faults.families [FAMILY ...]
+python -W ignore -m tests.faults.families [FAMILY ...] [--output families.jsonl] [--engine eager]
 
-Each model drafts for itself with noise on its weights, so that drafts are accepted and rejected. What it writes then is
-compared with target-only decoding and with transformers' ``generate``.
+Each model is saved and loaded as a user loads it. It writes alone, with drafts of a copy with noise on its weights, and
+three texts at once; each text is compared with that of transformers' ``generate``. What specctl refuses is named with
+its reason. A line for each family is appended to the output, families that it has are left out, and the table of all
+is written beside it (``families.md``). The exit code is 1 if a text is wrong or an error is not one of specctl's own.
 """
 
 import argparse
+import json
 import logging
+import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections import Counter
-from copy import deepcopy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
 
-from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling
-from specctl.models.passes.cache import cannot_go_back
-from specctl.models.running.eager import EagerRunner
-from specctl.policies.rules.constant import Constant
-from specctl.records import Round
-from tests.recurrent_models import FAMILIES
+import specctl
+from specctl.errors import SpecctlError
+from specctl.models.passes.cache import cache_argument
+from specctl.models.passes.layer_sizes import cached_values
+from tests.checkpoints import tiny_tokenizer
+from tests.faults.tiny_families import ENDS, built, class_of, families, noisy, tiny_config
 
-PROMPTS = ([1, 5, 9], torch.randint(1, 64, (19,), generator=torch.Generator().manual_seed(5)).tolist())
-LENGTH = 20
-LARGEST = 30_000_000
-"""Weights of a model that is still tried: some configurations do not let all of their sizes be set."""
-PATIENCE = 60
+END: int = ENDS["eos_token_id"]
+LENGTH, DRAFT = 32, 5
+PATIENCE = 240
 """Seconds for a family."""
-_WIDTHS = dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "attention_hidden_size"), 32)
-_INNER = dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "d_ff"), 64)
-_DEPTHS = dict.fromkeys(
-    ("num_hidden_layers", "n_layer", "n_layers", "decoder_layers", "encoder_layers", "num_layers"), 2
-)
-_HEADS = dict.fromkeys(
-    ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "encoder_attention_heads", "num_heads"), 4
-)
-_LENGTHS = dict.fromkeys(("n_positions", "max_position_embeddings", "max_seq_len"), 256)
-_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-_EXPERTS = dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4)
-_EXPERTS |= {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16}
-_INDEXER = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 16}
-_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-_REST = {"vocab_size": 64, "head_dim": 8, "rotary_dim": 4, "sliding_window": 8, "n_group": 1, "topk_group": 1}
-_REST |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "initializer_range": 0.3, "init_std": 0.3}
-SIZES: dict[str, Any] = {**_WIDTHS, **_INNER, **_DEPTHS, **_HEADS, **_LENGTHS, **_LATENT, **_EXPERTS, **_INDEXER}
-SIZES |= {**_IDS, **_REST, "tie_word_embeddings": False, "is_decoder": True}
-
-_GEMMA = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
-_GEMMA |= {"sliding_window": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "head_dim": 8}
-_PLAIN = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-_PLAIN |= {"vocab_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3, "tie_word_embeddings": False}
-_TWO = {**_PLAIN, "num_hidden_layers": 2}
-SETTINGS: dict[str, dict[str, Any]] = {
-    **{family: {**settings, "vocab_size": 64} for family, settings in FAMILIES.items()},
-    "cwm": {**_TWO, "head_dim": 8, "sliding_window": 8, "bos_token_id": 1, "eos_token_id": 0},
-    "dots1": {**_TWO, **_EXPERTS, "head_dim": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
-    "falcon": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    | {"initializer_range": 0.3, "max_position_embeddings": 256},
-    "gemma3n_text": {**_PLAIN, **_GEMMA, "laurel_rank": 4, "altup_num_inputs": 2}
-    | {"activation_sparsity_pattern": [0.0] * 4},
-    "gemma4_text": {**_PLAIN, **_GEMMA, "global_head_dim": 16},
-    "gpt_neo": {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
-    | {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 256, "initializer_range": 0.3},
-    "modernbert-decoder": {**_TWO, "local_attention": 16, "bos_token_id": 1, "eos_token_id": 0}
-    | {"cls_token_id": 1, "sep_token_id": 2, "pad_token_id": 0},
-}
-"""Configurations of families whose sizes depend on each other."""
+TIE = 2e-3
+"""Two tokens whose logits are no further apart, as a share of their spread, may come in either order: a pass rounds
+in another way than one of another width."""
+COLUMNS = ("alone", "drafts", "batch", "batch of drafts")
+SAME, WRONG, ERROR, REFUSED, TIED, UNBUILT = "same", "WRONG", "ERROR", "refused", "tie", "not built"
 
 
-def tiny_config(family: str, key_value_heads: int) -> Any:
-    """A small configuration of a family, with at most two kinds of layers."""
-    if family in SETTINGS:
-        return CONFIG_MAPPING[family](**SETTINGS[family])
-    text = CONFIG_MAPPING[family]().get_text_config(decoder=True)
-    sizes = {**SIZES, "num_key_value_heads": key_value_heads}
-    settings = {name: value for name, value in sizes.items() if hasattr(text, name)}
-    for name in ("layer_types", "mlp_layer_types"):
-        if isinstance(kinds := getattr(text, name, None), list):
-            settings[name] = [kinds[0], kinds[-1]]
-    return type(text)(**settings)
+def prompts() -> list[list[int]]:
+    """Three of 5, 20 and 60 ids; the last one repeats a part of itself."""
+    draws = torch.Generator().manual_seed(5)
+
+    def some(count: int) -> list[int]:
+        return torch.randint(2, 200, (count,), generator=draws).tolist()
+
+    part = some(12)
+    return [some(5), some(20), [*part, *some(18), *part, *some(12), *part[:6]]]
 
 
-def tiny_model(family: str) -> PreTrainedModel:
-    """A random model of a family that can read a token; raises whatever transformers raises if there is none."""
-    failure: Exception | None = None
-    for key_value_heads in (2, 4):  # latent attention wants as many as there are heads
-        try:
-            torch.manual_seed(0)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(family, key_value_heads))
-            if sum(weight.numel() for weight in model.parameters()) > LARGEST:
-                raise ValueError("its sizes cannot all be set")
-            model(input_ids=torch.tensor([[1, 2, 3]]))
-        except TimeoutError:
-            raise
-        except Exception as error:
-            failure = error
-        else:
-            return model.float().eval()
-    assert failure is not None
-    raise failure
+PROMPTS = prompts()
 
 
-def noisy(model: PreTrainedModel) -> PreTrainedModel:
-    copy, draws = deepcopy(model), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in copy.parameters():
-            weight.add_(0.02 * torch.randn(weight.shape, generator=draws))
-    return copy
+def ended(tokens: Sequence[int]) -> list[int]:
+    """The tokens up to the first end of sequence."""
+    return list(tokens[: tokens.index(END) + 1]) if END in tokens else list(tokens)
 
 
-def written(model: PreTrainedModel, draft: PreTrainedModel | None, prompt: list[int]) -> tuple[list[int], list[Round]]:
-    target = EagerRunner(model, 64)
-    drafter = None if draft is None else ModelDrafter(EagerRunner(draft, 64), Constant())
-    prefill(target, drafter, prompt)
-    rounds = list(decode(target, drafter, prompt, LENGTH, Sampling()))
-    return [token for round_ in rounds for token in round_.emitted], rounds
-
-
-def generated(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, pad_token_id=0)
-    if model.generation_config is not None:
-        model.generation_config.eos_token_id = None
+def generated(model: PreTrainedModel, prompt: list[int], *, cached: bool) -> list[int]:
+    """What transformers writes."""
     ids = torch.tensor([prompt])
-    output: Any = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    found: list[int] = output[0, len(prompt) :].tolist()
-    return found
+    found: Any = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=LENGTH,
+        use_cache=cached,
+        eos_token_id=END,
+        pad_token_id=END,
+    )
+    return ended(found[0, len(prompt) :].tolist())
 
 
-def built(family: str) -> PreTrainedModel | tuple[str, str]:
-    """A tiny model of a family; else ``not built`` or ``refused``, and why."""
+def gap(model: PreTrainedModel, text: list[int]) -> float:
+    """How far apart the two largest logits behind a text are, as a share of the standard deviation of all."""
+    logits: torch.Tensor = model(input_ids=torch.tensor([text])).logits[0, -1].float()
+    first, second = logits.topk(2).values.tolist()
+    return float((first - second) / logits.std())
+
+
+def compared(model: PreTrainedModel, prompt: list[int], tokens: list[int], wanted: list[int]) -> tuple[str, str]:
+    """``same``, ``tie`` or ``WRONG``, and where."""
+    if tokens == wanted:
+        return SAME, ""
+    at = next((i for i, (one, other) in enumerate(zip(tokens, wanted, strict=False)) if one != other), -1)
+    if at < 0:
+        return WRONG, f"{len(tokens)} tokens in place of {len(wanted)}"
+    apart = gap(model, [*prompt, *wanted[:at]])
+    where = f"token {at} behind {len(prompt)}, {apart:.1e} apart"
+    return (TIED if apart < TIE else WRONG), where
+
+
+def own_texts(model: PreTrainedModel) -> tuple[list[list[int]], str]:
+    """The texts that transformers writes, and what is to be said of them."""
+    texts = [generated(model, prompt, cached=True) for prompt in PROMPTS]
     try:
-        model = tiny_model(family)
+        anew = [generated(model, prompt, cached=False) for prompt in PROMPTS]
     except TimeoutError:
         raise
     except Exception as error:
-        return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:70]}"
-    if why := cannot_go_back(model.config, type(model)):
-        return "refused", why
-    return model
+        return texts, f"transformers cannot write without a cache ({type(error).__name__})"
+    found = [compared(model, *each) for each in zip(PROMPTS, anew, texts, strict=True)]
+    differs = next((where for outcome, where in found if outcome == WRONG), None)
+    return texts, f"transformers' own texts with and without a cache differ ({differs})" if differs else ""
 
 
-def tried(family: str) -> tuple[str, str]:
-    """What became of a family: ``exact``, ``refused``, ``not built`` or ``WRONG``, and details."""
+def save(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+def failure(error: Exception) -> tuple[str, str]:
+    """What an exception of specctl is."""
+    if isinstance(error, SpecctlError):
+        return REFUSED, " ".join(f"{error.message} {error.hint}".split())
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return ERROR, f"{type(error).__name__}: {' '.join(str(error).split())[:200]} ({Path(at.filename).name}:{at.lineno})"
+
+
+def worst(found: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    return min(found, key=lambda each: (ERROR, WRONG, REFUSED, TIED, SAME).index(each[0]))
+
+
+def runs(folder: Path, model: PreTrainedModel, texts: list[list[int]], engine: str) -> Iterator[tuple[str, str, str]]:
+    """For each of `COLUMNS` what came of it, and details."""
+    settings = [f"engine={engine}", "compile=false", "target.dtype=float32", "prompt.chat=false"]
+    for draft in (None, f"{folder}+noisy"):
+        more = [] if draft is None else ["draft.dtype=float32"]
+        policy = None if draft is None else f"constant:draft_length={DRAFT}"
+        alone, batch = ("alone", "batch") if draft is None else ("drafts", "batch of drafts")
+        try:
+            pair = specctl.load(target=str(folder), draft=draft, policy=policy, overrides=[*settings, *more])
+        except TimeoutError:
+            raise
+        except Exception as error:
+            yield alone, *failure(error)
+            return
+        for column in (alone, batch):
+            try:
+                if column == alone:
+                    done = [pair.generate(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
+                else:
+                    done = list(pair.generate_many(PROMPTS, batch=len(PROMPTS), max_new_tokens=LENGTH))
+                for each in done:
+                    if isinstance(each, Exception):
+                        raise each
+                found = [
+                    compared(model, prompt, ended(each.tokens), text)
+                    for prompt, each, text in zip(PROMPTS, done, texts, strict=True)
+                ]
+                outcome, details = worst(found)
+                if draft is not None and outcome == SAME:
+                    rounds = [round_ for each in done for round_ in each.rounds]
+                    kept, drafted = sum(one.accepted for one in rounds), sum(one.drafted for one in rounds)
+                    details = f"{kept} of {drafted} accepted"
+                yield column, outcome, details
+            except TimeoutError:
+                raise
+            except Exception as error:
+                yield column, *failure(error)
+
+
+def held(model: PreTrainedModel) -> int | None:
+    """Numbers that transformers' cache holds for each token; None where it has no cache of that kind."""
+    from transformers import DynamicCache
+
+    name, cache = cache_argument(type(model)), DynamicCache(config=model.config)
+    if not name:
+        return None
+    model(input_ids=torch.tensor([PROMPTS[0]]), use_cache=True, **{name: cache})
+    parts = [getattr(layer, part, None) for layer in cache.layers for part in ("keys", "values", "indexer_keys")]
+    return sum(part.numel() for part in parts if isinstance(part, torch.Tensor)) // len(PROMPTS[0])
+
+
+def tried(family: str, engine: str) -> dict[str, Any]:
+    """The line of a family: its name, what became of each of `COLUMNS`, why it was refused, and notes."""
+    line: dict[str, Any] = {"family": family, "engine": engine, "notes": []}
     model = built(family)
-    if isinstance(model, tuple):
-        return model
-    draft, drafted, accepted, as_generate = noisy(model), 0, 0, 0
-    with torch.inference_mode():
-        for prompt in PROMPTS:
-            alone, _ = written(model, None, prompt)
-            tokens, rounds = written(model, draft, prompt)
-            if tokens != alone:
-                return "WRONG", "drafting changes the text"
-            drafted += sum(round_.drafted for round_ in rounds)
-            accepted += sum(round_.accepted for round_ in rounds)
-            as_generate += generated(model, prompt) == alone
-    return "exact", f"{accepted / drafted:.0%} accepted; {as_generate} of {len(PROMPTS)} texts are those of generate"
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode():
+        folder = Path(name) / "model"
+        if isinstance(model, tuple):
+            line |= unbuilt(family, folder, model[1])
+            return line
+        save(model, folder)
+        with torch.inference_mode(False):
+            save(noisy(model), Path(f"{folder}+noisy"))
+        try:
+            model = class_of(family).from_pretrained(folder, dtype=torch.float32)
+            texts, note = own_texts(model)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            texts, note = [[] for _ in PROMPTS], f"transformers cannot write: {failure(error)[1]}"
+        line["notes"] += [note] if note else []
+        for column, outcome, details in runs(folder, model, texts, engine):
+            line[column] = outcome
+            if outcome == REFUSED:
+                line["refused"] = details
+            elif details and not (outcome == SAME and column == "batch of drafts"):
+                line["notes"].append(f"{column}: {details}")
+        if line["alone"] == SAME and (cached := held(model)) not in (None, cached_values(model.config)):
+            line["notes"].append(f"its cache is counted as {cached_values(model.config)} numbers a token, not {cached}")
+    return line
+
+
+def unbuilt(family: str, folder: Path, why: str) -> dict[str, Any]:
+    """Of a family without a tiny model: whether its configuration is refused."""
+    try:
+        (tiny_config(family, 2) if family else None).save_pretrained(folder)
+    except Exception:
+        class_of(family).config_class().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    try:
+        specctl.load(target=str(folder), overrides=["prompt.chat=false"])
+    except Exception as error:
+        outcome, details = failure(error)
+        if outcome == ERROR or "no weights" not in details:
+            return (
+                {"alone": outcome, "refused": details} if outcome == REFUSED else {"alone": ERROR, "notes": [details]}
+            )
+    return {"alone": UNBUILT, "notes": [why]}
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """A row for each family, in Markdown."""
+    head = ("family", *COLUMNS, "refused because", "notes")
+    rows = [
+        [
+            line["family"],
+            *(line.get(column, "") for column in COLUMNS),
+            line.get("refused", ""),
+            "; ".join(line["notes"]),
+        ]
+        for line in sorted(lines, key=lambda line: line["family"])
+    ]
+    marked = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in marked)
+
+
+def outcome_of(line: dict[str, Any]) -> str:
+    """The worst of a family's outcomes."""
+    found = [line[column] for column in COLUMNS if column in line]
+    return UNBUILT if UNBUILT in found else worst([(each, "") for each in found])[0]
 
 
 def _too_slow(*_: object) -> None:
@@ -172,25 +254,38 @@ def _too_slow(*_: object) -> None:
 
 
 def main() -> None:
-    """Print a line for each family; exit with 1 if one is wrong."""
+    """Try the families, and write a line for each and the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("family", nargs="*", help="only these, by model_type")
-    families = parser.parse_args().family or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    parser.add_argument("--output", type=Path, default=Path("families.jsonl"), help="a line for each; those are kept")
+    parser.add_argument("--engine", default="eager")
+    given = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     signal.signal(signal.SIGALRM, _too_slow)
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
-    counts: Counter[str] = Counter()
-    for family in families:
+    lines = [json.loads(line) for line in given.output.read_text().splitlines()] if given.output.exists() else []
+    done = {line["family"] for line in lines}
+    for family in given.family or families():
+        if family in done:
+            continue
         signal.alarm(PATIENCE)
         try:
-            outcome, details = tried(family)
+            line = tried(family, given.engine)
+        except TimeoutError as error:
+            line = {"family": family, "engine": given.engine, "alone": UNBUILT, "notes": [str(error)]}
         except Exception as error:
-            outcome, details = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
+            line = {"family": family, "engine": given.engine, "alone": ERROR, "notes": [failure(error)[1]]}
         finally:
             signal.alarm(0)
-        counts[outcome] += 1
-        print(f"{family:26} {outcome:10} {details}", flush=True)
+        lines.append(line)
+        with given.output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        given.output.with_suffix(".md").write_text(table(lines))
+        told = line.get("refused") or "; ".join(line["notes"])
+        print(f"{family:30} {outcome_of(line):10} {told}", flush=True)
+    counts = Counter(map(outcome_of, lines))
     print(", ".join(f"{outcome} {count}" for outcome, count in counts.most_common()))
-    sys.exit(bool(counts["WRONG"]))
+    sys.exit(bool(counts[WRONG] + counts[ERROR]))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
 from specctl.models.sharding.leader import dismiss
 from specctl.profile.schema import ModelTable
-from tests.faults.families import PATIENCE, built
+from tests.faults.families import PATIENCE
+from tests.faults.tiny_families import built
 
 TEXT = torch.randint(1, 64, (120,), generator=torch.Generator().manual_seed(5)).tolist()
 ROUNDING = 1e-3

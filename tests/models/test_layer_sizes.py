@@ -63,6 +63,9 @@ def config_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.representatives(
+    "shared", "key is value", "dots", slow=("experts", "unified", "latent", "indexed", "plain")
+)
 def test_what_layers_cache_is_what_a_pass_caches(name: str) -> None:
     config = config_of(name)
     model = AutoModelForCausalLM.from_config(config).eval()

@@ -23,6 +23,7 @@ from specctl.profile.schema import Profile
 
 _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
 REFUSED = {
+    "blt": {},
     "cpmant": {},
     "moshi": {"num_attention_heads": 4},
     "deepseek_v4": {"num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2},
@@ -31,6 +32,7 @@ REFUSED = {
     "rwkv": {},
     "xlstm": {"num_heads": 4},
     "openai-gpt": {},
+    "paligemma": {},
 }
 
 
@@ -52,6 +54,7 @@ def saved(folder: Path, family: str, **settings: object) -> Path:
     "openai-gpt-target",
     "minimax-draft",
     "cpmant-draft",
+    "paligemma-target",
     "deepseek_v4-target",
 )
 def test_models_that_cannot_forget_are_refused_by_name(tmp_path: Path, family: str, role: str) -> None:

@@ -129,9 +129,9 @@ def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
         )
     if "Unrecognized configuration class" in text:
         return (
-            f"{subject} is none of the causal language models of transformers, which are what specctl runs.",
-            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or Pythia. Of models that read pictures, "
-            "those run, on text, that transformers loads by AutoModelForCausalLM, such as Gemma 3; LLaVA is not one.",
+            f"{subject} does not write text: transformers has no class for it that does.",
+            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or Pythia. Models that read pictures too, "
+            "such as LLaVA or Qwen2.5-VL, run as well, on text alone.",
         )
     if "can't allocate memory" in text or "out of memory" in text.lower():
         return f"{subject} ran out of memory while loading.", MEMORY_HINT

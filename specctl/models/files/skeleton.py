@@ -2,12 +2,13 @@
 
 import copy
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.hushing import hushed
 from specctl.models.files.loading_failures import explained
+from specctl.models.files.text_model import text_only_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,13 +23,18 @@ def skeleton(checkpoint: Checkpoint, config: Any, trust_remote_code: bool = Fals
     import torch
     from transformers import AutoModelForCausalLM
 
+    known = text_only_class(config)
     plain = copy.deepcopy(config)
     for part in (plain, plain.get_text_config(decoder=True)):
         if hasattr(part, "quantization_config"):
             del part.quantization_config
+    model: PreTrainedModel
     with explained(checkpoint.role, checkpoint.name), torch.device("meta"), hushed():
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            if known is not None:
+                made: Any = known(plain)
+                return cast("PreTrainedModel", made.to(plain.dtype) if isinstance(plain.dtype, torch.dtype) else made)
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 plain, trust_remote_code=trust_remote_code
             )
         except KeyError as error:

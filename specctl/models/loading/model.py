@@ -8,6 +8,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.hushing import hushed
 from specctl.models.files.loading_failures import explained
+from specctl.models.files.text_model import text_only_class
 from specctl.models.placing.memory import device_memory, estimate
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import Placement, named_devices
@@ -248,7 +249,9 @@ def _read(
         where = distributed(placement)
     # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.
     quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    # transformers' own door also knows code from repositories, and decoders inside of a wrapper's files.
+    door: Any = text_only_class(load_config(checkpoint, trust_remote_code)) or AutoModelForCausalLM
+    loaded: Any = door.from_pretrained(
         checkpoint.folder,
         dtype=getattr(torch, placement.dtype),
         **where,

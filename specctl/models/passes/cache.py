@@ -22,10 +22,12 @@ STEP = 512
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
 """What models and layers call the cache that they are given, the newest name first."""
 CANNOT_GO_BACK = {
+    "blt": "it divides the whole text into patches anew in every pass",
     "cpmant": "it numbers positions from the whole text in every pass",
     "deepseek_v4": "its compressed cache entries cannot be taken apart again",
     "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
     "moshi": "its cache has a window that its attention mask does not know of",
+    "paligemma": "it reads a prompt in both directions, and what it writes in one",
     "recurrent_gemma": "it keeps its recurrent state inside its layers, outside the cache",
     "rwkv": "it keeps its state outside transformers' caches",
     "xlstm": "it keeps its state in a cache of its own",
@@ -178,7 +180,7 @@ def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
         model: its class; None if it is not known.
     """
     family = config.get_text_config(decoder=True).model_type
-    if why := CANNOT_GO_BACK.get(family):
+    if why := CANNOT_GO_BACK.get(config.model_type) or CANNOT_GO_BACK.get(family):
         return why
     text = config.get_text_config(decoder=True)
     if family == "doge" and text.keep_window_size < text.max_position_embeddings:

@@ -1,13 +1,14 @@
 """Whether specctl can run a model, told from its configuration files."""
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import GENERATION, Checkpoint
 from specctl.models.files.hushing import hushed
 from specctl.models.files.loading_failures import explain
 from specctl.models.files.plain_config import is_plain_generation
+from specctl.models.files.text_model import is_wrapper, known_class
 from specctl.models.placing.model_config import load_config
 from specctl.models.running.rules.generation_rules import unsupported_in
 
@@ -16,23 +17,26 @@ if TYPE_CHECKING:
 
 
 def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
-    """Raise a ModelError if a model is no causal language model, or cannot take back the tokens that are rejected.
+    """Raise a ModelError if a model has no decoder that writes text, or cannot take back the tokens that are rejected.
 
     Args:
         checkpoint: the model's files; its weights are not needed.
         trust_remote_code: whether code from its repository may run.
     """
-    from transformers import AutoModelForCausalLM
-
     from specctl.models.passes.cache import cannot_go_back
 
     config = load_config(checkpoint, trust_remote_code)
-    known: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    known = known_class(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if known is None and not (remote and trust_remote_code):
         text = "trust_remote_code" if remote else "Unrecognized configuration class"
         raise explain(ValueError(text), checkpoint.role, checkpoint.name)
-    if why := cannot_go_back(config, known[0] if isinstance(known, tuple) else known):
+    if known is not None and is_wrapper(config) and config.is_encoder_decoder:
+        raise ModelError(
+            f"{checkpoint} is an encoder with a decoder: what it writes depends on an input besides the text.",
+            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or LLaVA.",
+        )
+    if why := cannot_go_back(config, known):
         raise ModelError(
             f"{checkpoint} cannot take back rejected tokens: {why}.",
             f"Models of the family {config.model_type} cannot be used here, neither as target nor as draft.",

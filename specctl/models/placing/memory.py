@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
 from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
+from specctl.models.files.loading_failures import explained
 from specctl.models.files.skeleton import skeleton
+from specctl.models.files.text_model import left_out
 from specctl.models.passes.host_device import draws
 from specctl.models.placing.accelerator import accelerator
 from specctl.models.placing.engine_table import engine_named
@@ -23,12 +25,13 @@ class Estimate:
     """Memory that a checkpoint needs, estimated before its weights are loaded.
 
     Attributes:
-        parameters: number of weights in the model.
+        parameters: number of weights in the model; of one that also reads pictures, of its text model.
         stored_bytes: size of the weight files in bytes.
         stored_dtype: the dtype in the configuration, else of most weights, such as ``bfloat16``.
         quantised: whether the files hold packed weights, whose size does not depend on the dtype.
         cached_values: numbers in the KV cache per token over all layers; sliding windows are ignored.
         quantization: how the weights are quantised while they are loaded; None if they are loaded as they are.
+        not_loaded: bytes of the files that belong to other parts of a quantised model than its text model.
         unread: why the weight headers could not be read; sizes are then computed from the configuration. None if they
             were read.
     """
@@ -39,12 +42,13 @@ class Estimate:
     quantised: bool
     cached_values: int
     quantization: "Quantization | None" = None
+    not_loaded: int = 0
     unread: ModelError | None = None
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the loaded weights; those that are not quantised are in ``dtype``."""
         if self.quantised:
-            return self.stored_bytes
+            return self.stored_bytes - self.not_loaded
         if self.quantization is None:
             return self.parameters * ITEM_BYTES[dtype]
         plain = self.parameters - self.quantization.weights
@@ -118,18 +122,23 @@ def estimate(
             raise
         unread = error
     parameters = sum(headers.counts.values()) if headers else 0
-    if config.quantised or headers is None:
+    with explained(checkpoint.role, checkpoint.name):
+        cached = config.cached_values
+    dtype, not_loaded = _meant_dtype(config.dtype, headers), 0
+    if config.quantised or headers is None or config.wraps:
         whole = load_config(checkpoint, trust_remote_code) if config.whole is None else config.whole
         model = skeleton(checkpoint, whole, trust_remote_code)
         parameters = sum(weight.numel() for weight in model.parameters())
-    dtype = _meant_dtype(config.dtype, headers)
+        if config.quantised and config.wraps:
+            not_loaded = left_out(whole) * ITEM_BYTES[dtype]  # encoders of pictures are not quantised
     return Estimate(
         parameters=parameters,
         stored_bytes=headers.stored_bytes if headers else parameters * ITEM_BYTES[dtype],
         stored_dtype=dtype,
         quantised=config.quantised and headers is not None,
-        cached_values=config.cached_values,
+        cached_values=cached,
         quantization=quantization,
+        not_loaded=not_loaded,
         unread=unread,
     )
 

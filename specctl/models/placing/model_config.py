@@ -6,6 +6,7 @@ from typing import Any
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.plain_config import FAMILIES, is_plain
+from specctl.models.files.text_model import is_wrapper, text_only_class
 from specctl.models.passes.layer_sizes import cached_values
 
 
@@ -23,6 +24,7 @@ class ModelConfig:
         eos: its ``eos_token_id``.
         dtype: of its weights; None where it names none.
         quantised: whether its weights are packed.
+        wraps: whether it is a wrapper around a text decoder, of which only that is loaded.
     """
 
     whole: Any
@@ -34,6 +36,7 @@ class ModelConfig:
     eos: int | list[int] | None
     dtype: str | None
     quantised: bool
+    wraps: bool = False
     _cached_values: int | None = None
 
     @property
@@ -49,7 +52,11 @@ class ModelConfig:
             ModelError: its config.json is damaged, or describes no model that transformers knows.
         """
         settings = checkpoint.settings()
-        return cls._of_file(settings) if is_plain(settings) else cls._of(load_config(checkpoint, trust_remote_code))
+        if is_plain(settings):
+            return cls._of_file(settings)
+        config = load_config(checkpoint, trust_remote_code)
+        with explained(checkpoint.role, checkpoint.name):  # configurations of new families may lack what is asked
+            return cls._of(config)
 
     @classmethod
     def _of_file(cls, settings: dict[str, Any]) -> "ModelConfig":
@@ -75,17 +82,25 @@ class ModelConfig:
         from specctl.models.running.context import context_length
 
         text = config.get_text_config(decoder=True)
+        ends = config if text_only_class(config) is not None else text
         return cls(
             whole=config,
             architecture=", ".join(getattr(config, "architectures", None) or []) or config.model_type,
             context=context_length(config),
             vocabulary=text.vocab_size,
             hidden_size=text.hidden_size,
-            ties=bool(getattr(text, "tie_word_embeddings", False)),
-            eos=getattr(text, "eos_token_id", None),
-            dtype=str(getattr(config, "dtype", None) or "").removeprefix("torch.") or None,
-            quantised=getattr(config, "quantization_config", None) is not None,
+            ties=bool(getattr(ends, "tie_word_embeddings", False)),
+            eos=_either(config, text, "eos_token_id"),
+            dtype=str(_either(config, text, "dtype") or "").removeprefix("torch.") or None,
+            quantised=_either(config, text, "quantization_config") is not None,
+            wraps=is_wrapper(config),
         )
+
+
+def _either(config: Any, text: Any, name: str) -> Any:
+    """A setting of a whole model, else of its text decoder."""
+    found = getattr(config, name, None)
+    return getattr(text, name, None) if found is None else found
 
 
 def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
