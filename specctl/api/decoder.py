@@ -227,7 +227,7 @@ class Decoder:
         self, prompts: Iterable[Prompt | Request], batch: Batch, sampling: Mapping[str, Any], *, ordered: bool
     ) -> Iterator[tuple[int, Completion | RecordError]]:
         if batch != "auto" and (not isinstance(batch, Integral) or batch < 1):
-            raise UsageError(f"batch={batch!r} is no number of texts", 'pass 1 or more, or "auto"')
+            raise UsageError(f"batch must be a number from 1 on or 'auto', not {batch!r}", "e.g. batch=8")
 
         def prepared(number: int, given: Prompt | Request) -> Asked:
             own: Mapping[str, Any] = {}

@@ -52,7 +52,9 @@ def run_slash(chat: Chat, line: str) -> Reply:
     name, _, argument = line.strip().partition(" ")
     slash = SLASHES.get(name)
     if slash is None:
-        raise UsageError(f"there is no command {name}{did_you_mean(name, SLASHES)}", "begin with // to say it")
+        raise UsageError(
+            f"there is no command {name}{did_you_mean(name, SLASHES)}", "to send a line that starts with /, type //"
+        )
     argument = argument.strip()
     if not argument and slash.argument and not slash.argument.startswith("["):
         raise UsageError(f"{name} needs {slash.argument}")

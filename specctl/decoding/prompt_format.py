@@ -63,7 +63,7 @@ class PromptFormat:
     def note(self, table: PromptTable) -> str | None:
         """What to tell a user once a run: that the rule, and nobody, chose the template."""
         if table.chat is None and self.chat:
-            return "asked through the target's chat template; --raw sends the text as it is"
+            return "using the chat template (--raw turns it off)"
         return None
 
     def prompt(self, text: str) -> list[int]:

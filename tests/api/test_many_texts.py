@@ -74,7 +74,7 @@ def test_prompts_are_taken_as_they_are_needed_and_closing_ends_all(pair: specctl
 
 @pytest.mark.parametrize("batch", [0, -1, "two", 1.5])
 def test_what_is_no_number_of_texts(pair: specctl.Decoder, batch: Any) -> None:
-    with pytest.raises(UsageError, match="is no number of texts"):
+    with pytest.raises(UsageError, match="batch must be a number from 1 on or 'auto', not"):
         pair.generate_many(["a"], batch=batch)
 
 

@@ -146,7 +146,7 @@ def test_a_target_with_a_template_is_asked_through_it_unless_raw(specctl, docume
         specctl(PROMPT, "-n", "24", "--target", folder),
         specctl(PROMPT, "-n", "24", "--target", folder, "--raw"),
     )
-    assert through.stderr == "note: asked through the target's chat template; --raw sends the text as it is\n"
+    assert through.stderr == "note: using the chat template (--raw turns it off)\n"
     assert (raw.stdout, raw.stderr) == (document["completion"] + "\n", "")
     (asked,) = specctl(PROMPT, "-n", "24", "--json", "--chat").lines
     assert through.stdout == asked["completion"] + "\n" != raw.stdout

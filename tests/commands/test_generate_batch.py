@@ -159,5 +159,5 @@ def test_a_policy_that_raises_ends_the_run_and_leaves_what_was_written(
 
 @pytest.mark.parametrize("rows", ["0", "-1", "two", "1.5"])
 def test_what_is_no_number_of_texts(rows: str) -> None:
-    with pytest.raises(UsageError, match=f"--batch {rows} is no number of texts"):
+    with pytest.raises(UsageError, match=f"--batch needs a number or auto, not {rows}"):
         invoke("generate", "-i", "in.jsonl", "--batch", rows)

@@ -28,7 +28,7 @@ LONG: dict[str, Any] = {"max_tokens": 300, "logit_bias": {"0": -100}, "specctl":
 
 @pytest.mark.parametrize("workers", ["0", "-1", "many", "1.5"])
 def test_what_is_no_number_of_workers(workers: str) -> None:
-    with pytest.raises(UsageError, match=f"--workers {workers} is no number of replicas"):
+    with pytest.raises(UsageError, match=f"--workers needs a number or auto, not {workers}"):
         invoke("serve", "--workers", workers)
 
 

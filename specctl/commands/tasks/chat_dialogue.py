@@ -101,8 +101,8 @@ class Talk:
             self._tell(f"demonstration models: they continue stories and know nothing; try: {OPENING}")
         if not self.chat.through_template:
             missing = not self.chat.pair.tokenizer.chat_template
-            why = "the target has no chat template, so " if missing else ""
-            self._tell(f"{why}turns and answers are joined as plain text")
+            why = "the target has no chat template" if missing else "no chat template used"
+            self._tell(f"{why}: turns are joined as plain text")
 
     def _lines(self) -> Iterator[str]:
         for raw in sys.stdin.buffer:

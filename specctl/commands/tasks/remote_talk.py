@@ -22,7 +22,7 @@ class RemoteTalk(Talk):
     def _introduce(self) -> None:
         self._tell(f"{self.chat.server.model} at {self.chat.server.url}; /help lists commands")
         if not self.chat.through_template:
-            self._tell("turns and answers are joined as plain text")
+            self._tell("no chat template used: turns are joined as plain text")
 
     def _written(self, enough: Callable[[], bool]) -> tuple[Turn | None, int]:
         written = 0

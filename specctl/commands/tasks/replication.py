@@ -49,13 +49,13 @@ class ReplicaOptions:
 
     @property
     def rows(self) -> "Batch | None":
-        """What --batch asks for; None without it. Raises UsageError where it is no number of texts."""
+        """What --batch asks for; None without it. Raises UsageError for another word."""
         if self.batch is None:
             return None
         if self.batch == "auto":
             return "auto"
         if not (self.batch.isdecimal() and int(self.batch)):
-            raise UsageError(f"--batch {self.batch} is no number of texts", "e.g. --batch 8, or --batch auto")
+            raise UsageError(f"--batch needs a number or auto, not {self.batch}", "e.g. --batch 8")
         return int(self.batch)
 
     def check_one(self) -> None:
@@ -76,7 +76,7 @@ class ReplicaOptions:
         if workers is None and self.cluster is None:
             return None
         if workers not in (None, "auto") and not (workers.isdecimal() and int(workers)):
-            raise UsageError(f"--workers {workers} is no number of replicas", "e.g. --workers 4, or --workers auto")
+            raise UsageError(f"--workers needs a number or auto, not {workers}", "e.g. --workers 4")
         count: int | Literal["auto"] = "auto" if workers in (None, "auto") else int(workers)
         return Replication(count, self.cluster, 0.0 if self.keep_warm is None else _seconds(self.keep_warm))
 
@@ -92,7 +92,7 @@ def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
         return rows, [] if rows == "auto" or rows == 1 else [rows]
     sizes = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in sizes):
-        raise UsageError(f"--batch {text} is no list of numbers of texts", "e.g. --batch 1,4,16")
+        raise UsageError(f"--batch needs numbers with commas, not {text}", "e.g. --batch 1,4,16")
     numbers = sorted({int(part) for part in sizes} - {1})
     return max([1, *numbers]), numbers
 
