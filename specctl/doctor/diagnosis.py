@@ -16,6 +16,7 @@ from specctl.models.files.terms import terms_of
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.target_check import check_target, kept_check
@@ -26,10 +27,12 @@ from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, working_bytes
 from specctl.models.placing.model_config import ModelConfig
 from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device, named_devices
+from specctl.models.placing.quantization import rounding
 from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rules.generation_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
@@ -118,14 +121,16 @@ def diagnose(profile: Profile, *, tries: bool = False) -> Diagnosis:
             _examine_predictor(key, table, verifier, table.head, report)
     if report.ready:
         try:
-            _check_target(read["target"], profile.target, report.models[0], tries=tries)
+            _check_target(read["target"], profile, report.models[0], tries=tries)
         except ModelError as error:
             report.problems.append(Problem("target", error.message, error.hint))
     return report
 
 
-def _check_target(checkpoint: Checkpoint, table: ModelTable, facts: ModelFacts, *, tries: bool) -> None:
+def _check_target(checkpoint: Checkpoint, profile: Profile, facts: ModelFacts, *, tries: bool) -> None:
     """Add to the target's facts whether it is known to make the same of a text in whatever passes it reads it.
+
+    Where onnxruntime is to quantise it, its graph is made too, and where that cannot be used torch's form is checked.
 
     Raises:
         ModelError: it does not, or cannot be loaded.
@@ -134,19 +139,24 @@ def _check_target(checkpoint: Checkpoint, table: ModelTable, facts: ModelFacts, 
     if not checkpoint.has_weights():
         facts.checked = False
         return
+    table = profile.target
+    form = rounding(table, profile.engine)
     kind = next(iter(facts.devices)).partition(":")[0]
-    known = kept_check(checkpoint, table, kind, facts.dtype)
+    known = kept_check(checkpoint, table, kind, facts.dtype, None if form is not None else table.quantize)
     if known is not None:
         known.require(table.model)
     ordinary = is_plain(checkpoint.settings()) and checkpoint.adapter is None and table.quantize is None
-    if known is None and tries and not ordinary and not table.splits:
-        found = Found.of("target", table, None, device_memory(named_devices(table)), "auto")
+    facts.checked = known is not None and form is None
+    if not facts.checked and tries and not ordinary and not table.splits:
+        found = Found.of("target", table, None, device_memory(named_devices(table)), profile.engine)
         network = found.load()
         assert network is not None, "a target is no draft head"
         check_target(network, found, network.vocabulary)
+        if form is not None:
+            as_run, _ = model_runner(found, network, network.vocabulary, EngineSettings.of(profile))
+            if as_run is not network:
+                check_target(as_run, found, as_run.vocabulary)
         facts.checked = True
-    else:
-        facts.checked = known is not None
 
 
 def _tokenizers(

@@ -156,7 +156,7 @@ def test_it_is_refused_with_the_number_and_known_from_then_on(folder: Path, monk
         load_pair(refused)
     assert first.value.exit_code == 3
     assert "Choose a causal language model" in first.value.hint
-    kept = kept_check(locate(refused.target, "target"), refused.target, "cpu", "float32")
+    kept = kept_check(locate(refused.target, "target"), refused.target, "cpu", "float32", None)
     assert kept is not None
     assert kept.fault in str(first.value.message)
     load_pair(profile(folder / "right"))

@@ -216,8 +216,10 @@ def assemble(
         if place and found is not None and place - 1 not in above:
             runner = in_parallel(runner, found.model.config, vocabulary, found.name)
         runners.append(runner)
-    target, bare = levels[0].model, runners[0]
+    whole, target, bare = target, levels[0].model, runners[0]
     assert target is not None, "the target is no draft head"
+    if target is not whole:  # onnxruntime cannot run it as it is quantised there, and torch quantises it otherwise
+        check_target(target, files, vocabulary)
     verifier = fixed_width(bare, target.model) if settings.deterministic else bare
     if checks and files is not None:
         verifier = checked_runner(verifier, bare, target, files, vocabulary)

@@ -65,7 +65,8 @@ def check_target(network: "LoadedModel", found: "Found | None", vocabulary: int)
     path = None
     if found is not None:
         dtype = str(network.dtype).removeprefix("torch.")
-        path = _path(found.checkpoint, found.table, network.device.type, dtype)
+        quantize = found.table.quantize if _is_quantised(network) else None
+        path = _path(found.checkpoint, found.table, network.device.type, dtype, quantize)
     known = _MADE.get(network.model) or _read(path)
     if known is None:
         known = _made(network, vocabulary)
@@ -76,15 +77,18 @@ def check_target(network: "LoadedModel", found: "Found | None", vocabulary: int)
         rule_out_masks(network.model, known.no_buffers)
 
 
-def kept_check(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str) -> TargetCheck | None:
+def kept_check(
+    checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None
+) -> TargetCheck | None:
     """What an earlier check of a model has found, without loading it; None if there was none.
 
     Args:
         checkpoint, table: the model's.
         kind: of the device that it goes to, such as ``cpu``.
         dtype: that its weights are loaded in.
+        quantize: how torch has them quantised; None where it has them whole.
     """
-    return _read(_path(checkpoint, table, kind, dtype))
+    return _read(_path(checkpoint, table, kind, dtype, quantize))
 
 
 def _made(network: "LoadedModel", vocabulary: int) -> TargetCheck:
@@ -99,8 +103,7 @@ def _made(network: "LoadedModel", vocabulary: int) -> TargetCheck:
         return TargetCheck(reading.told if reading.wrong else None)
     if (reading := over_cache(network.model, vocabulary)).wrong:
         return TargetCheck(reading.told)
-    quantised = getattr(network.model, "quantization_method", None) is not None
-    if quantised and (fault := width_fault(network.model, vocabulary)) is not None:
+    if _is_quantised(network) and (fault := width_fault(network.model, vocabulary)) is not None:
         return TargetCheck(fault, OTHER_WEIGHTS)
     rows = over_rows(network.model, vocabulary, reading.most)
     return TargetCheck(no_buffers=None if rows is None or not rows.wrong else rows.told)
@@ -110,11 +113,16 @@ _MADE: "WeakKeyDictionary[Any, TargetCheck]" = WeakKeyDictionary()
 """By model of transformers, for those that came without files."""
 
 
-def _path(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str) -> Path | None:
+def _is_quantised(network: "LoadedModel") -> bool:
+    """Whether torch has weights that are quantised; onnxruntime rounds those of a model that torch has whole."""
+    return getattr(network.model, "quantization_method", None) is not None
+
+
+def _path(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None) -> Path | None:
     """Where the check of a model is kept; None where its files do not tell what it computes."""
     if (files := model_hash(checkpoint, table.trust_remote_code, whole=False)) is None:
         return None
-    key = hashlib.sha256(key_of_files(files, kind, dtype, table.quantize).encode()).hexdigest()[:32]
+    key = hashlib.sha256(key_of_files(files, kind, dtype, quantize).encode()).hexdigest()[:32]
     return cache_folder().parent / "targets" / f"{key}.json"
 
 

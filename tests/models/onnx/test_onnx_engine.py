@@ -379,6 +379,38 @@ def test_torchao_quantises_what_onnxruntime_cannot_run(tmp_path: Path, monkeypat
 
 
 @needs_onnx
+def test_where_neither_can_quantise_a_target_doctor_says_what_loading_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole model is right, and so torch quantises it; that form is checked too. Each finding is remembered."""
+    pytest.importorskip("torchao")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("specctl.models.onnx.check.difference", lambda *_: 7.0)
+    monkeypatch.setattr("specctl.models.running.rounding.widths_apart", lambda *_: 0.4)
+    profile = small_pair(tmp_path, "target.quantize=int8")
+
+    (problem,) = diagnose(profile, tries=True).problems
+
+    assert "its quantised weights compute something else in passes over one token" in problem.message
+    alone = profile.model_copy(update={"draft": None})
+    monkeypatch.setattr("specctl.models.onnx.onnx_engine._write", lambda *_: pytest.fail("the graph was made again"))
+    with pytest.raises(ModelError) as caught:
+        load_pair(alone)
+    assert (caught.value.message, caught.value.hint) == (problem.message, problem.hint)
+
+
+@needs_onnx
+def test_doctor_does_not_ask_for_torchs_packages_where_onnxruntime_quantises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_torchao(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    report = diagnose(small_pair(tmp_path, "target.quantize=int8"), tries=True)
+    assert report.ready
+    assert report.models[0].checked
+
+
+@needs_onnx
 def test_a_graph_without_products_to_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import onnx_ir as ir
 
