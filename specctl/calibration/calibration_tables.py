@@ -12,7 +12,7 @@ from specctl.policies import NONE
 from specctl.policies.rules.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
 from specctl.reporting.placing import times
-from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
+from specctl.reporting.table import BLOCK, DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
 from specctl.statistics.intervals import is_clear
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _curve(found: Calibration) -> Table:
     rows = tuple(
         (
             f"{value:g}" if isinstance(value, float) else str(value),
-            "█" * max(1, round(_BAR * score.tokens_per_second / fastest)),
+            BLOCK * max(1, round(_BAR * score.tokens_per_second / fastest)),
             f"{score.tokens_per_second:.1f}",
         )
         for value, score in shown

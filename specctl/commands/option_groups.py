@@ -22,7 +22,7 @@ from specctl.commands.options import (
 )
 from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
-from specctl.terminal.output import tell, write_sentence
+from specctl.terminal.output import tell, write_out, write_sentence
 
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
@@ -194,13 +194,19 @@ class ShowOptions:
             write_line(sys.stdout, document)
             return
         print_tables(Console(), tables)
-        for text in texts:
-            write_sentence(text)
+        for text in texts:  # what has several lines is copied as it is
+            (write_out if "\n" in text else write_sentence)(text)
 
     def written(self, paths: "Iterable[Path]") -> None:
-        """Say which files were written, unless nothing is to be said."""
+        """Say which files were written, unless nothing is to be said; all figures, each of two files, in one line."""
+        figures: dict[Path, list[str]] = {}
         for path in () if self.quiet else paths:
-            tell(f"wrote {path}")
+            if path.suffix in (".png", ".svg"):
+                figures.setdefault(path.parent, []).append(path.stem)
+            else:
+                tell(f"wrote {path}")
+        for folder, names in figures.items():
+            tell(f"wrote figures to {folder}, as PNG and SVG: {', '.join(dict.fromkeys(names))}")
 
     def bars(self) -> "TerminalProgress":
         """Progress on standard error."""

@@ -32,6 +32,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th { border-bottom: 2px solid #888; vertical-align: bottom; white-space: normal; }
+td[style*="left"] { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+header, section p { overflow-wrap: anywhere; }
 section p { color: #555; font-size: .9rem; max-width: 48rem; }
 .alarm { border: 3px solid #b00020; background: #fff1f2; padding: 0 1rem 1rem; }
 .alarm h2 { color: #b00020; margin-top: 1rem; } .alarm p { color: #222; }
@@ -133,8 +135,8 @@ def render(picture: Picture) -> _Drawn:
 
 def _table_part(table: Table) -> _Part:
     opening = '<section class="alarm">' if table.alarm else "<section>"
-    # A page that is sent on has the meanings inside, and no docs beside it.
-    table = replace(table, note=table.note.replace(DEFINITIONS, "").strip())
+    # A page has the meanings inside, and pictures instead of bars.
+    table = replace(table.without_bars, note=table.note.replace(DEFINITIONS, "").strip())
     return _Part(f"## {inert(table.title)}\n\n{as_markdown(table)}", opening)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ UNKNOWN = "-"
 Item = TypeVar("Item")
 Columns = dict[str, Callable[[Item], str]]
 """Headings, each with what makes the cell of an item."""
+BLOCK = "█"
+"""What bars of a table are drawn with."""
 UP, DOWN = " ↑", " ↓"
 """Mark the heading of a column in which higher, or lower, is better."""
 DEFINITIONS = "`specctl words` explains columns."
@@ -53,6 +55,20 @@ class Table:
     def of(cls, title: str, columns: Columns[Item], items: Iterable[Item], **more: Any) -> "Table":
         """A row for each item; ``more`` are further attributes."""
         return cls(title, tuple(columns), tuple(tuple(cell(one) for cell in columns.values()) for one in items), **more)
+
+    @property
+    def without_bars(self) -> "Table":
+        """The table without columns that are drawn with blocks, for places that have pictures."""
+        kept = [
+            index
+            for index in range(len(self.columns))
+            if not self.rows or any({*row[index]} != {BLOCK} for row in self.rows)
+        ]
+        if len(kept) == len(self.columns):
+            return self
+        columns, *rows = (tuple(row[index] for index in kept) for row in (self.columns, *self.rows))
+        labels = sum(index < self.labels for index in kept)
+        return replace(self, columns=columns, rows=tuple(rows), labels=labels)
 
     @property
     def grid(self) -> list[list[str]]:

@@ -70,7 +70,9 @@ class Count:
 
     def __str__(self) -> str:
         of = "" if self.total is None else f" of {self.total}"
-        return ", ".join(filter(None, (f"{self.done}{of} {self.what}", self.speed, self.left)))
+        number = self.done if self.total is None else self.total
+        what = self.what.removesuffix("s") if number == 1 else self.what
+        return ", ".join(filter(None, (f"{self.done}{of} {what}", self.speed, self.left)))
 
 
 class ProgressLines:

@@ -13,7 +13,6 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 from rich.text import Text
@@ -66,8 +65,14 @@ class TerminalProgress:
         count for the speed.
         """
         count = Count(what, total, done)
-        columns = _description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-        bars = Progress(*columns, _Speed(count), console=self.console)
+        columns = (
+            _description(),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Elapsed(Column(no_wrap=True)),
+            _Told(lambda: count.left),
+        )
+        bars = Progress(*columns, _Told(lambda: count.speed), console=self.console)
         task = bars.add_task(one_line(what), total=total, completed=done)
 
         def advance(tokens: int = 0) -> None:
@@ -101,13 +106,22 @@ class TerminalProgress:
             yield
 
 
-class _Speed(ProgressColumn):
-    def __init__(self, count: Count) -> None:
-        super().__init__()
-        self._count = count
+class _Elapsed(TimeElapsedColumn):
+    """With its label: two bare times side by side are a riddle."""
+
+    def render(self, task: Task) -> Text:
+        return Text.assemble(super().render(task), " elapsed")
+
+
+class _Told(ProgressColumn):
+    """Whatever a function says now."""
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._say = say
 
     def render(self, task: Task) -> Text:  # noqa: ARG002
-        return Text(self._count.speed)
+        return Text(self._say())
 
 
 def _description() -> TextColumn:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
+from specctl.commands.option_groups import ShowOptions
 from specctl.errors import ModelError, SpecctlError
 from specctl.models.loading import profile_models as found
 from specctl.outputs import Outputs
@@ -317,3 +318,16 @@ def test_one_odd_file_breaks_no_listing():
         CliRunner().invoke(app, ["profiles", "check"], catch_exceptions=False)
     for name in ("deep", "digits"):
         assert f"profiles/{name}.toml" in str(found.value)
+
+
+def test_all_figures_are_one_line(tmp_path, capsys):
+    folder = tmp_path / "report"
+    names = ("report.md", "report.html", "speed.png", "speed.svg", "curve.png", "curve.svg")
+    ShowOptions().written(folder / name for name in names)
+    assert capsys.readouterr().err.splitlines() == [
+        f"wrote {folder / 'report.md'}",
+        f"wrote {folder / 'report.html'}",
+        f"wrote figures to {folder}, as PNG and SVG: speed, curve",
+    ]
+    ShowOptions(quiet=True).written([folder / "report.md", folder / "speed.png"])
+    assert capsys.readouterr().err == ""

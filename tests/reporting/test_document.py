@@ -144,3 +144,14 @@ def test_each_command_means_its_own_by_a_word() -> None:
 )
 def test_only_what_would_begin_a_list_is_escaped(text: str, markdown: str) -> None:
     assert inert(text) == markdown
+
+
+def test_a_page_has_pictures_instead_of_bars(tmp_path: Path) -> None:
+    rows = (("0.3", "█", "10.0"), ("0.4", "███", "30.0"))
+    curve = Table("Curve", ("threshold", "", "tokens/s"), rows, labels=2)
+    plain = Table("Plain", ("kind", "", "tokens"), (("a", "", "1"),), labels=2)
+    written(tmp_path, shown=[curve, plain])
+    for name in ("report.md", "report.html"):
+        assert "█" not in (tmp_path / name).read_text(encoding="utf-8")
+    assert curve.without_bars == Table("Curve", ("threshold", "tokens/s"), (("0.3", "10.0"), ("0.4", "30.0")), labels=1)
+    assert plain.without_bars is plain

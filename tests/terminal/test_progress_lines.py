@@ -1,4 +1,5 @@
 import io
+import re
 from threading import Event
 
 import pytest
@@ -38,7 +39,9 @@ def test_a_count_without_an_end_or_tokens_tells_neither(clock: Clock) -> None:
     count = Count("records", None, began=clock())
     clock.now += 20
     count.advance()
-    assert str(count) == "1 records"
+    assert str(count) == "1 record"
+    assert str(Count("records", 1, began=clock())) == "0 of 1 record"
+    assert str(Count("records", 2, done=1, began=clock())) == "1 of 2 records"
 
 
 def test_lines_become_rarer(clock: Clock) -> None:
@@ -101,3 +104,13 @@ def test_nothing_is_written_where_nothing_is_wanted(console: Console, shown: boo
         pass
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == ""
+
+
+def test_both_times_of_a_bar_are_labelled() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with TerminalProgress(console).counting("records", 4, 1) as advance:
+        advance(8)
+        console.print()
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
+    assert re.search(r"2/4 0:00:0\d elapsed 0:00:0\d left", shown), shown
