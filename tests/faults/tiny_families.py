@@ -160,8 +160,11 @@ MORE: dict[str, dict[str, Any]] = {
         "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
         | {"num_attention_heads": 2, "num_key_value_heads": 2, "global_head_dim": 16}
     },
+    "glm5_next_text": {"index_kpool": 4, "qk_rope_head_dim": 0, "linear_head_dim": 16, "linear_num_heads": 4}
+    | {"num_key_value_heads": 4, "layer_types": ["linear_attention", "indexed_attention"], "head_dim": None},
     "hrm_text": {"H_cycles": 2, "L_cycles": 2},
     "longcat_flash": {"head_dim": 8, "num_layers": 2, "num_hidden_layers": None, "zero_expert_num": 2},
+    "qwen3_vl_moe_text": {**_MIXED_AXES, "sliding_window": None},
     "qwen3_vl_text": _MIXED_AXES,
     "youtu": {"head_dim": 8},
 }

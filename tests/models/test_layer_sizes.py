@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import save_model
 from invoked import invoke
+from recurrent_models import recurrent_model
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -75,6 +76,21 @@ def test_what_layers_cache_is_what_a_pass_caches(name: str) -> None:
 
     parts = [getattr(layer, part, None) for layer in cache.layers for part in ("keys", "values", "indexer_keys")]
     assert 3 * cached_values(config) == sum(part.numel() for part in parts if part is not None)
+
+
+@pytest.mark.slow
+def test_compressed_entries_are_counted_by_how_many_tokens_they_stand_for() -> None:
+    model = recurrent_model("deepseek_v4", vocabulary=258)
+    cache = DynamicCache(config=model.config)
+    sizes = []
+    for _ in range(2):  # 60 tokens, which both kinds of entries divide
+        model(torch.randint(1, 258, (1, 60)), **{cache_argument(type(model)): cache})
+        entries = [layer.compressed_kv.values() for layer in cache.layers if hasattr(layer, "compressed_kv")]
+        sizes.append(sum(entry.numel() for each in entries for entry in each))
+
+    window = 2 * 1 * 16  # of the one layer without entries
+    assert cached_values(model.config) - window == -(-(16 + 8) // 3) + -(-16 // 5)
+    assert sizes[1] - sizes[0] == 60 * (16 + 8) // 3 + 60 * 16 // 5
 
 
 def test_sizes_of_layers_that_differ() -> None:

@@ -26,7 +26,6 @@ REFUSED = {
     "blt": {},
     "cpmant": {},
     "moshi": {"num_attention_heads": 4},
-    "deepseek_v4": {"num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2},
     "minimax": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32},
     "rwkv": {},
@@ -55,7 +54,6 @@ def saved(folder: Path, family: str, **settings: object) -> Path:
     "minimax-draft",
     "cpmant-draft",
     "paligemma-target",
-    "deepseek_v4-target",
 )
 def test_models_that_cannot_forget_are_refused_by_name(tmp_path: Path, family: str, role: str) -> None:
     refused, fine = saved(tmp_path / "state", family, **REFUSED[family]), save_model(tmp_path / "fine")

@@ -24,7 +24,6 @@ CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
 CANNOT_GO_BACK = {
     "blt": "it divides the whole text into patches anew in every pass",
     "cpmant": "it numbers positions from the whole text in every pass",
-    "deepseek_v4": "its compressed cache entries cannot be taken apart again",
     "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
     "moshi": "its cache has a window that its attention mask does not know of",
     "paligemma": "it reads a prompt in both directions, and what it writes in one",

@@ -67,8 +67,12 @@ def cached_values(config: Any) -> int:
     from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 
     values = 0
-    for cached, layer in zip(DynamicCache(config=config).layers, layer_configs(config), strict=True):
-        if isinstance(cached, DynamicLayer):
+    layers: list[Any] = DynamicCache(config=config).layers
+    for cached, layer in zip(layers, layer_configs(config), strict=True):
+        if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for so many tokens, beside a window
+            indexed = int(layer.index_head_dim) if "indexer" in cached.compressed_kv else 0
+            values += -(-(head_size(layer) + indexed) // rate)
+        elif isinstance(cached, DynamicLayer):
             values += attention_values(layer)
         if isinstance(cached, DynamicIndexedLayer):
             values += int(layer.index_head_dim)  # one key for all of the indexer's heads

@@ -1,7 +1,8 @@
-"""Recurrent states of a cache (Mamba, gated delta nets, linear attention): saved, so that a rollback can restore them.
+"""States of a cache that cannot forget tokens: saved, so that a rollback can restore them.
 
-A layer of keys and values forgets tokens by dropping their entries. A recurrent state has mixed them in for good, so it
-can only go back to a copy. Convolution states, of which the cache keeps the last few columns, go the same way.
+A layer of keys and values forgets tokens by dropping their entries. A recurrent state (Mamba, gated delta nets, linear
+attention) has mixed them in for good, so it can only go back to a copy. Convolution states, of which the cache keeps
+the last few columns, go the same way, and so do entries that stand for several tokens each (DeepSeek-V4).
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ TESTED = frozenset(
     {
         "bailing_hybrid",
         "bamba",
+        "deepseek_v4",
         "falcon_h1",
         "falcon_mamba",
         "granitemoehybrid",
@@ -54,10 +56,12 @@ class SavedState:
     Attributes:
         length: how many tokens.
         states: a copy of each tensor, in the order of `RecurrentState`.
+        compressed: what each layer with compressed entries has. Its passes replace tensors and never write to them.
     """
 
     length: int
     states: list[torch.Tensor]
+    compressed: list[dict[str, Any]]
 
 
 def untested(model: PreTrainedModel) -> bool:
@@ -69,9 +73,11 @@ def untested(model: PreTrainedModel) -> bool:
 def has_recurrent_state(model: PreTrainedModel) -> bool:
     """Whether a model keeps a recurrent state in its cache, by a pass of one token where its configuration allows one.
 
-    A model whose layers only keep the last columns of a convolution (LFM2) does not.
+    A model whose layers only keep the last columns of a convolution (LFM2) does not. Compressed entries count as one.
     """
     cache = DynamicCache(config=model.config)
+    if _compressed_layers(cache):
+        return True
     layers = _linear_layers(cache)
     if not layers:
         return False
@@ -82,8 +88,9 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
 
 
 def keeps_states(config: PreTrainedConfig) -> bool:
-    """Whether any layer of a model keeps a state of its own, recurrent or of a convolution."""
-    return bool(_linear_layers(DynamicCache(config=config)))
+    """Whether any layer of a model keeps a state of its own: recurrent, of a convolution, or compressed entries."""
+    cache = DynamicCache(config=config)
+    return bool(_linear_layers(cache) or _compressed_layers(cache))
 
 
 class RecurrentState:
@@ -98,6 +105,7 @@ class RecurrentState:
         self.present = present
         self._cache = cache
         self._layers = _linear_layers(cache) if present else []
+        self._compressed = _compressed_layers(cache)
         self._saved: list[SavedState] = []
 
     def after_pass(self) -> None:
@@ -120,7 +128,8 @@ class RecurrentState:
         while len(self._saved) > 1 and length - self._saved[-2].length < SPACING:
             self._saved.pop()
         del self._saved[: max(0, len(self._saved) - KEPT + 1)]
-        self._saved.append(SavedState(length, [state.clone() for state in self._tensors()]))
+        compressed = [_parted(vars(layer)) for layer in self._compressed]
+        self._saved.append(SavedState(length, [state.clone() for state in self._tensors()], compressed))
 
     def nearest(self, length: int) -> int:
         """The longest saved length up to ``length``; 0 if there is none."""
@@ -131,11 +140,16 @@ class RecurrentState:
         self._saved = [saved for saved in self._saved if saved.length <= length]
         for state, copy in zip(self._tensors(), self._saved[-1].states, strict=True):
             state.copy_(copy)
+        for layer, had in zip(self._compressed, self._saved[-1].compressed, strict=True):
+            vars(layer).clear()
+            vars(layer).update(_parted(had))
 
     def crop(self, tokens: int) -> None:
-        """Remove the last tokens from every layer but for its recurrent state, which stays as it is."""
+        """Remove the last tokens from every layer but for states that `restore` puts back, which stay as they are."""
         layers: list[Any] = self._cache.layers
         for layer in layers:
+            if layer in self._compressed:
+                continue
             if layer not in self._layers:
                 layer.crop(-tokens)
             elif isinstance(layer, DynamicSlidingWindowLayer):
@@ -151,3 +165,12 @@ class RecurrentState:
 
 def _linear_layers(cache: DynamicCache) -> list[Any]:
     return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+def _compressed_layers(cache: DynamicCache) -> list[Any]:
+    return [layer for layer in cache.layers if hasattr(layer, "compress_rate")]
+
+
+def _parted(held: dict[str, Any]) -> dict[str, Any]:
+    """The same tensors in dictionaries of their own."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in held.items()}
