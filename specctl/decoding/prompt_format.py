@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from specctl.errors import RecordError, UsageError
@@ -125,7 +126,23 @@ class PromptFormat:
         return text
 
     def _rendered(self, messages: Sequence[Message]) -> str:
-        copied = [dict(message) for message in messages]
+        copied = [_in_parts(message) if self._reads_parts else dict(message) for message in messages]
+        return self._said(copied)
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template reads a content as a list of parts only, as those of many models that read pictures."""
+        mark = "Qzparts9"
+        asked = {"role": "user", "content": mark}
+        found = []
+        for message in (asked, _in_parts(asked)):
+            try:
+                found.append(mark in self._said([message]))
+            except Exception:  # a template is a program of its own and may raise anything
+                found.append(False)
+        return found == [False, True]
+
+    def _said(self, copied: list[dict[str, Any]]) -> str:
         return str(self.tokenizer.apply_chat_template(copied, add_generation_prompt=True, tokenize=False))
 
     def _left_out(self, messages: list[dict[str, Any]], text: str, first: int) -> Part | None:
@@ -185,6 +202,11 @@ class PromptFormat:
 
 def _rejected(error: Exception) -> RecordError:
     return RecordError("chat_template", f"the chat template rejects this conversation: {error}")
+
+
+def _in_parts(message: Message) -> dict[str, Any]:
+    """A message with its content as a list of one part."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _known_role(role: str) -> str:

@@ -200,3 +200,23 @@ def test_empty_messages_leave_nothing_out():
     assert (
         written(TEMPLATE, USER, {"role": "assistant", "content": None}, USER) == "<user>hi<assistant><user>hi<answer>"
     )
+
+
+def test_a_template_that_reads_parts_only_gets_parts():
+    """As those of SmolVLM or LLaVA: of a string they would write nothing."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+        "{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    made = PromptFormat(tokenizer(template), system="be")
+    assert text(made.prompt("hi")) == "<system>be<user>hi<answer>"
+    assert text(made.conversation(["a", "b"], ["A"])) == "<system>be<user>a<assistant>A<user>b<answer>"
+    strict = "{% for m in messages %}{{ m.content[0].text + '' }}{% endfor %}"  # raises of a string
+    assert text(PromptFormat(tokenizer(strict)).prompt("hi")) == "hi"
+
+
+def test_a_picture_is_an_error_of_its_message():
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]}]
+    with pytest.raises(RecordError, match=r'messages\.0\.content\.1\.type is "image_url", and only parts of type text'):
+        PromptFormat(tokenizer()).messages(asked)

@@ -17,7 +17,7 @@ import specctl
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.text_model import is_wrapper, left_out, text_only_class
-from specctl.models.loading.model import load_model
+from specctl.models.loading.model import load_model, load_tokenizer
 from specctl.models.placing.memory import estimate
 from specctl.models.placing.model_config import ModelConfig
 from specctl.profile.schema import ModelTable
@@ -184,3 +184,16 @@ def test_the_text_model_keeps_the_name_that_renames_weights() -> None:
 
     assert made is text_only_class(CONFIG_MAPPING["llava"]())
     assert (made.__name__, made.__module__.split(".")[0]) == ("LlavaForConditionalGeneration", "transformers")
+
+
+def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "llava", "llava")
+    table, file = ModelTable(model=str(folder)), folder / "chat_template.json"
+    assert load_tokenizer(table).chat_template is None
+    file.write_text(json.dumps({"chat_template": "{{ messages[0].content }}!"}))
+
+    assert load_tokenizer(table).chat_template == "{{ messages[0].content }}!"
+
+    file.write_text("{")
+    with pytest.raises(ModelError, match=r"damaged chat_template\.json"):
+        load_tokenizer(table)

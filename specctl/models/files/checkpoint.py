@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+PROCESSOR_TEMPLATE = "chat_template.json"
 SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken", "*.bpe", "*.vocab", "README.md"]
 TOKENIZER_FILES = (
     *("tokenizer_config.json", "tokenizer.json", "vocab.json", "tekken.json"),
@@ -74,6 +75,13 @@ class Checkpoint:
     def generation_settings(self) -> dict[str, Any] | None:
         """The contents of generation_config.json; None if there is no such file."""
         return self._json(GENERATION) if (self.folder / GENERATION).exists() else None
+
+    def processor_template(self) -> str | None:
+        """The chat template in chat_template.json; None if there is no such file, or no template in it."""
+        if not (self.folder / PROCESSOR_TEMPLATE).exists():
+            return None
+        found = self._json(PROCESSOR_TEMPLATE).get("chat_template")
+        return found if isinstance(found, str) else None
 
     def weight_files(self) -> list[Path]:
         """The model's safetensors files, whether they exist or not; without an index, a single file."""

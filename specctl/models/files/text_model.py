@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-KEPT = {"gemma3n": ("embed_audio", "embed_vision")}
+KEPT = {"gemma3n": ("embed_audio", "embed_vision"), "qwen2_audio": ("audio_tower",)}
 """Modules outside of the decoder that a wrapper asks for with text alone, by ``model_type``: Gemma 3n compares every
-token with the first id of each."""
+token with the first id of each, and Qwen2-Audio moves its input to the device of one."""
 
 
 def is_wrapper(config: Any) -> bool:

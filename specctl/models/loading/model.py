@@ -206,6 +206,8 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
                 f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
                 f"Copy or download the tokenizer files in {checkpoint.folder} again.",
             ) from error
+    if not tokenizer.chat_template:  # older models that read pictures have it in a file that only their processor reads
+        tokenizer.chat_template = checkpoint.processor_template()
     # Without its files transformers makes some of an empty vocabulary; T5's then has the space alone.
     if len(tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}) < 2:
         raise absent
