@@ -122,6 +122,11 @@ def find_stop(
     return count, text[: min(start for stop in stops if (start := text.find(stop)) >= 0)]
 
 
+def silent_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of special tokens that decoded text leaves out."""
+    return _known(tokenizer).silent
+
+
 def special_ids(tokenizer: Tokenizer, stops: Sequence[str]) -> set[int]:
     """Ids of the special tokens among stop strings, which decoded text leaves out."""
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
@@ -146,7 +151,9 @@ _KNOWN: "WeakKeyDictionary[Tokenizer, _Known]" = WeakKeyDictionary()
 
 def _known(tokenizer: Tokenizer) -> _Known:
     if tokenizer not in _KNOWN:
-        _KNOWN[tokenizer] = _Known(frozenset(i for i in tokenizer.all_special_ids if not _plain(tokenizer, [i])))
+        added = [token for token, told in tokenizer.added_tokens_decoder.items() if told.special]
+        marks = {*tokenizer.all_special_ids, *added}
+        _KNOWN[tokenizer] = _Known(frozenset(token for token in marks if not _plain(tokenizer, [token])))
     return _KNOWN[tokenizer]
 
 
@@ -162,7 +169,7 @@ def _visible(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[int]:
     """The tokens that have text: behind special ones alone, a word loses its space as at the start of a text."""
     if _joins(tokenizer):
         return list(tokens)
-    silent = _known(tokenizer).silent
+    silent = silent_ids(tokenizer)
     return [token for token in tokens if token not in silent]
 
 

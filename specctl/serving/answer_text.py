@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specctl.decoding.text import NO_ENDS, TextStream, shown_length
+from specctl.decoding.text import NO_ENDS, TextStream, shown_length, silent_ids
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.records import Completion, ExtraToken, Round, TokenLogprobs
 from specctl.serving.order import Ended, Wrote
@@ -72,7 +72,7 @@ class AnswerText:
     def __post_init__(self) -> None:
         self._stream = TextStream(self.tokenizer, self.prompt, self.ends)
         if self.logprobs or self.rounds:
-            special = {*self.tokenizer.all_special_ids}
+            special = silent_ids(self.tokenizer)
             self._silent = special | self.ends
             self._first = all(token in special for token in self.prompt)
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Set
 from functools import cached_property
 
-from specctl.decoding.text import UNFINISHED
+from specctl.decoding.text import UNFINISHED, silent_ids
 from specctl.models.files.byte_tokens import byte_of, bytes_of_letters
 from specctl.models.files.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ class Spellings:
 
     def __init__(self, tokenizer: Tokenizer, ends: Set[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._silent = {*tokenizer.all_special_ids, *ends}
+        self._silent = silent_ids(tokenizer) | ends
         self._known: dict[tuple[int, bool], str] = {}
 
     def text_of(self, token: int, *, first: bool = False) -> str:

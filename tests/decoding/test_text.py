@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from other_tokenizers import sentence_pieces
 from transformers import AutoTokenizer
 
-from specctl.decoding.text import TextStream, decode_after, find_stop, special_ids
+from specctl.decoding.text import TextStream, decode_after, find_stop, silent_ids, special_ids
 from specctl.models.files.tokenizer import BareTokenizer, light
 from specctl.profile.known_names import model_path
 
@@ -153,7 +153,7 @@ FOREIGN = [
 def characters(tokenizer, tokens):
     """What ids spell, each byte that belongs to no whole character as U+FFFD."""
     names = {token: name for name, token in tokenizer.get_vocab().items()}
-    said = [names[token] for token in tokens if token not in tokenizer.all_special_ids]
+    said = [names[token] for token in tokens if token not in silent_ids(tokenizer)]
     octets = b"".join(
         bytes.fromhex(name[3:5]) if name.startswith("<0x") else name.replace("\u2581", " ").encode() for name in said
     )
@@ -168,21 +168,17 @@ def characters(tokenizer, tokens):
 
 
 @pytest.mark.parametrize("tokenizer", SPELLED, ids=["whole", "bare"])
-@given(
-    prompt=st.sampled_from(FOREIGN),
-    text=st.text(st.sampled_from("the \u1230\u10d0\u0dad\U0001f680\u20ac"), max_size=8),
-    sizes=SIZES,
-)
-def test_a_completion_begins_where_the_prompt_ends_whatever_it_ends_with(tokenizer, prompt, text, sizes):
+@given(data=st.data())
+def test_a_completion_begins_where_the_prompt_ends_whatever_it_ends_with(tokenizer, data):
     """Also inside a character, and where the tokens that are decoded along begin inside one."""
-    whole = tokenizer.encode(prompt + text, add_special_tokens=False)
-    said = decode(tokenizer, whole)
-    for cut_at in range(1, len(whole)):
-        before, after = whole[:cut_at], whole[cut_at:]
-        expected = said[len(characters(tokenizer, before).rstrip("\ufffd")) :]
-        assert decode_after(tokenizer, before, after) == expected
-        stream = TextStream(tokenizer, before)
-        assert "".join([*(stream.push(piece) for piece in cut(after, sizes)), stream.flush()]) == expected
+    letters = st.text(st.sampled_from("the \u1230\u10d0\u0dad\U0001f680\u20ac"), max_size=8)
+    whole = tokenizer.encode(data.draw(st.sampled_from(FOREIGN)) + data.draw(letters), add_special_tokens=False)
+    cut_at = data.draw(st.integers(1, len(whole) - 1))
+    before, after = whole[:cut_at], whole[cut_at:]
+    expected = decode(tokenizer, whole)[len(characters(tokenizer, before).rstrip("\ufffd")) :]
+    assert decode_after(tokenizer, before, after) == expected
+    stream = TextStream(tokenizer, before)
+    assert "".join([*(stream.push(piece) for piece in cut(after, data.draw(SIZES))), stream.flush()]) == expected
 
 
 @pytest.mark.parametrize("tokenizer", SPELLED, ids=["whole", "bare"])
@@ -216,6 +212,13 @@ def test_a_byte_level_prompt_may_end_inside_a_character():
 def test_a_stop_string_is_found_where_a_round_adds_a_part_of_the_next_character():
     tokens = PIECES.encode("\u1230\u120b", add_special_tokens=False)
     assert find_stop(PIECES, [], tokens[:5], ["\u1230"]) == (4, "")
+
+
+def test_what_the_library_leaves_out_is_silent():
+    assert PIECES.convert_tokens_to_ids("<unk>") not in PIECES.all_special_ids
+    for tokenizer in SPELLED:
+        assert silent_ids(tokenizer) == {PIECES.convert_tokens_to_ids(name) for name in ("<bos>", "<eos>", "<unk>")}
+    assert silent_ids(TINY) == {0}, "not <tool>, which is added and not special"
 
 
 def test_special_tokens_before_a_text_do_not_take_its_space():

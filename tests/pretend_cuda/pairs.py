@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
@@ -117,6 +117,7 @@ class Tokenizer:
 
     all_special_tokens: tuple[str, ...] = ()
     all_special_ids: tuple[int, ...] = ()
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
     def decode(self, tokens: list[int], **_: Any) -> str:
         return " ".join(map(str, tokens))

@@ -21,10 +21,16 @@ from specctl.terminal.work_progress import TerminalProgress, loading, note
 class Rigged:
     """Answers with a text of which every byte is a token and every token a round, as a model might."""
 
+    all_special_ids = ()
+
     def __init__(self, text):
-        self.bytes = text.encode()
+        self.bytes, self.added_tokens_decoder = text.encode(), {}
+        self.session = SimpleNamespace(ends=frozenset())
         self.settings = SimpleNamespace(stop=[])
         self.prompts = SimpleNamespace(tokenizer=self)
+
+    def get_vocab(self):
+        return {}
 
     def decode(self, tokens, **_):
         return bytes(tokens).decode(errors="replace")
