@@ -27,10 +27,11 @@ class Calibrated:
     """The outcome of a calibration, reported on prompts that did not choose it.
 
     Attributes:
-        policy: the fastest policy with its settings, as ``--policy`` writes it; ``none`` where no draft pays.
-        tokens_per_second: predicted.
-        speedup: over the target alone, predicted, with the ends of its 95% interval; None where there are too few
+        policy: the policy to use with its settings, as ``--policy`` writes it; ``none`` where no draft pays.
+        tokens_per_second: measured live, or without ``verify`` predicted.
+        speedup: over the target alone, likewise, with the ends of its 95% interval; None where there are too few
             prompts for one.
+        verdict: what to use, in a sentence, with what it was compared with.
         ranking: each policy's best setting and its tokens per second, the fastest first.
         warnings: what to know before the numbers are trusted.
         measured: the live runs of the chosen setting and of others; empty without ``verify``.
@@ -40,6 +41,7 @@ class Calibrated:
     policy: str
     tokens_per_second: float
     speedup: tuple[float, float | None, float | None]
+    verdict: str
     ranking: tuple[tuple[str, float], ...]
     warnings: tuple[str, ...]
     measured: tuple[Measured, ...]
@@ -56,7 +58,7 @@ class Calibrated:
         """
         output = Path(path)
         profile = calibrated_profile(self._resolved, self._decision, self._facts, output)
-        write_whole(output, profile_text(profile, self.found))
+        write_whole(output, profile_text(profile, self.verdict))
         return output
 
 
@@ -65,7 +67,7 @@ def calibrate(
     prompts: str | PathLike[str] | Sequence[str] | Suite = EMBEDDED,
     *,
     policy: str | None = None,
-    samples: int = 8,
+    samples: int = 10,
     grid: Literal["paper", "dense"] = "dense",
     verify: bool = True,
     progress: Progress = SILENT,
@@ -95,17 +97,20 @@ def calibrate(
         profile.draft, policy, grid, [], recordable(profile), computed_by(profile.draft, (), None)
     )
     seed = profile.sampling.seed
-    traces = collect_traces(
-        own.pair, profile, sample(_suite(prompts), 2 * samples, seed), asked.depth, progress=progress
-    )
+    suite = _suite(prompts)
+    traces = collect_traces(own.pair, profile, sample(suite, 2 * samples, seed), asked.depth, progress=progress)
     left_out = [f"prompt {identity} is left out: {why}" for identity, why in traces.failures.items()]
-    decision = decide(traces, asked, profile, own.pair if verify else None, progress, left_out)
-    found = decision.found
-    winner = found.winner
+    pair, given = own.pair if verify else None, len(suite.prompts)
+    decision = decide(traces, asked, profile, pair, progress, left_out, given=given)
+    if decision.interrupted:
+        raise KeyboardInterrupt
+    found, advice = decision.found, decision.advice
+    used = advice.rival_used
     return Calibrated(
-        policy=winner.score.setting.label,
-        tokens_per_second=winner.score.tokens_per_second,
-        speedup=(winner.speedup.value, winner.speedup.low, winner.speedup.high),
+        policy=used.setting.label,
+        tokens_per_second=used.tokens_per_second,
+        speedup=(used.speedup.value, used.speedup.low, used.speedup.high),
+        verdict=advice.verdict,
         ranking=tuple((one.score.setting.label, one.score.tokens_per_second) for one in found.ranking),
         warnings=tuple(found.warnings),
         measured=tuple(decision.measured),

@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 import tomli_w
 
-from specctl.calibration.calibration_tables import verdict
+from specctl.calibration.batch_sizes import BatchSize
 from specctl.calibration.decision import Decision
-from specctl.calibration.search import Calibration
 from specctl.policies import NONE, Setting
 from specctl.printable import one_line
 from specctl.profile import ResolvedProfile
@@ -36,8 +35,7 @@ def calibrated_profile(
         output: path of the file to write.
         counts: of the file that tells how often tokens occur, for a draft that writes few.
     """
-    found = decision.found
-    winner = found.winner
+    found, advice = decision.found, decision.advice
     setting = decision.setting
     table: dict[str, Any] = {
         "schema_version": 1,
@@ -55,25 +53,26 @@ def calibrated_profile(
     _lay(table.setdefault("draft", {}), draft_table(setting, len(draft.levels)))
     if counts is not None and draft.levels[-1].tokens is not None:
         _put(table, [*["draft"] * len(draft.levels), "token_counts"], str(counts.resolve()))
-    speed = winner.speedup
+    used, predicted = advice.rival_used, advice.predicted(advice.setting)
+    speed = used.speedup
     expected: dict[str, Any] = {
-        "tokens_per_second": round(winner.score.tokens_per_second, 1),
+        "from": "live runs" if advice.measured else "prediction",
+        "tokens_per_second": round(used.tokens_per_second, 1),
         "speedup": round(speed.value, 3),
     }
+    if advice.measured and predicted is not None:
+        expected["predicted_speedup"] = round(predicted.value, 3)
+    if speed.doubt:
+        expected["doubt"] = speed.doubt
     if speed.low is not None and speed.high is not None:
         expected |= {"low": round(speed.low, 3), "high": round(speed.high, 3)}
     if decision.sizes:
-        expected["batches"] = {
-            str(size.rows): {
-                "tokens_per_second": round(size.winner.score.tokens_per_second, 1),
-                "speedup": round(size.winner.speedup.value, 3),
-            }
-            for size in decision.sizes
-        }
+        expected["batches"] = {str(size.rows): _expected_of(size, decision) for size in decision.sizes}
     table["provenance"] = {
         **facts,
         "chosen_on": len(found.chosen_on),
         "reported_on": len(found.reported_on),
+        "left_out": decision.prompts["left_out"] + decision.prompts["failed"],
         "held_out": found.held_out,
         "settings_replayed": found.candidates,
         "expected": expected,
@@ -88,13 +87,25 @@ def calibrated_profile(
     return table
 
 
-def profile_text(table: Mapping[str, Any], found: Calibration) -> str:
+def _expected_of(size: BatchSize, decision: Decision) -> dict[str, Any]:
+    """The figures of several texts at once: measured where there are live runs of the setting to use."""
+    setting = decision.setting_of(size)
+    live = next((one for one in decision.measured if (one.rows, one.setting) == (size.rows, setting)), None)
+    predicted = next((one for one in size.ranking if one.score.setting == setting), size.winner)
+    if live is None or live.speedup is None:
+        speed, rate, source = predicted.speedup, predicted.score.tokens_per_second, "prediction"
+    else:
+        speed, rate, source = live.speedup, live.measured, "live runs"
+    return {"from": source, "tokens_per_second": round(rate, 1), "speedup": round(speed.value, 3)}
+
+
+def profile_text(table: Mapping[str, Any], verdict: str) -> str:
     """A calibrated profile as TOML: the verdict in a comment, and the costs last, a line for each list."""
     provenance = dict(table["provenance"])
     costs = provenance.pop("costs")
     lines = [f"{_key(name)} = {_inline(value)}" for name, value in costs.items()]
     text = tomli_w.dumps({**table, "provenance": provenance})
-    return "\n".join([f"# {one_line(verdict(found))}", f"{text}", "[provenance.costs]", *lines, ""])
+    return "\n".join([f"# {one_line(verdict)}", f"{text}", "[provenance.costs]", *lines, ""])
 
 
 def _inline(value: Any) -> str:

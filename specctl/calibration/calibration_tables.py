@@ -8,12 +8,9 @@ from specctl.calibration.scores import Score
 from specctl.calibration.search import Calibration, Ranked
 from specctl.calibration.size_tables import by_size, size_document
 from specctl.calibration.speedup_cells import plain_interval, speedup_cells
-from specctl.policies import NONE
 from specctl.policies.rules.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
-from specctl.reporting.placing import times
 from specctl.reporting.table import BLOCK, DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
-from specctl.statistics.intervals import is_clear
 
 if TYPE_CHECKING:
     from specctl.calibration.decision import Decision
@@ -25,29 +22,11 @@ KNOBS = ("threshold", "draft_length", "max_draft")
 """The main setting of a policy is the first of these that it has."""
 
 
-def verdict(found: Calibration) -> str:
-    """The recommendation as one line of text."""
-    winner, constant = found.winner, found.ranked("constant")
-    if winner.score.setting == NONE:
-        best = next((entry for entry in found.ranking if entry.score.setting != NONE), None)
-        other = f"; the best other setting is {best.score.setting.label}: {times(best.speedup)}" if best else ""
-        return f"use none: target-only decoding is the right choice here{other}"
-    parts = [f"use {winner.score.setting.label}: {times(winner.speedup)}"]
-    if not is_clear(winner.speedup) and winner.speedup.low is not None:
-        parts.append("level with none")
-    if constant is not None and constant is not winner:
-        ratio = winner.score.speedup(constant.score)
-        level = "" if is_clear(ratio) or ratio.low is None else ", level with it"
-        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label}){level}")
-    parts.append(f"oracle {found.oracle.speedup.value:.2f}x")
-    return "; ".join(parts)
-
-
 def calibration_tables(decision: "Decision") -> list[Table]:
     """All tables of a calibration, in reading order."""
     found = decision.found
     return [
-        _ranking(found),
+        _ranking(decision),
         *([by_size(found, decision.sizes)] if decision.sizes else []),
         *([_verified(decision.measured)] if decision.measured else []),
         *([_curve(found)] if len(found.curve) > 2 else []),
@@ -56,12 +35,27 @@ def calibration_tables(decision: "Decision") -> list[Table]:
     ]
 
 
+def warning_tables(found: Calibration) -> list[Table]:
+    """What a reader of a report has to know first; on a terminal these are warnings."""
+    told = " ".join(f"{line[0].upper()}{line[1:]}." for line in found.warnings)
+    return [Table("Before you trust these numbers", (), (), note=told)] if told else []
+
+
 def as_document(decision: "Decision") -> dict[str, Any]:
     """The numbers of the tables as plain values, with more decimals."""
-    found = decision.found
+    found, advice = decision.found, decision.advice
+    used, predicted = advice.rival_used, advice.predicted(advice.setting)
     return {
-        "verdict": verdict(found),
-        "chosen": decision.setting.table,
+        "verdict": advice.verdict,
+        "use": decision.setting.table,
+        "speedup": {
+            **(plain_interval(used.speedup) or {}),
+            "from": "live runs" if advice.measured else "prediction",
+            "predicted": None if predicted is None else round(predicted.value, 4),
+        },
+        "tokens_per_second": round(used.tokens_per_second, 2),
+        "prompts": decision.prompts,
+        "chosen": found.winner.score.setting.table,
         "fastest": found.choice.fastest.setting.table,
         "share_of_resamples": round(found.choice.share, 4),
         "candidates": found.candidates,
@@ -74,7 +68,7 @@ def as_document(decision: "Decision") -> dict[str, Any]:
         "signal_bound": None if found.signal_bound is None else _plain(found.signal_bound, found),
         "runner_ups": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.choice.near],
         "curve": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.curve],
-        "batches": [size_document(size) for size in decision.sizes],
+        "batches": [{**size_document(size), "use": decision.setting_of(size).table} for size in decision.sizes],
         "measured": [
             {
                 "texts": one.rows,
@@ -88,15 +82,37 @@ def as_document(decision: "Decision") -> dict[str, Any]:
         "costs": decision.costs.as_record(),
         "implied_threshold": _implied_threshold(decision.costs, found),
         "warnings": found.warnings,
+        "interrupted": decision.interrupted,
     }
 
 
 _VERIFIED = {None: "", "token": ", draft tokens verified one by one", "block": ", drafts verified as blocks"}
 
 
-def _ranking(found: Calibration) -> Table:
+def bounds_passed(found: Calibration) -> list[str]:
+    """For each bound that a policy passes a sentence that says so."""
+    said = []
+    for bound in (found.signal_bound, found.oracle):
+        if bound is not None and (passing := _passing(bound, found)) is not None:
+            what = bound.score.setting.policy
+            why = "its costs are noisy" if bound is found.oracle else "it is fitted to these prompts, and bounds only"
+            why += "" if bound is found.oracle else " rules that read entropy and top probability"
+            said.append(f"The {what} is no bound here, for {passing.score.setting.label} is above it: {why}")
+    return said
+
+
+def _passing(bound: Ranked, found: Calibration) -> Ranked | None:
+    """The fastest policy where it is above a bound by more than rounding."""
+    fastest = found.ranking[0]
+    above = fastest.score.tokens_per_second > bound.score.tokens_per_second * 1.005
+    return fastest if above else None
+
+
+def _ranking(decision: "Decision") -> Table:
+    found = decision.found
     bounds = [found.oracle] if found.signal_bound is None else [found.signal_bound, found.oracle]
     rows = tuple(_row(entry, found) for entry in [*found.ranking, *bounds])
+    told = "".join(f" {line}." for line in bounds_passed(found))
     where = "prompts that did not choose the settings" if found.held_out else "the prompts that chose the settings"
     return Table(
         "Policies at their best settings",
@@ -112,25 +128,17 @@ def _ranking(found: Calibration) -> Table:
             f"of oracle{UP}",
         ),
         rows,
-        note=f"{DEFINITIONS} Predicted on {len(found.reported_on)} {where}; {found.candidates} settings were replayed "
-        f"on {len(found.chosen_on)}{_VERIFIED[found.verification]}. The chosen setting (*) was within the noise of the "
-        f"fastest in {found.choice.share:.0%} of resamples.{_beyond(bounds, found)}",
+        note=f"{DEFINITIONS} {decision.prompts_told}. Predicted on {len(found.reported_on)} {where}; "
+        f"{found.candidates} settings were replayed on {len(found.chosen_on)}{_VERIFIED[found.verification]}. "
+        f"The chosen setting (*) was within the noise of the fastest in {found.choice.share:.0%} of resamples.{told}",
     )
-
-
-def _beyond(entries: Sequence[Ranked], found: Calibration) -> str:
-    """What is to be thought of a speed above the oracle's."""
-    fastest = max(entry.score.tokens_per_second for entry in (*entries, *found.ranking))
-    if fastest <= found.oracle.score.tokens_per_second * 1.005:
-        return ""
-    return " No policy can beat the oracle: more than 100% of it is noise in the measured costs."
 
 
 def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
     score = entry.score
     chosen = score.setting == found.winner.score.setting
     return (
-        score.setting.label + (" *" if chosen else ""),
+        score.setting.label + (" *" if chosen else "") + _no_bound(entry, found),
         f"{score.tokens_per_second:.1f}",
         *speedup_cells(entry.speedup),
         percent(score.acceptance_rate),
@@ -139,6 +147,11 @@ def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
         f"{score.discard_rate:.3f}",
         f"{score.tokens_per_second / found.oracle.score.tokens_per_second:.0%}",
     )
+
+
+def _no_bound(entry: Ranked, found: Calibration) -> str:
+    bound = entry is found.oracle or entry is found.signal_bound
+    return " (no bound here)" if bound and _passing(entry, found) is not None else ""
 
 
 def _verified(measured: Sequence[Measured]) -> Table:

@@ -18,6 +18,9 @@ from specctl.profile.schema import DraftTable, Profile
 from specctl.replay.play import require_recordable
 from specctl.replay.trace_files import TraceHeader
 
+UNTUNED = "cost-optimal"
+"""The policy that needs no calibration, so a calibrated setting has to be faster than it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedSettings:
@@ -28,6 +31,7 @@ class ComparedSettings:
         candidates: settings that may be chosen; all are replayed.
         also_ranked: settings that are ranked too, but not chosen.
         space: for a hierarchy, the settings of each level, whose combinations are too many to replay all.
+        untuned: the policy that needs no calibration, with its defaults, which is run live beside the chosen setting.
         at_least: a length of drafts that traces shall hold, whatever the settings draft.
     """
 
@@ -35,6 +39,7 @@ class ComparedSettings:
     candidates: list[Setting]
     also_ranked: list[Setting]
     space: Space | None
+    untuned: Setting | None = None
     at_least: int = 0
 
     @property
@@ -97,18 +102,19 @@ def compared_settings(
     old = next(iter(with_predictors([own], choices)), own)
     _require_known([[one] for one in old.levels], known)
     chained = partial(_in_chain, draft)
+    (untuned,) = chained([Setting(UNTUNED)])
     also_ranked = chained([] if names == ["all"] else grid("constant", kind, known[0]))
     if len(names) == 1 or names[0] == "none":
         candidates = chained(grid(names[0], kind, known[0]))
         _require_known([candidates], known)
-        return ComparedSettings(old, with_predictors(candidates, choices), also_ranked, None)
+        return ComparedSettings(old, with_predictors(candidates, choices), also_ranked, None, untuned)
     first, *lower = level_grids(names, kind, known)
     fine = [chained(first), *lower]
     _require_known(fine, known)
     # The combinations of all policies on a fine grid would be too many.
     first, *lower = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
     coarse = [chained(first), *lower]
-    return ComparedSettings(old, [], also_ranked, Space(coarse, fine))
+    return ComparedSettings(old, [], also_ranked, Space(coarse, fine), untuned)
 
 
 def _in_chain(draft: DraftTable, settings: Iterable[Setting]) -> list[Setting]:

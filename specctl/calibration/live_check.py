@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from specctl.batching.pair_rows import passes_of
 from specctl.calibration.batch_sizes import BatchSize
+from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.predictors.trained_predictors import TrainedPredictor
@@ -33,6 +34,7 @@ class Measured:
         predicted: tokens/s after the prompt, by replay; None for a setting that cannot be replayed.
         measured: tokens/s after the prompt, live.
         speedup: measured speedup over target-only decoding, the time of the prompt included.
+        behind: measured speed of the fastest that ran with it over its own, by the same prompts.
         rows: how many texts were written at once.
     """
 
@@ -40,7 +42,21 @@ class Measured:
     predicted: float | None
     measured: float
     speedup: Interval | None
+    behind: Interval = Interval(1.0)  # noqa: RUF009 - it cannot be changed
     rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRuns:
+    """What was measured.
+
+    Attributes:
+        measured: for each setting; empty where not even one prompt was run with all of them.
+        stopped: after how many of how many prompts Ctrl-C ended the runs; None where they came to their end.
+    """
+
+    measured: list[Measured]
+    stopped: tuple[int, int] | None = None
 
 
 def doubts(measured: Sequence[Measured]) -> list[str]:
@@ -55,6 +71,13 @@ def doubts(measured: Sequence[Measured]) -> list[str]:
     ]
 
 
+def stopped_live(ran: int, prompts: int) -> str:
+    """What Ctrl-C in the live runs means for the numbers."""
+    if not ran:
+        return "live runs were interrupted before any prompt was run with every setting: all speeds are predictions"
+    return f"live runs were interrupted after {ran} of {prompts} prompts: measured speeds are of these alone"
+
+
 def _named(one: Measured) -> str:
     return one.setting.label + (f", {one.rows} texts at once" if one.rows > 1 else "")
 
@@ -64,30 +87,32 @@ def check_live(
     profile: Profile,
     traces: TraceSet,
     found: Calibration,
-    old: Setting,
+    asked: ComparedSettings,
     progress: Progress = SILENT,
-) -> list[Measured]:
-    """Run the chosen setting, the profile's own, the best constant and none in turn, on the prompts reported on.
+) -> LiveRuns:
+    """Run the chosen setting and those that it has to be faster than in turn, on the prompts reported on.
 
-    Stop strings are ignored, as they were when the traces were recorded.
+    These are the profile's own, the best constant, the policy that needs no calibration, and none. Stop strings are
+    ignored, as they were when the traces were recorded.
 
     Args:
         pair: with the drafts and heads that the settings use.
         profile: the pair's profile.
         traces: with the records of the prompts.
         found: the outcome of the search.
-        old: the profile's own setting.
+        asked: the settings that were compared.
         progress: receives a count of runs.
     """
     assert profile.draft is not None
-    predicted = _predicted(found, old)
+    predicted = _predicted(found, asked)
     drafting = [setting for setting in predicted if setting != NONE]
     candidates = candidates_of([profile.draft.stopped_by(setting) for setting in drafting])
     labels = {setting: one.label for setting, one in zip([NONE, *drafting], candidates.all, strict=True)}
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafts = [level.model for level in profile.draft.levels]
-    results = run_candidates(_with_predictors(pair, candidates), profile, candidates, prompts, drafts, progress)
-    return list(_measured(results, predicted, labels))
+    pair = _with_predictors(pair, candidates)
+    results, stopped = run_candidates(pair, profile, candidates, prompts, drafts, progress)
+    return LiveRuns(_measured(results, predicted, labels), stopped)
 
 
 def check_batch(
@@ -97,7 +122,7 @@ def check_batch(
     size: BatchSize,
     reported_on: Sequence[str],
     progress: Progress = SILENT,
-) -> list[Measured]:
+) -> LiveRuns:
     """Run the setting chosen for several texts at once, the best constant and none, so many texts at once.
 
     Prompts run as often as they have to for every place of the batch to have one or more; intervals are over prompts.
@@ -119,9 +144,9 @@ def check_batch(
         for identity in reported_on
     ]
     passes, drafts = passes_of(pair, size.rows), [profile.draft.model]
-    results = run_candidates(pair, profile, candidates, prompts, drafts, progress, passes)
+    results, stopped = run_candidates(pair, profile, candidates, prompts, drafts, progress, passes)
     results = replace(results, runs=[replace(run, prompt=run.prompt.rpartition(" ")[0]) for run in results.runs])
-    return [replace(one, rows=size.rows) for one in _measured(results, predicted, labels)]
+    return LiveRuns([replace(one, rows=size.rows) for one in _measured(results, predicted, labels)], stopped)
 
 
 def run_candidates(
@@ -132,8 +157,11 @@ def run_candidates(
     drafts: Sequence[str],
     progress: Progress,
     passes: Sequence[RowPasses] | None = None,
-) -> RunSet:
+) -> tuple[RunSet, tuple[int, int] | None]:
     """Run candidates on prompts, in turn and without stop strings.
+
+    Ctrl-C ends the runs: then the results are of the prompts that all candidates have run, and it is said after how
+    many of how many prompts that was.
 
     Args:
         pair: with the drafts and heads that the candidates use.
@@ -159,9 +187,21 @@ def run_candidates(
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("live runs", len(prompts) * len(candidates.all)) as advance:
         robin = RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None, passes=passes)
-        for run in robin.run():
-            advance(run.tokens)
-    return results
+        try:
+            for run in robin.run():
+                advance(run.tokens)
+        except KeyboardInterrupt:
+            return _whole_prompts(results, len(prompts))
+    return results, None
+
+
+def _whole_prompts(results: RunSet, prompts: int) -> tuple[RunSet, tuple[int, int]]:
+    """The runs of prompts that all candidates have run, and how many of how many prompts these are."""
+    ran: dict[str, set[str]] = {}
+    for run in results.runs:
+        ran.setdefault(run.prompt, set()).add(run.candidate)
+    whole = {prompt for prompt, labels in ran.items() if len(labels) == len(results.header.candidates)}
+    return replace(results, runs=[run for run in results.runs if run.prompt in whole]), (len(whole), prompts)
 
 
 def decode_speed(runs: Sequence[Run]) -> float:
@@ -169,15 +209,17 @@ def decode_speed(runs: Sequence[Run]) -> float:
     return 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
 
 
-def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
+def _predicted(found: Calibration, asked: ComparedSettings) -> dict[Setting, float | None]:
     """The settings to run with their predicted tokens/s."""
     constant = found.ranked("constant")
-    settings = {found.winner.score.setting, old, NONE} | ({constant.score.setting} if constant else set())
+    others = [asked.old, *([asked.untuned] if asked.untuned is not None else [])]
+    settings = {found.winner.score.setting, *others, NONE} | ({constant.score.setting} if constant else set())
     scores = (entry.score for entry in found.ranking)
     predicted: dict[Setting, float | None] = {
         one.setting: one.tokens_per_second for one in scores if one.setting in settings
     }
-    predicted.setdefault(old, None)
+    for setting in others:
+        predicted.setdefault(setting, None)
     return predicted
 
 
@@ -193,11 +235,14 @@ def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
 def _measured(
     results: RunSet, predicted: Mapping[Setting, float | None], labels: Mapping[Setting, str]
 ) -> "list[Measured]":
-    found = []
-    for setting, tokens_per_second in predicted.items():
-        runs = evened(results.of(labels[setting]))
-        if not runs:
-            continue
-        speed = speedup(runs, results.of(BASELINE))
-        found.append(Measured(setting, tokens_per_second, decode_speed(runs), speed and speed.of_totals))
-    return found
+    found, runs_of = [], {setting: evened(results.of(labels[setting])) for setting in predicted}
+    for setting, runs in runs_of.items():
+        if runs:
+            speed = speedup(runs, results.of(BASELINE))
+            found.append(Measured(setting, predicted[setting], decode_speed(runs), speed and speed.of_totals))
+    known = [one for one in found if one.speedup is not None]
+    first = max(known, key=lambda one: one.speedup.value if one.speedup is not None else 0.0, default=None)
+    if first is None:
+        return found
+    behind = {one.setting: speedup(runs_of[first.setting], runs_of[one.setting]) for one in found}
+    return [replace(one, behind=ratio.of_totals) if (ratio := behind[one.setting]) else one for one in found]

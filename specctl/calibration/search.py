@@ -11,12 +11,10 @@ from specctl.policies import NONE, Setting
 from specctl.profile.schema import Verification
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
-from specctl.statistics.intervals import Interval
+from specctl.statistics.intervals import FEW, Interval
 
 MOST_RANKED = 12
 """Combinations of a hierarchy's policies that are ranked, besides the best of each way to pre-verify."""
-FEW = 4
-"""With fewer prompts than this, an interval over them is not reliable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specctl.calibration.decision import Decision
-from specctl.calibration.live_check import decode_speed, run_candidates
-from specctl.calibration.search import Calibration
+from specctl.calibration.live_check import Measured, decode_speed, run_candidates, stopped_live
+from specctl.calibration.search import Calibration, Ranked
 from specctl.calibration.speedup_cells import speedup_cells
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
@@ -42,13 +42,18 @@ class Entrant:
 
     @property
     def setting(self) -> Setting:
-        """The chosen one."""
-        return self.found.winner.score.setting
+        """The one to run and to use: the chosen one, unless another rival is faster."""
+        return self.decision.advice.setting
+
+    @property
+    def ranked(self) -> Ranked:
+        """The figures that are predicted for it."""
+        return next(one for one in self.found.ranking if one.score.setting == self.setting)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An entrant's chosen setting.
+    """An entrant's setting.
 
     Attributes:
         entrant: whose it is.
@@ -61,6 +66,19 @@ class Standing:
     measured: float | None
     speedup: Interval
     behind: Interval
+
+    @property
+    def decision(self) -> Decision:
+        """The entrant's, with its live runs."""
+        one = self.entrant
+        if self.measured is None:
+            return one.decision
+        found, predicted = replace(one.found, winner=one.ranked), one.ranked.score.tokens_per_second
+        runs = [Measured(one.setting, predicted, self.measured, self.speedup, self.behind)]
+        # How many tokens/s the target alone wrote follows from neither; its speed over its own is 1.
+        alone = self.measured / self.speedup.value
+        runs += [Measured(NONE, None, alone, Interval(1.0), self.behind)] * (one.setting != NONE)
+        return replace(one.decision, found=found, measured=runs)
 
 
 def candidates_of_entrants(entrants: Sequence[Entrant]) -> Candidates:
@@ -82,21 +100,26 @@ def candidates_of_entrants(entrants: Sequence[Entrant]) -> Candidates:
 
 def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
     """The standings by prediction, fastest first."""
-    order = sorted(entrants, key=lambda one: -one.found.winner.speedup.value)
-    first = order[0].found
+    order = sorted(entrants, key=lambda one: -one.ranked.speedup.value)
+    first = order[0]
     found = []
     for one in order:
         # Of different prompts, which left-out ones may make them, no ratio is paired.
-        same = one.found.reported_on == first.reported_on
-        behind = first.winner.score.speedup(one.found.winner.score) if same else Interval(1.0)
-        found.append(Standing(one, None, one.found.winner.speedup, behind))
+        same = one.found.reported_on == first.found.reported_on
+        behind = first.ranked.score.speedup(one.ranked.score) if same else Interval(1.0)
+        found.append(Standing(one, None, one.ranked.speedup, behind))
     return found
 
 
 def run_live(
     pair: Pair, candidates: Candidates, entrants: Sequence[Entrant], progress: Progress = SILENT
-) -> list[Standing]:
-    """Run every entrant's chosen setting and none in turn, on the prompts that all reported on; fastest first.
+) -> tuple[list[Standing], bool]:
+    """Run every entrant's setting and none in turn, on the prompts that all reported on.
+
+    What is to be known before the outcome is trusted becomes a warning of each entrant.
+
+    Returns:
+        The standings, fastest first, empty where no prompt was run; and whether Ctrl-C ended the runs.
 
     Args:
         pair: the target with the drafts of the candidates.
@@ -107,7 +130,12 @@ def run_live(
     first = entrants[0]
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
     prompts = [SuitePrompt(identity, **first.decision.traces.records[identity]) for identity in shared]
-    results = run_candidates(pair, first.profile, candidates, prompts, candidates.names, progress)
+    results, stopped = run_candidates(pair, first.profile, candidates, prompts, candidates.names, progress)
+    warnings = [] if stopped is None else [stopped_live(*stopped)]
+    if missing := {name for one in entrants for name in one.found.reported_on} - set(shared):
+        warnings.append(f"{len(missing)} prompts are left out of the live runs: not every profile reports on them")
+    for one in entrants:
+        one.found.warnings.extend(warnings)
     labels = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
     found = []
     for one in entrants:
@@ -117,12 +145,15 @@ def run_live(
         if speed is None:
             continue
         found.append((Standing(one, decode_speed(runs), speed.of_totals, Interval(1.0)), runs))
+    if not found:
+        return [], stopped is not None
     found.sort(key=lambda one: -one[0].speedup.value)
     ratios = [speedup(found[0][1], runs) for _, runs in found]
-    return [
+    standings = [
         replace(one, behind=Interval(1.0) if ratio is None else ratio.of_totals)
         for (one, _), ratio in zip(found, ratios, strict=True)
     ]
+    return standings, stopped is not None
 
 
 def standings_table(standings: Sequence[Standing]) -> Table:
@@ -132,7 +163,7 @@ def standings_table(standings: Sequence[Standing]) -> Table:
         (
             one.entrant.name,
             one.entrant.setting.label,
-            f"{one.entrant.found.winner.score.tokens_per_second:.1f}",
+            f"{one.entrant.ranked.score.tokens_per_second:.1f}",
             UNKNOWN if one.measured is None else f"{one.measured:.1f}",
             *speedup_cells(one.speedup),
         )
@@ -157,7 +188,10 @@ def verdict_of(standings: Sequence[Standing]) -> str:
     best, *others = standings
     if best.entrant.setting == NONE or best.speedup.value <= 1:
         return "use none: no draft here is faster than target-only decoding"
-    parts = [f"use {best.entrant.name} with {best.entrant.setting.label}: {times(best.speedup)}"]
+    how = "predicted" if best.measured is None else "measured"
+    parts = [f"use {best.entrant.name} with {best.entrant.setting.label}: {how} {times(best.speedup)}"]
+    if best.measured is not None:
+        parts[0] += f", predicted {best.entrant.ranked.speedup.value:.2f}x"
     parts += [f"{one.entrant.name} {times(one.speedup)}" for one in others]
     leading = level([Placed(one.entrant.name, one.speedup, one.behind) for one in standings])
     if len(leading) > 1:

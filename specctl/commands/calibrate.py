@@ -20,10 +20,12 @@ from specctl.commands.tasks.replication import PANEL, BareReplicaOptions, batch_
 from specctl.commands.tasks.several_calibrations import calibrate_several, with_tokens
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import Outputs
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.models.running.pair import Pair
     from specctl.profile import ResolvedProfile
+    from specctl.prompts.suites import Suite
     from specctl.replay.trace_files import TraceSet
 
 
@@ -65,7 +67,7 @@ def calibrate(
         panel=PANEL,
     ),
     prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))],
-    samples: int = option("Prompts that choose the setting. As many others report on it.", "N", default=8, min=1),
+    samples: int = option("Prompts that choose the setting. As many others report on it.", "N", default=10, min=1),
     grid: Literal["paper", "dense"] = option(
         "Values to try: the papers', or fine steps over every setting.", default="dense"
     ),
@@ -123,7 +125,6 @@ def calibrate(
     from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.export.foreign_engine import LONGEST
-    from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
 
@@ -166,11 +167,12 @@ def calibrate(
                 rivals = [resolved, *(run.resolve(PairOptions(name), flags) for name in against or ())]
             for rival in rivals:
                 spare_profile(outputs, rival)
+            offered = prompts.chosen(own.sampling.seed)
             calibrate_several(
                 rivals,
                 policy,
                 grid,
-                sample(prompts.chosen(own.sampling.seed), 2 * samples, own.sampling.seed),
+                _drawn(offered, samples, own.sampling.seed, show),
                 calibrated,
                 show,
                 counted=counted,
@@ -178,11 +180,13 @@ def calibrate(
                 foreign_head=run.foreign_head,
                 replication=replication,
                 batch=rows,
+                given=len(offered.prompts),
             )
             return
-        suite = None
+        suite, count = None, None
         if from_ is None:
-            suite = sample(prompts.chosen(own.sampling.seed), 2 * samples, own.sampling.seed)
+            offered = prompts.chosen(own.sampling.seed)
+            suite, count = _drawn(offered, samples, own.sampling.seed, show), len(offered.prompts)
         if earlier is not None and (path := from_ or trace) is not None:
             require_fits(earlier.header, own, asked, heads, suite, path)
         if not replayable(asked.old, sampled=own.sampling.temperature > 0):
@@ -211,6 +215,7 @@ def calibrate(
             replication=replication,
             batch=rows,
             sizes=sizes,
+            given=count,
         )
         exports = None
         if order is not None:
@@ -220,6 +225,20 @@ def calibrate(
         show_calibration(resolved, decision, exports, calibrated, show, counted)
     if decision.traces.failures:
         raise typer.Exit(1)
+
+
+def _drawn(offered: "Suite", samples: int, seed: int, show: ShowOptions) -> "Suite":
+    """The prompts that choose and report; how many others there are is said, unless nothing is to be said."""
+    from specctl.prompts.suites import sample
+
+    suite, count = sample(offered, 2 * samples, seed), len(offered.prompts)
+    if (left := count - len(suite.prompts)) and not show.quiet:
+        tell(
+            f"{left} of the {count} prompts are left out, drawn at random: --samples {samples} takes {2 * samples}. "
+            f"--samples {-(-count // 2)} takes all.",
+            "note",
+        )
+    return suite
 
 
 def _resolved(

@@ -9,7 +9,7 @@ from specctl.calibration import decision
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import decide
 from specctl.calibration.grids import grid
-from specctl.calibration.live_check import Measured
+from specctl.calibration.live_check import LiveRuns, Measured
 from specctl.errors import UsageError
 from specctl.observing.progress import SILENT
 from specctl.policies import Setting
@@ -24,7 +24,7 @@ def test_the_search_what_was_noted_and_the_live_runs_warn(monkeypatch: pytest.Mo
     some = traces(6)
     some.costs = flat_costs(1, 10)
     measured = [Measured(SETTING, 100.0, 300.0, None)]
-    monkeypatch.setattr(decision, "check_live", lambda *_: measured)
+    monkeypatch.setattr(decision, "check_live", lambda *_: LiveRuns(measured))
     alone = decide(some, ASKED, PROFILE, None, SILENT)
     found = decide(some, ASKED, PROFILE, object(), SILENT, ["noted"])  # type: ignore[arg-type]
     assert (alone.measured, found.measured) == ([], measured)

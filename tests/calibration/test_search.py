@@ -8,9 +8,10 @@ import pytest
 from made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 from pydantic import TypeAdapter
 
+from specctl.calibration.advice import Advice
 from specctl.calibration.ascent import Space
 from specctl.calibration.calibrated import calibrated_profile, profile_text
-from specctl.calibration.calibration_tables import _curve, as_document, calibration_tables, curve, verdict
+from specctl.calibration.calibration_tables import _curve, as_document, calibration_tables, curve
 from specctl.calibration.decision import Decision
 from specctl.calibration.grids import grid
 from specctl.calibration.scores import Score
@@ -25,6 +26,10 @@ from specctl.replay.recorded import recorded_by_place
 from specctl.replay.replayed import Replay
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Interval
+
+
+def verdict(found):
+    return Advice.of(found, None, []).verdict
 
 
 def test_costs_are_interpolated_and_held():
@@ -217,20 +222,15 @@ def test_more_than_the_oracle_is_said_to_be_noise():
     decision = Decision(traces(6), found, costs, [])
     assert "noise" not in calibration_tables(decision)[0].note.replace("within the noise", "")
     found.oracle = replace(found.oracle, score=replace(found.oracle.score, ms=1.2 * found.ranking[0].score.ms))
-    assert calibration_tables(decision)[0].note.endswith(
-        " No policy can beat the oracle: more than 100% of it is noise in the measured costs."
-    )
-
-
-def test_the_verdict_says_where_the_setting_is_level_with_others():
-    found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), flat_costs(1, 10))
-    assert "level" not in verdict(found)
-    constant = found.ranked("constant")
-    found.winner.score.ms[:] = constant.score.ms
-    assert "(constant:" in verdict(found) or "(constant)" in verdict(found)
-    assert ", level with it; oracle" in verdict(found)
-    found.winner = replace(found.winner, speedup=Interval(1.01, 0.97, 1.04))
-    assert "1.01x (0.97 to 1.04); level with none; best constant" in verdict(found)
+    label = found.ranking[0].score.setting.label
+    told = f" The oracle is no bound here, for {label} is above it: its costs are noisy."
+    assert told in calibration_tables(decision)[0].note
+    assert calibration_tables(decision)[0].rows[-1][0] == "oracle (no bound here)"
+    below = replace(found.oracle, score=replace(found.oracle.score, ms=0.5 * found.ranking[0].score.ms))
+    found.oracle, found.signal_bound = below, replace(found.oracle, score=replace(found.oracle.score))
+    *_, bound, oracle = (row[0] for row in calibration_tables(decision)[0].rows)
+    assert (bound.endswith(" (no bound here)"), oracle) == (True, "oracle")
+    assert "rules that read entropy and top probability." in calibration_tables(decision)[0].note
 
 
 def test_a_head_adds_its_own_time_in_place_of_the_first_ones():
@@ -261,13 +261,13 @@ def test_a_calibrated_profile_is_short_and_reads_back(tmp_path):
     found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), costs)
     decision = Decision(traces(6), found, costs, [])
     table = calibrated_profile(resolve("embedded"), decision, {"suite": {"name": "made"}}, tmp_path / "own.toml")
-    text = profile_text(table, found)
+    text = profile_text(table, verdict(found))
     assert tomllib.loads(text) == table
     assert text.startswith(f"# {verdict(found)}\n")
     assert table["description"] == f"embedded, calibrated: {found.winner.score.setting.label}"
     below = replace(costs, below=costs, signal_ms={"a+b": 0.5})
     record = {**table, "provenance": {**table["provenance"], "costs": below.as_record()}}
-    text = profile_text(record, found)
+    text = profile_text(record, verdict(found))
     assert tomllib.loads(text) == record
     assert len(text[text.index("[provenance.costs]") :].splitlines()) == 1 + len(below.as_record())
 

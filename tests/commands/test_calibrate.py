@@ -15,6 +15,7 @@ from specctl.errors import UsageError
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.observing.results import read_results
+from specctl.observing.round_robin import RoundRobin
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.known_names import predictor_path
@@ -83,7 +84,7 @@ def test_what_is_chosen_for_several_texts_is_run_with_several(tmp_path):
     assert all(one["measured_tokens_per_second"] > 0 for one in measured)
     written = resolve(str(tmp_path / "it.toml")).profile.draft
     assert written is not None
-    assert written.setting.at(2).table == size["chosen"]
+    assert written.setting.at(2).table == size["use"]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_the_profile_extends_the_old_one_and_records_its_provenance(folder):
     assert table["provenance"]["costs"] == document["costs"]
     assert table["provenance"]["expected"]["speedup"] > 0
     found = resolve(str(folder / "fast.toml")).profile
-    chosen = document["chosen"]
+    chosen = document["use"]
     assert found.draft.policy.setting.build() == POLICIES[chosen.pop("name")](**chosen)
     assert found.sampling.max_new_tokens == 16
     assert found.target == resolve("embedded").profile.target
@@ -158,8 +159,8 @@ def test_the_profile_of_a_pair_without_one_stands_alone(folder, tmp_path):
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     assert "extends" not in table
     assert (table["target"], table["draft"]["model"]) == ({"model": "embedded:target"}, "embedded:draft")
-    # On a busy machine the target alone may be faster than its best setting.
-    assert resolve(str(path)).profile.draft.policy.name in ("svip", "none")
+    # On a busy machine the target alone may be faster than its best setting, and so may a constant.
+    assert resolve(str(path)).profile.draft.policy.name in ("svip", "none", "constant", "cost-optimal")
 
 
 def test_the_report_contains_its_figures(folder):
@@ -170,11 +171,63 @@ def test_the_report_contains_its_figures(folder):
 def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
     """The embedded profile sets svip's threshold: without a threshold, the new profile would inherit it."""
     path = tmp_path / "default.toml"
-    calibrate("--from", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
+    asked = ("--from", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
+    document = json.loads(calibrate(*asked, "--json").stdout)
+    assert document["chosen"]["name"] in ("svip", "none")
+    assert document["chosen"].get("threshold", 0.3) in (0.2, 0.3, 0.4, 0.5)
     assert tomllib.loads(path.read_text(encoding="utf-8"))["draft"]["policy"].keys() >= {"name"}
-    policy = resolve(str(path)).profile.draft.policy
-    if policy.name == "svip":
-        assert policy.setting.all_values["threshold"] in (0.2, 0.3, 0.4, 0.5)
+    assert resolve(str(path)).profile.draft.policy.setting.table == document["use"]
+
+
+@pytest.mark.parametrize(("runs", "prompts"), [(0, 0), (7, 1)])
+def test_ctrl_c_in_the_live_runs_keeps_what_was_computed(folder, tmp_path, monkeypatch, runs, prompts):
+    usual = RoundRobin.run
+
+    def run(self, *arguments):
+        for number, one in enumerate(usual(self, *arguments)):
+            if number == runs:
+                raise KeyboardInterrupt
+            yield one
+
+    monkeypatch.setattr(RoundRobin, "run", run)
+    asked = ("--from", folder / "trace.jsonl", "--policy", "svip", "--grid", "paper", "-n", 16)
+    files = ("-o", tmp_path / "own.toml", "--report", tmp_path / "report")
+    shown = calibrate(*asked, *files, code=130)
+    how, said = ("measured", "after 1 of 2 prompts") if prompts else ("predicted", "before any prompt was run")
+    assert f": {how} " in next(line for line in shown.stdout.splitlines() if "oracle" in line and ": " in line)
+    assert f"warning: live runs were interrupted {said}" in shown.stderr
+    assert tomllib.loads((tmp_path / "own.toml").read_text("utf-8"))["provenance"]["left_out"] == 0
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "report" / name).read_text("utf-8")
+        assert f": {how} " in text
+        assert f"ive runs were interrupted {said}" in text
+
+
+def test_every_prompt_is_used_or_counted_as_left_out(folder):
+    document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
+    counts = document["prompts"]
+    assert counts == {"given": 5, "chose": 3, "reported": 2, "failed": 0, "left_out": 0}
+    asked = ("--samples", 1, "--policy", "constant", "--grid", "paper", "-n", 4, "--no-verify")
+    shown = calibrate("-i", folder / "prompts.jsonl", *asked)
+    assert (
+        "note: 3 of the 5 prompts are left out, drawn at random: --samples 1 takes 2. --samples 3 takes" in shown.stderr
+    )
+    told = " ".join(shown.stdout.split())
+    assert "5 prompts: 1 chose the setting, 1 report on it and 3 were left out (--samples)." in told
+
+
+def test_the_report_has_the_measured_number_and_what_to_doubt(folder):
+    document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
+    assert document["speedup"]["from"] == "live runs"
+    assert "measured" in document["verdict"]
+    assert document["warnings"]
+    html = (folder / "report" / "report.html").read_text("utf-8")
+    text = (folder / "report" / "report.md").read_text("utf-8")
+    assert document["verdict"].split(": ")[1].split(",")[0].split(" (")[0] in text
+    assert "only 2 prompts" in document["verdict"]
+    for warning in document["warnings"]:
+        assert warning.split(":")[0][1:] in text
+    assert "Before you trust these numbers" in html
 
 
 def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch):

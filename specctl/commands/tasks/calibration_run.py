@@ -44,6 +44,7 @@ def calibrate_one(
     replication: Replication | None = None,
     batch: "Batch" = 1,
     sizes: "Sequence[int]" = (),
+    given: int | None = None,
 ) -> "Decision":
     """Collect the traces of the prompts, if there are any, search, and run the winner live.
 
@@ -61,6 +62,7 @@ def calibrate_one(
         replication: replicas that trace; None for none.
         batch: how many prompts are answered at once.
         sizes: numbers of texts at once for which a setting is chosen too.
+        given: how many prompts there were to draw from.
     """
     from specctl.calibration.decision import decide
     from specctl.terminal.work_progress import resumable
@@ -82,7 +84,7 @@ def calibrate_one(
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
-    return decide(traces, asked, own, loaded if verify else None, progress, sizes=sizes)
+    return decide(traces, asked, own, loaded if verify else None, progress, sizes=sizes, given=given)
 
 
 def command_facts(traces: "TraceSet") -> dict[str, Any]:
@@ -118,7 +120,9 @@ def write_calibrated(
     if counted is not None:
         counted.replace(TokenCounts.of(trace.tokens for trace in decision.traces.traces).text())
         counts = counted.path
-    output.replace(profile_text(calibrated_profile(resolved, decision, facts, output.path, counts), decision.found))
+    output.replace(
+        profile_text(calibrated_profile(resolved, decision, facts, output.path, counts), decision.advice.verdict)
+    )
     if not quiet:
         tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
 
@@ -144,7 +148,7 @@ def show_calibration(
     import tomli_w
 
     from specctl.calibration.calibrated import draft_table
-    from specctl.calibration.calibration_tables import as_document, calibration_tables, verdict
+    from specctl.calibration.calibration_tables import as_document, calibration_tables, warning_tables
 
     facts, found = command_facts(decision.traces), decision.found
     shown = calibration_tables(decision)
@@ -157,7 +161,8 @@ def show_calibration(
         shown += export_tables(exports)
         document["exports"] = export_document(exports)
         found.warnings.extend(export_warnings(exports))
-    texts = [verdict(found)]
+    verdict = decision.advice.verdict
+    texts = [verdict]
     if output is None:
         drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
         texts.append("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
@@ -172,14 +177,16 @@ def show_calibration(
 
         paths = write_document(
             "Calibration",
-            shown,
+            [*warning_tables(found), *shown],
             draw_calibration(found),
             facts,
             show.report,
             command="calibrate",
-            verdict=verdict(found),
+            verdict=verdict,
         )
         show.written(paths)
+    if decision.interrupted:
+        raise KeyboardInterrupt
 
 
 REPLICA = "specctl.commands.tasks.calibration_run:replica"

@@ -66,6 +66,7 @@ def calibrate_several(
     foreign_head: bool,
     replication: Replication | None = None,
     batch: "Batch" = 1,
+    given: int | None = None,
 ) -> None:
     """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use.
 
@@ -78,7 +79,7 @@ def calibrate_several(
         show: the report, and whether one JSON object is printed.
         counted: as of `write_calibrated`.
         verify: whether to run the chosen settings live.
-        foreign_head, replication, batch: as in `calibrate_one`.
+        foreign_head, replication, batch, given: as in `calibrate_one`.
 
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
@@ -114,9 +115,10 @@ def calibrate_several(
             foreign_head=foreign_head,
             replication=replication,
             batch=batch,
+            given=given,
         )
         entrants.append(Entrant(one.name, own, decision))
-    standings = predicted(entrants)
+    standings, interrupted = predicted(entrants), False
     candidates = candidates_of_entrants(entrants)
     if verify and candidates.drafts:
         together = load(
@@ -128,8 +130,11 @@ def calibrate_several(
             foreign_head=foreign_head,
             progress=progress,
         )
-        standings = run_live(together, candidates, entrants, progress) or standings
+        live, interrupted = run_live(together, candidates, entrants, progress)
+        standings = live or standings
     _show(resolved, entrants, standings, output, show, counted)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _show(
@@ -154,12 +159,12 @@ def _show(
         document = {
             "provenance": facts,
             "verdict": verdict_of(standings),
-            "profiles": {one.name: as_document(one.decision) for one in entrants},
+            "profiles": {one.entrant.name: as_document(one.decision) for one in standings},
             "side_by_side": [
                 {
                     "profile": one.entrant.name,
                     "policy": one.entrant.setting.table,
-                    "predicted_tokens_per_second": round(one.entrant.found.winner.score.tokens_per_second, 2),
+                    "predicted_tokens_per_second": round(one.entrant.ranked.score.tokens_per_second, 2),
                     "measured_tokens_per_second": None if one.measured is None else round(one.measured, 2),
                     "speedup": plain_interval(one.speedup),
                 }
@@ -179,7 +184,7 @@ def _show(
     if output is not None:
         best = standings[0].entrant
         source = next(one for one in resolved if one.name == best.name)
-        write_calibrated(source, best.decision, facts, output, counted, quiet=show.quiet)
+        write_calibrated(source, standings[0].decision, facts, output, counted, quiet=show.quiet)
     if show.report is not None:
         from specctl.reporting.document import write_document
 
