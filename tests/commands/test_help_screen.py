@@ -102,7 +102,7 @@ def test_defaults_and_other_names_are_told() -> None:
     assert "--target, --model MODEL" in text
     assert "svip:threshold=0.4" in text
     assert "[default: jsonl]" in text
-    assert "[default: 8]" in " ".join(lines(("calibrate",), 80))
+    assert "[default: 10]" in " ".join(lines(("calibrate",), 80))
 
 
 def test_the_first_page_is_a_description_and_the_commands() -> None:
