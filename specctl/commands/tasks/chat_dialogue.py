@@ -19,6 +19,7 @@ from specctl.profile.known_names import EMBEDDED
 from specctl.records import FinishReason
 from specctl.terminal.line_input import LineInput, joined, unechoed
 from specctl.terminal.output import tell, write_text
+from specctl.terminal.word_wrap import WordWrap, wrapped
 
 LEAVES = ("exit", "quit", "bye")
 """What a person types to leave, as well as /quit."""
@@ -44,7 +45,7 @@ class Talk:
     def __init__(self, chat: Chat, console: Console, sink: Sink, *, person: bool, live: bool, quiet: bool) -> None:
         self.chat = chat
         self.failed = False
-        self._console, self._sink = console, sink
+        self._console, self._sink = console, wrapped(sink)
         self._person, self._live, self._quiet = person, live, quiet
 
     def ask(self) -> None:
@@ -114,16 +115,27 @@ class Talk:
     def _answer(self) -> None:
         guard = interruptible() if self._person else nullcontext(_never)
         with guard as enough, unechoed() if self._person else nullcontext():
-            turn, written = self._written(enough)
+            try:
+                turn, written = self._written(enough)
+            except SpecctlError:
+                self._end()
+                raise
         interrupted = turn is None or turn.finish_reason is FinishReason.INTERRUPTED
         if turn is not None:
             text = (turn.answer or "")[written:]
             write_text(self._sink, f"{text}\n")
             self._sink.flush()
+        else:
+            self._end()
         if interrupted and not self._person:
             raise KeyboardInterrupt
         if interrupted or (self._person and not self._quiet):
             self._tell(self._ending(turn))
+
+    def _end(self) -> None:
+        """Write what a terminal still waits for, of an answer that goes no further."""
+        if isinstance(self._sink, WordWrap):
+            self._sink.end()
 
     def _written(self, enough: Callable[[], bool]) -> tuple[Turn | None, int]:
         """What `Chat.answer` returns, and how many characters of the answer were written meanwhile."""

@@ -14,6 +14,7 @@ from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.batch_view import BatchView, ShownText
 from specctl.terminal.live import LiveView, Origin, Piece
 from specctl.terminal.output import write_text
+from specctl.terminal.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
@@ -148,6 +149,8 @@ def show_prompt(
     Behind a panel, a text that is continued stands before its completion, and the figures stand below it. On an
     interrupt, the text generated so far is written.
     """
+    terminal = WordWrap(sink) if sink.isatty() else None
+    sink = terminal or sink
     watcher = Watcher(answerer, view, trace, sink if view is None else None)
     completion: Completion | None = None
     interrupted = False
@@ -159,8 +162,8 @@ def show_prompt(
         raise
     finally:
         text = watcher.shown + watcher.rest() if completion is None else completion.text
-        if view is not None and text and sink.isatty() and not answerer.prompts.chat:
-            view.recall(_opening(record))
+        if view is not None and text and terminal is not None and not answerer.prompts.chat:
+            view.recall(_opening(record), terminal)
         write_text(sink, text[watcher.written :] + "\n" * bool(text or completion))
         sink.flush()
         if view is not None and (completion is not None or interrupted):
