@@ -58,7 +58,7 @@ def read_prompts(
             failures[found.prompt] = found.reason
             continue
         some = [
-            _read(pair, one, Sampling.of(found.settings))
+            _read(pair, one, Sampling.measured(found.settings, pair))
             for one in found.completions
             if one.tokens and pair.drafts[0].room(one.prompt_tokens)
         ]
@@ -156,7 +156,7 @@ def compare(
 
 def _log_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Of the processed distribution; without a filter no probability underflows to 0."""
-    if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+    if sampling.filters:
         return sampling.probs(logits).log()
     return (logits.float() / sampling.temperature).log_softmax(-1)
 

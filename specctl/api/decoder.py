@@ -43,6 +43,10 @@ class SamplingSettings(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    epsilon_cutoff: float
+    eta_cutoff: float
+    top_h: float
     verification: Literal["token", "block"]
     max_new_tokens: int
     seed: int

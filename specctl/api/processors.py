@@ -14,13 +14,21 @@ from specctl.profile.schema import Verification
 
 FILTERS: dict[type, str] = {
     transformers.TemperatureLogitsWarper: "temperature",
+    transformers.TopHLogitsWarper: "top_h",
     transformers.TopKLogitsWarper: "top_k",
     transformers.TopPLogitsWarper: "top_p",
     transformers.MinPLogitsWarper: "min_p",
+    transformers.TypicalLogitsWarper: "typical_p",
+    transformers.EpsilonLogitsWarper: "epsilon_cutoff",
+    transformers.EtaLogitsWarper: "eta_cutoff",
 }
 """The processors that `Sampling` is, in its order, each with its setting there."""
+OWN_NAMES = {"typical_p": "mass", "epsilon_cutoff": "epsilon", "eta_cutoff": "epsilon"}
+"""What processors call these settings."""
 RULES = frozenset(
     {
+        transformers.EncoderNoRepeatNGramLogitsProcessor,
+        transformers.EncoderRepetitionPenaltyLogitsProcessor,
         transformers.ExponentialDecayLengthPenalty,
         transformers.ForcedBOSTokenLogitsProcessor,
         transformers.ForcedEOSTokenLogitsProcessor,
@@ -67,8 +75,8 @@ def sampling_and_rules(
     for (one, rank), (other, next_rank) in pairwise(zip(kinds, ranks, strict=True)):
         if next_rank <= rank and rank >= 0:
             raise UsageError(
-                f"{one.__name__} comes before {other.__name__}, and the order is rules, temperature, top_k, top_p, "
-                "min_p, each once",
+                f"{one.__name__} comes before {other.__name__}, and the order is rules, "
+                f"{', '.join(FILTERS.values())}, each once",
                 "Set them in the generation config, which puts them in this order.",
             )
     rules = TokenRules((one for one in given if type(one) in RULES), device)
@@ -78,7 +86,8 @@ def sampling_and_rules(
     for one in given:
         if (name := FILTERS.get(type(one))) is not None:
             _require_plain(one)
-            values[name] = getattr(one, name)
+            value = getattr(one, OWN_NAMES.get(name, name))
+            values[name] = float(value) if isinstance(value, torch.Tensor) else value
     return Sampling(**values, verification=verification), rules
 
 

@@ -8,13 +8,14 @@ from typing import Any
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.errors import UsageError
 from specctl.policies import TRAINED_SIGNALS
+from specctl.profile.base_tables import FILTERS, SamplingTable
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.replay.trace_files import TraceHeader, require_same_request
 
 _ENGINE_KEYS = ("engine", "compile", "deterministic", "threads")
 _WRITES_KEYS = ("tokens", "token_counts")
-_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+_SAMPLING_KEYS = ("temperature", *FILTERS)
 
 
 def require_fits(
@@ -67,7 +68,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
                 f"{path} was recorded with another {key}", "its measured costs do not apply: record a new trace"
             )
     for key in _SAMPLING_KEYS:
-        if header.provenance["sampling"][key] != asked["sampling"][key]:
+        if header.provenance["sampling"].get(key, SamplingTable.model_fields[key].default) != asked["sampling"][key]:
             raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
 
 

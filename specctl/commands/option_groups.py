@@ -20,7 +20,7 @@ from specctl.commands.options import (
     warn,
     warn_never_stopping,
 )
-from specctl.profile.base_tables import GRAMMARS, MOST_LOGPROBS
+from specctl.profile.base_tables import FILTERS, GRAMMARS, MOST_LOGPROBS
 from specctl.profile.schema import Engine
 from specctl.terminal.output import tell, write_out, write_sentence
 
@@ -127,6 +127,18 @@ class SamplingOptions:
     top_k: int | None = option("Keep the k likeliest tokens; 0 keeps all.", "K", min=0)
     top_p: float | None = option("Keep the likeliest tokens of this total probability; 1 keeps all.", "P")
     min_p: float | None = option("Keep tokens of at least this share of the top probability; 0 keeps all.", "P")
+    typical_p: float | None = option(
+        "Keep the tokens that are about as likely as the distribution is uncertain, of this total probability; 1 keeps "
+        "all.",
+        "P",
+    )
+    epsilon_cutoff: float | None = option("Keep tokens of at least this probability; 0 keeps all.", "P")
+    eta_cutoff: float | None = option(
+        "The same with a lower bound where the distribution is uncertain; 0 keeps all.", "P"
+    )
+    top_h: float | None = option(
+        "Keep the likeliest tokens that have this part of the entropy together; 0 keeps all.", "P"
+    )
     verification: Literal["token", "block"] | None = option(
         "When sampling, verify draft tokens one by one or as a block, which keeps more of them; the text has the "
         "target's distribution with both."
@@ -162,7 +174,7 @@ class SamplingOptions:
         }
 
 
-FewSamplingOptions = Annotated[SamplingOptions, But(("top_k", "top_p", "min_p", "stop", "logprobs", *GRAMMARS))]
+FewSamplingOptions = Annotated[SamplingOptions, But((*FILTERS, "stop", "logprobs", *GRAMMARS))]
 """Without those that shape the distribution and the end of a text."""
 LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]
 """The length of texts alone."""

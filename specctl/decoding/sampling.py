@@ -1,9 +1,10 @@
 """How tokens are drawn: the settings, and what they make of logits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from specctl.errors import ProfileError
+from specctl.models.running.pair import Pair
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.text_rules import TextRules
 from specctl.models.running.runner import Runner
@@ -20,9 +21,10 @@ COLDEST = 1e-6
 class Sampling:
     """Temperature and filters, applied alike to target and draft, in the order of transformers' ``generate``.
 
-    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone. ``verification``
-    says whether draft tokens are verified one by one or as a block, which makes no difference to greedy decoding.
-    ``rules`` are of one text: which tokens may follow, and how likely they are.
+    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1, min_p 0, typical_p 1, epsilon_cutoff 0, eta_cutoff 0 and
+    top_h 0 leave the distribution alone; top_h comes before top_k, the others in this order. ``verification`` says
+    whether draft tokens are verified one by one or as a block, which makes no difference to greedy decoding. ``rules``
+    are of one text: which tokens may follow, and how likely they are.
     """
 
     temperature: float = 0.0
@@ -30,6 +32,10 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     verification: Verification = "token"
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_h: float = 0.0
     rules: TextRules | None = field(default=None, compare=False)
 
     @classmethod
@@ -42,7 +48,21 @@ class Sampling:
         if rules is None and settings.rules:
             what = f"texts are measured without rules about tokens here, and [sampling] has {', '.join(settings.rules)}"
             raise ProfileError(what, "leave it out for this command")
-        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification, rules)
+        values = {one.name: getattr(settings, one.name) for one in fields(cls) if one.name != "rules"}
+        return cls(**values, rules=rules)
+
+    @classmethod
+    def measured(cls, settings: SamplingTable, pair: Pair) -> "Sampling":
+        """Those of a text that is read again, where a text's rules are not known.
+
+        Raises:
+            ProfileError: the table has rules, or the target's generation_config.json has some about prompts.
+        """
+        if pair.prompt_rules:
+            what = f"texts are measured without rules about prompts here, and {', '.join(pair.prompt_rules)} is"
+            what += " in the target's generation_config.json"
+            raise ProfileError(what, "set generation_config = false at the top of the profile for this command")
+        return cls.of(settings)
 
     def over(self, runner: Runner, *, decides: bool = False) -> Runner:
         """A runner as a text with these settings uses it: with the text's rules around it, if it has any.
@@ -60,7 +80,12 @@ class Sampling:
     @property
     def filters(self) -> bool:
         """Whether some tokens may get no probability at all."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.top_h > 0 or self.shapes
+
+    @property
+    def shapes(self) -> bool:
+        """Whether a filter is in force that looks at what the others before it have left."""
+        return self.typical_p < 1 or self.epsilon_cutoff > 0 or self.eta_cutoff > 0
 
     @property
     def in_blocks(self) -> bool:

@@ -116,7 +116,7 @@ class Session:
         seed = (settings.seed + seed_offset) % (1 << 64)
         generator = generator_on(pair.target.device, seed)
         eos = pair.eos | special_ids(pair.tokenizer, settings.stop)
-        rules = text_rules(settings, pair.tokenizer, pair.eos, prompt, pair.vocabulary)
+        rules = text_rules(settings, pair.tokenizer, pair.eos, prompt, pair.vocabulary, pair.prompt_rules)
         rounds: list[Round] = []
         tokens: list[int] = []
         text: str | None = None

@@ -33,7 +33,7 @@ from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.rules.generation_rules import rules_in
+from specctl.models.running.rules.generation_rules import prompt_rules_in, rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
 from specctl.printable import gib
@@ -203,7 +203,8 @@ def _examine(
     if facts.key == "target" and profile.generation_config:
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
-        facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
+        told = {} if found is None else {**rules_in(found), **prompt_rules_in(found)}
+        facts.rules = [f"{name} = {value}" for name, value in told.items()]
     facts.parameters = need.parameters
     output = config.vocabulary * config.hidden_size
     facts.output_share = output / max(need.parameters - (0 if config.ties else output), output)

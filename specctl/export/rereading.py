@@ -108,7 +108,9 @@ def _read_turns(
     generator: torch.Generator,
 ) -> list[Trace]:
     """The turns of a record, read again."""
-    sampling = replace(Sampling.of(answerer.settings_of(record)), verification="block" if reading.blocks else "token")
+    sampling = replace(
+        Sampling.measured(answerer.settings_of(record), pair), verification="block" if reading.blocks else "token"
+    )
     matched = reading.acceptance == "matched"
     found: list[Trace] = []
     answers: list[str] = []

@@ -182,4 +182,8 @@ def _warpers(settings: SamplingTable) -> dict[str, Any]:
         "top_k": settings.top_k,
         "top_p": settings.top_p,
         "min_p": settings.min_p or None,
+        "typical_p": settings.typical_p,
+        "epsilon_cutoff": settings.epsilon_cutoff,
+        "eta_cutoff": settings.eta_cutoff,
+        "top_h": settings.top_h or None,
     }

@@ -18,7 +18,11 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 """Of logits, as OpenAI's interface bounds the last two."""
 MOST_LOGPROBS = 20
 """Of how many ids a result tells log-probabilities at each token."""
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+FILTERS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+"""The keys of a sampling table that say which tokens may be drawn, by their probabilities."""
+ABOUT_PROMPTS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
+"""Those of a sampling table's rules that are about the prompt alone; generation_config.json may have them too."""
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", *ABOUT_PROMPTS)
 """The keys of a sampling table that make tokens more or less likely, by what the text has."""
 GRAMMARS = ("json_schema", "regex", "grammar")
 """The keys of a sampling table that say which texts there may be."""
@@ -36,12 +40,23 @@ class Table(BaseModel):
 
 
 class SamplingTable(Table):
-    """How tokens are sampled. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch that filter off."""
+    """How tokens are sampled. Temperature 0 is greedy.
+
+    top_k 0, top_p 1, min_p 0, typical_p 1, epsilon_cutoff 0, eta_cutoff 0 and top_h 0 switch that filter off.
+    """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keeps the tokens whose information is nearest to the entropy, of this total probability."""
+    epsilon_cutoff: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Keeps tokens of at least this probability, and the likeliest one."""
+    eta_cutoff: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The same with a lower bound where the entropy is high: this, or its square root times exp(-entropy) if less."""
+    top_h: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Keeps the likeliest of 100 tokens as long as their part of the entropy is at most this."""
     verification: Verification = "block"
     """Whether sampled draft tokens are verified one by one or as a block; greedy decoding is the same with both."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
@@ -55,6 +70,10 @@ class SamplingTable(Table):
     """Taken from the logits of ids that were written behind the prompt."""
     frequency_penalty: Penalty = 0.0
     """The same once for each time."""
+    encoder_repetition_penalty: Repetition = 1.0
+    """Multiplies positive logits of ids that the prompt has, and divides negative ones: above 1 favours them."""
+    encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0
+    """So many ids in a row that the prompt has are not written again; 0 for no such rule."""
     logit_bias: dict[Token, Bias] | None = None
     """Added to the logits of these ids."""
     json_schema: dict[str, Any] | bool | None = None

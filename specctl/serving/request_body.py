@@ -85,11 +85,17 @@ class TextBody(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    epsilon_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = None
+    eta_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = None
+    top_h: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
+    encoder_repetition_penalty: Repetition | None = None
+    encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     specctl: Extras = Extras()

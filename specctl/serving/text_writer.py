@@ -45,4 +45,4 @@ def compile_grammar(pair: Pair, order: Order) -> None:
     Raises:
         RecordError: it cannot be compiled.
     """
-    text_rules(order.settings, pair.tokenizer, pair.eos, order.prompt, pair.vocabulary)
+    text_rules(order.settings, pair.tokenizer, pair.eos, order.prompt, pair.vocabulary, pair.prompt_rules)

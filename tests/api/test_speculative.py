@@ -348,8 +348,6 @@ class Unknown(LogitsProcessor):
     [
         ({"num_beams": 2}, "num_beams = 2"),
         ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences = 2"),
-        ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper"),
-        ({"do_sample": True, "epsilon_cutoff": 0.1}, "EpsilonLogitsWarper"),
         ({"prefix_allowed_tokens_fn": lambda *_: [1, 2]}, "PrefixConstrainedLogitsProcessor"),
         ({"logits_processor": [Unknown()]}, "Unknown"),
         ({"do_sample": True, "logits_processor": [TopPLogitsWarper(0.5)], "temperature": 0.5}, "TopPLogitsWarper"),
@@ -450,6 +448,35 @@ def test_every_completion_has_its_exact_probability(policy, rules):
     expected = exact(target, prompt, length, LogitsProcessorList([*penalties, *filters]))
     assert largest_difference(found, expected) < 3e-7
     assert largest_difference(found, exact(target, prompt, length, LogitsProcessorList(filters[:1]))) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"typical_p": 0.6},
+        {"epsilon_cutoff": 0.3},
+        {"eta_cutoff": 0.4},
+        {"top_h": 0.5},
+        {"typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "top_h": 0.95, "top_p": 0.98},
+        {"encoder_repetition_penalty": 1.8},
+        {"encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 0.7, "repetition_penalty": 1.2},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_every_completion_has_the_probability_that_generates_own_processors_give(settings):
+    target, draft, prompt, length = tiny(3, 2), tiny(3, 5), [1, 2, 1], 3
+    ids = torch.tensor([prompt])
+    fast = speculative(draft, "constant:draft_length=2")
+    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": length, "pad_token_id": 0, **settings}
+    prepared = []
+    target.generate(
+        ids, **settings, custom_generate=lambda *_, logits_processor, **__: prepared.append(logits_processor)
+    )
+    found = law_of(
+        walk(lambda: tuple(target.generate(ids, **settings, custom_generate=fast)[0, len(prompt) :].tolist()))
+    )
+    assert largest_difference(found, exact(target, prompt, length, prepared[0])) < 1e-6
+    assert largest_difference(found, exact(target, prompt, length, LogitsProcessorList())) > 1e-2
 
 
 def test_the_state_of_torchs_generator_seeds_a_text():

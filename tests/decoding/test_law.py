@@ -243,3 +243,21 @@ def test_a_biased_rule_shows_in_as_many_samples() -> None:
     biased = ModelDrafter(TableRunner(DRAFT), DropsWhatItSaw())
     found = fit(sample(biased, PLAIN, SEQUENCES, eos=NO_EOS), PLAIN, eos=NO_EOS)
     assert found.p < 1e-6, found
+
+
+SHAPED = {
+    "typical_p": replace(PLAIN, typical_p=0.7),
+    "epsilon_cutoff": replace(PLAIN, epsilon_cutoff=0.15),
+    "eta_cutoff": replace(PLAIN, eta_cutoff=0.3),
+    "top_h": replace(PLAIN, top_h=0.6),
+    "all by block": replace(
+        PLAIN, temperature=1.3, typical_p=0.9, epsilon_cutoff=0.02, eta_cutoff=0.1, top_h=0.9, verification="block"
+    ),
+}
+
+
+@pytest.mark.parametrize("sampling", SHAPED.values(), ids=SHAPED)
+def test_filters_by_entropy_and_probability_leave_the_law_of_the_target(sampling: Sampling) -> None:
+    found = enumerate_decode(lambda: ModelDrafter(TableRunner(DRAFT), Constant(3)), sampling, LENGTH, 6)
+    assert error(found, expected_law(sampling, LENGTH)) < EXACT
+    assert error(found, expected_law(PLAIN, LENGTH)) > BIASED, "the filter leaves nothing out"

@@ -1,14 +1,20 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 from toys import seeded
 from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from specctl.decoding.rows import rows_of as module
@@ -16,20 +22,44 @@ from specctl.decoding.rows.device_laws import draw, pick
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, picked, sibling
 from specctl.decoding.rows.host_laws import PART, Softmax, _kept, likeliest
+from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.profile.base_tables import FILTERS, SamplingTable
+
+SHAPED = [
+    Sampling(1.0, typical_p=0.9),
+    Sampling(0.7, typical_p=0.2),
+    Sampling(1.0, epsilon_cutoff=0.02),
+    Sampling(1.3, epsilon_cutoff=0.9),
+    Sampling(1.0, eta_cutoff=0.05),
+    Sampling(1.5, eta_cutoff=0.3),
+    Sampling(1.0, top_h=0.6),
+    Sampling(1.5, top_h=0.05),
+    Sampling(0.8, top_h=0.7, top_k=20),
+    Sampling(0.9, 40, 0.97, 0.001, typical_p=0.8, epsilon_cutoff=0.003, eta_cutoff=0.02, top_h=0.9),
+]
+"""The filters that look at entropies and at probabilities themselves; the last has all in their order."""
 
 
 def by_transformers(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
     """The distribution that ``generate`` would draw from, its warpers in its order."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
+    if sampling.top_h:
+        warpers.append(TopHLogitsWarper(sampling.top_h))
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
+    if sampling.typical_p < 1:
+        warpers.append(TypicalLogitsWarper(sampling.typical_p))
+    if sampling.epsilon_cutoff:
+        warpers.append(EpsilonLogitsWarper(sampling.epsilon_cutoff))
+    if sampling.eta_cutoff:
+        warpers.append(EtaLogitsWarper(sampling.eta_cutoff))
     return warpers(torch.empty(0, 0, dtype=torch.int64), logits).softmax(-1)
 
 
@@ -56,6 +86,7 @@ def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         Sampling(1.0, min_p=1.0),
         Sampling(0.7, top_k=30, top_p=0.8),
         Sampling(0.8, top_k=30, top_p=0.95, min_p=0.05),
+        *SHAPED,
     ],
 )
 def test_the_distribution_is_the_one_that_transformers_draws_from(sampling: Sampling, vocabulary: int) -> None:
@@ -74,6 +105,8 @@ def test_the_distribution_is_the_one_that_transformers_draws_from(sampling: Samp
         Sampling(0.8, top_k=300, top_p=0.9),
         Sampling(0.8, top_p=0.95, min_p=0.01),
         Sampling(1.0, top_k=40),
+        Sampling(0.9, typical_p=0.9),
+        Sampling(0.9, eta_cutoff=0.001, top_h=0.8),
     ],
 )
 def test_a_large_vocabulary_is_filtered_by_looking_at_its_likeliest_tokens(sampling: Sampling, spread: float) -> None:
@@ -95,7 +128,7 @@ def test_the_likeliest_are_found_block_by_block(count: int, last: bool) -> None:
     assert likeliest(row, count).tolist() == expected
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, 2, 0.9, 0.1), Sampling(1.0, top_p=0.9)])
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, 2, 0.9, 0.1), Sampling(1.0, top_p=0.9), *SHAPED])
 def test_what_is_no_number_stays_none(sampling: Sampling) -> None:
     logits = torch.randn(3, 600, generator=seeded(5))
     logits[1, 7] = torch.nan
@@ -104,7 +137,9 @@ def test_what_is_no_number_stays_none(sampling: Sampling) -> None:
     assert rows_over(logits).best()[0] == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.7, 3, 0.9, 0.1), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=4)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.7, 3, 0.9, 0.1), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=4), *SHAPED]
+)
 def test_suppressed_tokens_are_never_kept(sampling: Sampling) -> None:
     logits = torch.randn(2, 600, generator=seeded(6))
     logits[:, 2:] = -torch.inf
@@ -127,13 +162,35 @@ def test_ties_are_broken_as_transformers_breaks_them(sampling: Sampling) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, 20, 0.9, 0.01)])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, 20, 0.9, 0.01), SHAPED[-1]])
 def test_probabilities_are_float32_whatever_the_logits_are(sampling: Sampling, dtype: torch.dtype) -> None:
     logits = torch.randn(2, 3, 50, generator=seeded(2)).to(dtype)
     probs = sampling.probs(logits)
     assert probs.dtype == torch.float32
     assert torch.equal(probs, sampling.probs(logits.float()))
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("sampling", SHAPED)
+def test_the_host_and_a_device_keep_the_same_tokens(sampling: Sampling) -> None:
+    """Of ties too, but for top-p: rows of few different numbers. Each row has the bits that it has alone."""
+    sampling = replace(sampling, top_p=1.0)
+    logits = torch.randn(60, 300, generator=seeded(7)).mul(2).round()
+    there, here = DeviceRows(logits).laws(sampling).numbers, HostRows(logits.numpy()).laws(sampling).numbers
+    assert np.array_equal(there.numpy() > 0, here > 0)
+    np.testing.assert_allclose(there.numpy(), here, rtol=1e-5, atol=1e-8)
+    for rows in (there, here):
+        assert np.allclose(np.asarray(rows).sum(-1), 1, atol=1e-5)
+    for row in range(0, len(logits), 7):
+        assert np.array_equal(HostRows(logits[row : row + 1].numpy()).laws(sampling).numbers[0], here[row])
+        assert torch.equal(DeviceRows(logits[row : row + 1]).laws(sampling).numbers[0], there[row])
+
+
+def test_a_sampling_has_every_filter_of_a_table() -> None:
+    table = SamplingTable(temperature=0.8, typical_p=0.9, epsilon_cutoff=0.1, eta_cutoff=0.2, top_h=0.3, top_k=4)
+    found = Sampling.of(table)
+    assert all(getattr(found, name) == getattr(table, name) for name in ("temperature", *FILTERS))
+    assert not Sampling.of(SamplingTable(temperature=0.8)).filters, "they are off unless asked for"
 
 
 def test_temperature_zero_is_one_hot_at_the_argmax() -> None:
@@ -152,6 +209,10 @@ def test_temperature_zero_is_one_hot_at_the_argmax() -> None:
         (Sampling(1.0, top_k=5), False, False),
         (Sampling(1.0, top_p=0.9), False, False),
         (Sampling(1.0, min_p=0.1), False, False),
+        (Sampling(1.0, typical_p=0.9), False, False),
+        (Sampling(1.0, epsilon_cutoff=0.1), False, False),
+        (Sampling(1.0, eta_cutoff=0.1), False, False),
+        (Sampling(1.0, top_h=0.5), False, False),
     ],
 )
 def test_greedy_and_plain(sampling: Sampling, greedy: bool, plain: bool) -> None:

@@ -18,6 +18,7 @@ SAMPLINGS = {
     "plain": Sampling(1.0),
     "warm": Sampling(0.7),
     "filtered": Sampling(0.9, top_k=7, top_p=0.9, min_p=0.01),
+    "shaped": Sampling(0.9, typical_p=0.8, epsilon_cutoff=0.002, eta_cutoff=0.01, top_h=0.9),
 }
 
 

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from specctl.errors import RecordError
 from specctl.models.running.rules.text_rules import Penalties
@@ -16,7 +21,7 @@ ROWS[1, 4] = -np.inf
 
 
 def rule(**settings: object) -> Penalties:
-    return Penalties(SamplingTable.model_validate(settings), len(PROMPT), V)
+    return Penalties(SamplingTable.model_validate(settings), PROMPT, V)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["numpy", "torch"])
@@ -29,6 +34,39 @@ def test_biases_and_repetition_are_those_of_transformers(kind) -> None:
         before = torch.tensor([TEXT[: len(TEXT) - len(ROWS) + 1 + row]])
         expected = repeated(before, biased(before, scores[None].clone()))
         assert torch.allclose(torch.as_tensor(found[row]), expected[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("penalty", [0.6, 1.0, 1.7])
+def test_rules_about_the_prompt_are_those_of_transformers(kind, size: int, penalty: float) -> None:
+    """In its order, behind others; of a prompt that has ids which the logits have no column for."""
+    prompt = [3, 5, 3, 7, 5, 3, 70]
+    text = [*prompt, 3, 5, 3, 7]
+    table = SamplingTable(
+        encoder_no_repeat_ngram_size=size,
+        encoder_repetition_penalty=penalty,
+        repetition_penalty=1.3,
+        logit_bias={"7": 2.5},
+    )
+    found = Penalties(table, prompt, V).apply(kind(ROWS), text)
+    known = torch.tensor([[token for token in prompt if token < V]])
+    asked = EncoderRepetitionPenaltyLogitsProcessor(penalty, known)
+    repeated, biased = RepetitionPenaltyLogitsProcessor(1.3), SequenceBiasLogitsProcessor([[[7], 2.5]])
+    rows = EncoderNoRepeatNGramLogitsProcessor(size, torch.tensor([prompt[:-1]]))
+    for row, scores in enumerate(torch.tensor(ROWS)):
+        before = torch.tensor([text[: len(text) - len(ROWS) + 1 + row]])
+        seen = before[before < V][None]
+        expected = rows(before, repeated(seen, asked(before, biased(before, scores[None].clone()))))
+        assert torch.equal(torch.as_tensor(found[row]), expected[0])
+
+
+def test_the_prompt_is_what_it_was_at_the_start() -> None:
+    """What was written since counts for neither rule."""
+    table = SamplingTable(encoder_no_repeat_ngram_size=1, encoder_repetition_penalty=2.0)
+    found = Penalties(table, [3], V).apply(ROWS[:1], [3, 7, 7])
+    assert np.isinf(found[0]).tolist() == [token == 3 for token in range(V)]
+    assert np.array_equal(np.delete(found[0], 3), np.delete(ROWS[0], 3))
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["numpy", "torch"])

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import save_model
+from checkpoints import llama_config, save_model
 from recurrent_models import noisy_recurrent, recurrent_model
 from toys import noisy_copy, random_model
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
-from specctl.errors import ModelError
+from specctl.errors import ModelError, ProfileError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
@@ -28,9 +30,10 @@ from specctl.models.running.rules.generation_rules import rules_in, unsupported_
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules, config_rules
 from specctl.models.running.runner import Runner
+from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
-from specctl.profile.schema import Profile
+from specctl.profile.schema import Profile, SamplingTable
 
 PROMPT, LENGTH = (7, 3, 12, 5, 7), 24
 RULES: dict[str, dict[str, object]] = {
@@ -120,11 +123,12 @@ def test_an_end_before_the_minimum_length_is_ruled_out() -> None:
         {"forced_eos_token_id": 3},
         {"begin_suppress_tokens": [1]},
         {"exponential_decay_length_penalty": [5, 1.2]},
-        {"encoder_repetition_penalty": 1.2},
+        {"encoder_repetition_penalty": 0},
+        {"encoder_no_repeat_ngram_size": -1},
     ],
     ids=lambda setting: next(iter(setting)),
 )
-@pytest.mark.representatives("num_beams", "guidance_scale", "min_new_tokens")
+@pytest.mark.representatives("num_beams", "guidance_scale", "min_new_tokens", "encoder_repetition_penalty")
 def test_what_cannot_be_verified_is_refused_by_both_doctor_and_generate(
     tmp_path: Path, setting: dict[str, object]
 ) -> None:
@@ -233,3 +237,51 @@ def test_the_same_around_another_runner_follows_the_same_rules_over_a_cache_of_i
     assert not torch.equal(found, EagerRunner(model, vocabulary).extend(list(PROMPT), keep=1).logits)
     blocks = FixedWidthRunner(EagerRunner(model, vocabulary), 4).same_around(EagerRunner(model, vocabulary))
     assert blocks.engine == "eager, blocks of 4"
+
+
+ABOUT_PROMPTS = {"encoder_repetition_penalty": 4.0, "encoder_no_repeat_ngram_size": 2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"encoder_repetition_penalty": 4.0},
+        {"encoder_no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+        {**ABOUT_PROMPTS, "no_repeat_ngram_size": 3},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_rules_about_the_prompt_are_those_of_generate(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Of the file, and of a sampling table that has them in the file's stead."""
+    folder = save_model(tmp_path / "model", llama_config(initializer_range=0.4))
+    tables = {"target": {"model": str(folder)}, "draft": {"model": str(folder), "policy": {"name": "constant"}}}
+    profile = Profile.model_validate({**tables, "engine": "eager"})
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = (43, 20, 121, 70, *(129, 187, 205, 125, 46, 39, 78, 248, 241, 125, 120, 132), 39, 152)
+    prompt += (94, 125, 127, 168, 248, 162, 187, 10, 77, 241)  # what it writes behind the first four
+    table = SamplingTable(max_new_tokens=24)
+
+    def written(table: SamplingTable) -> list[int]:
+        pair = load_pair(profile)
+        drafter = build_drafter(pair, Setting("constant"))
+        return list(Session(pair, drafter).generate(prompt, table).tokens)
+
+    def expected(**rules: Any) -> list[int]:
+        config = GenerationConfig(do_sample=False, max_new_tokens=24, eos_token_id=0, pad_token_id=0, **rules)
+        ids = torch.tensor([prompt])
+        said = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return said[0, len(prompt) :].tolist()
+
+    plain = written(table)
+    assert plain == expected()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, **settings}))
+    assert written(table) == expected(**settings) != plain
+    about = {name: value for name, value in settings.items() if name in ABOUT_PROMPTS}
+    assert diagnose(profile).models[0].rules == [
+        f"{name} = {settings[name]}" for name in sorted(settings, key=lambda name: name in ABOUT_PROMPTS)
+    ]
+    other = dict.fromkeys(about, 3)
+    assert written(table.model_copy(update=other)) == expected(**{**settings, **{n: type(about[n])(3) for n in about}})
+    with pytest.raises(ProfileError, match=f"{', '.join(about)} is in the target's generation_config.json"):
+        Sampling.measured(table, load_pair(profile))
+    assert written(SamplingTable(max_new_tokens=24, **about)) == expected(**settings), "the same in both places"

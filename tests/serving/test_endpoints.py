@@ -155,7 +155,10 @@ def test_seeds_and_rules(client: TestClient) -> None:
     forced = client.post(TEXT, json={"prompt": "a", "logit_bias": {"9": 100.0}, "logprobs": 0}).json()
     assert len(set(forced["choices"][0]["logprobs"]["tokens"])) == 1
     rules = {"logit_bias": {"9": 1.0}, "presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.5}
+    rules |= {"encoder_repetition_penalty": 0.5, "encoder_no_repeat_ngram_size": 3}
     assert text(**rules) == text(**rules, specctl={"draft": False}) != text()
+    filters = {"typical_p": 0.2, "epsilon_cutoff": 0.1, "eta_cutoff": 0.1, "top_h": 0.2, "temperature": 1.0, "seed": 7}
+    assert text(**filters) == text(**filters) != text(temperature=1.0, seed=7)
 
 
 def test_a_text_fits_its_schema(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specctl.decoding.rows.draws import DrawGenerator, uniforms
-from specctl.decoding.rows.host_laws import TINY
+from specctl.decoding.rows.host_laws import MOST_BY_ENTROPY, TINY
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ def processed(logits: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (.
     if sampling.temperature != 1:
         # A low temperature must not overflow.
         scores = (scores - scores.amax(-1, keepdim=True)) / sampling.temperature
+    if sampling.top_h > 0:
+        scores = scores.masked_fill(_beyond_entropy(scores, sampling.top_h), -torch.inf)
     if 0 < sampling.top_k < scores.shape[-1]:
         least_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < least_kept, -torch.inf)
@@ -35,7 +37,47 @@ def processed(logits: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (.
     if sampling.min_p > 0:
         kept = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0)
         probs = kept / kept.sum(-1, keepdim=True)
+    return _shaped(probs, sampling) if sampling.shapes else probs
+
+
+def _beyond_entropy(scores: torch.Tensor, top_h: float) -> torch.Tensor:  # (..., V) -> (..., V)
+    """The tokens that top-h leaves out; of equal ones the first comes first."""
+    falling, order = scores.sort(dim=-1, descending=True, stable=True)
+    count = min(MOST_BY_ENTROPY, scores.shape[-1])
+    parts = _information(falling[..., :count].softmax(-1)).cumsum(-1)
+    out = torch.zeros_like(falling, dtype=torch.bool)
+    out[..., count:] = True
+    out[..., 1:count] = parts[..., 1:] > top_h * parts[..., -1:]  # the likeliest always stays
+    return torch.empty_like(out).scatter_(-1, order, out)
+
+
+def _shaped(probs: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (..., V) -> (..., V)
+    """Distributions after the filters that look at what the others have left."""
+    if sampling.typical_p < 1:
+        entropy = _information(probs).sum(-1, keepdim=True)
+        off = (-probs.double().log() - entropy).abs().float()  # (..., V) infinite for what is left out already
+        rising, order = off.sort(dim=-1, stable=True)
+        before = probs.gather(-1, order).cumsum(-1, dtype=torch.float64) < sampling.typical_p
+        last = before.sum(-1, keepdim=True).clamp_max(probs.shape[-1] - 1)
+        probs = _without(probs, off > rising.gather(-1, last))
+    if sampling.epsilon_cutoff > 0:
+        probs = _without(probs, (probs < sampling.epsilon_cutoff) & (probs < probs.amax(-1, keepdim=True)))
+    if sampling.eta_cutoff > 0:
+        entropy = _information(probs).sum(-1, keepdim=True)
+        least = ((-entropy).exp() * sampling.eta_cutoff**0.5).clamp_max(sampling.eta_cutoff).float()
+        probs = _without(probs, (probs < least) & (probs < probs.amax(-1, keepdim=True)))
     return probs
+
+
+def _information(probs: torch.Tensor) -> torch.Tensor:
+    """The terms of the entropy in nats, float64."""
+    exact = probs.double()
+    return -torch.xlogy(exact, exact)
+
+
+def _without(probs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    kept = probs.masked_fill(out, 0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def read_signals(

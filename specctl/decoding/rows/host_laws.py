@@ -6,7 +6,7 @@ finds a maximum in a tenth of torch's time and starts an operation in a third of
 
 from collections.abc import Sequence, Set
 from functools import cache
-from math import inf, isfinite, isnan, log, nan
+from math import exp, inf, isfinite, isnan, log, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,8 @@ UNDERFLOW = np.float32(-200)
 SHARES = (32.0, 0.5)
 """The least weights that are looked at for top-p, in V-th parts of what it leaves out: first large ones alone, which
 are few; the second is less than 1, for rounding."""
+MOST_BY_ENTROPY = 100
+"""Of so many of the likeliest tokens top-h takes the entropy, as transformers' own does; it keeps no others."""
 BLOCK = 64
 """Of so many numbers the maximum is taken at once in the search for the largest of all."""
 
@@ -165,6 +167,9 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
             scores /= np.float32(min(sampling.temperature, HOTTEST))
     if not sampling.filters:
         return _shared_out(np.exp(scores, out=scores))
+    if sampling.top_h > 0:
+        out = np.array([_beyond_entropy(row, sampling.top_h) for row in scores])
+        scores, rows = (np.where(out, np.float32(-inf), numbers) for numbers in (scores, rows))
     weights = np.exp(scores)
     if sampling.temperature == 1:
         scores = rows  # where numbers that hardly differ are not rounded to equal ones
@@ -177,7 +182,50 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
                 own *= kept
     if sampling.min_p > 0:
         weights *= weights >= np.float32(sampling.min_p)  # of the largest, which is 1
-    return _normalised(weights)
+    laws = _normalised(weights)
+    if sampling.shapes:
+        for law in laws:
+            _shape(law, sampling)
+    return laws
+
+
+def _beyond_entropy(scores: Floats, top_h: float) -> Mask:
+    """The tokens ``(V,)`` that top-h leaves out; of equal ones the first comes first."""
+    falling = likeliest(scores, MOST_BY_ENTROPY)
+    parts = np.add.accumulate(_information(_softmax(scores[None, falling])[0]))
+    out = np.ones(len(scores), dtype=np.bool_)
+    out[falling] = parts > top_h * parts[-1]
+    out[falling[0]] = False  # the likeliest always stays
+    return out
+
+
+def _shape(law: Floats, sampling: "Sampling") -> None:
+    """Apply to a distribution ``(V,)``, in its own memory, the filters that look at what the others have left."""
+    if sampling.typical_p < 1:
+        with np.errstate(divide="ignore"):
+            off = np.abs(-np.log(law.astype(np.float64)) - np.add.reduce(_information(law))).astype(np.float32)
+        order = off.argsort(kind="stable")
+        before = np.add.accumulate(law[order], dtype=np.float64)
+        last = min(int(np.count_nonzero(before < sampling.typical_p)), len(law) - 1)
+        _leave_out(law, off > off[order[last]])
+    if sampling.epsilon_cutoff > 0:
+        _leave_out(law, (law < np.float32(sampling.epsilon_cutoff)) & (law < law.max()))
+    if sampling.eta_cutoff > 0:
+        entropy = float(np.add.reduce(_information(law)))
+        least = min(sampling.eta_cutoff, sampling.eta_cutoff**0.5 * exp(-entropy))
+        _leave_out(law, (law < np.float32(least)) & (law < law.max()))
+
+
+def _information(law: Floats) -> npt.NDArray[np.float64]:
+    """The terms of the entropy in nats."""
+    exact = law.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(exact == 0, 0.0, -exact * np.log(exact))
+
+
+def _leave_out(law: Floats, out: Mask) -> None:
+    law[out] = 0
+    law /= np.add.reduce(law)
 
 
 def likeliest(row: Floats, count: int) -> Counts:

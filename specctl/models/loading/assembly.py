@@ -28,6 +28,7 @@ from specctl.models.predictors.trained_predictors import TrainedPredictor
 from specctl.models.running.around import NarrowRunner
 from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.pair import Pair, in_a_row
+from specctl.models.running.rules.generation_rules import prompt_rules_in
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import config_rules
 from specctl.models.running.runner import Runner
@@ -134,9 +135,10 @@ def load_pair(
         model, found = made.levels[place].model, made.levels[place].found
         if model is not None and found is not None:
             keep_known(model, made.bare if place == 0 else made.drafts[place - 1].bare, own, found.checkpoint)
-    runners = [made.target, *made.drafts]
+    runners, prompt_rules = [made.target, *made.drafts], dict[str, object]()
     if profile.generation_config and target.model.generation_config is not None:
         config = target.model.generation_config
+        prompt_rules = prompt_rules_in(config)
         rules = [config_rules(config, eos, vocabulary, runner.device) for runner in runners]
         runners = [
             runner if own is None or one.network is None or runner.writes_text else RuledRunner(runner, own)
@@ -153,6 +155,7 @@ def load_pair(
         above=above,
         threads=threads.by_engine(made.bare),
         vocabulary=vocabulary,
+        prompt_rules=prompt_rules,
     )
 
 

@@ -1,8 +1,8 @@
 """A target with its drafts, ready to run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from specctl.errors import RecordError, UsageError
 from specctl.models.files.tokenizer import Tokenizer
@@ -35,6 +35,8 @@ class Pair:
         vocabulary: V, ids below it are known to all models; of a pair that was put together by hand, no bound is known.
         policy: makes a policy of a setting of one draft; in a batch, one that may decide together with those of others.
         texts: how many are written at once, this pair's among them.
+        prompt_rules: rules of the target's generation_config.json about each text's prompt, by the keys of a sampling
+            table, which hold where that has no others.
     """
 
     target: Runner
@@ -49,6 +51,7 @@ class Pair:
     vocabulary: int = 1 << 31
     policy: Callable[[Setting], StoppingPolicy] = Setting.build
     texts: int = 1
+    prompt_rules: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shared_context(self) -> int:

@@ -80,7 +80,7 @@ def collect_traces(
         require_batches(pair)
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
-    verification = verification_replayed(Sampling.of(profile.sampling), len(pair.drafts))
+    verification = verification_replayed(Sampling.measured(profile.sampling, pair), len(pair.drafts))
     disco = [disco_predictors(named) for named in pair.named_predictors]
     signals = sorted(readable(pair))
     header = TraceHeader(
@@ -111,7 +111,7 @@ def collect_traces(
             first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
             overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
         with progress.counting("costs", PASSES * len(pair.drafts) + len(sizes)) as advance:
-            sets, sampling = _signal_sets(readable(pair)), Sampling.of(profile.sampling)
+            sets, sampling = _signal_sets(readable(pair)), Sampling.measured(profile.sampling, pair)
             levels = _medians(overheads, len(pair.drafts))
             costs = measure(pair, _contexts(traces.traces), depth, sets, sampling, levels, advance)
             if sizes:
@@ -226,7 +226,7 @@ def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:
     generator = torch.Generator(pair.target.device).manual_seed(completion.seed)
     text = completion.prompt, completion.tokens
     with torch.inference_mode():
-        draft = read_sequence(pair, *text, limit, depth, Sampling.of(settings), generator)
+        draft = read_sequence(pair, *text, limit, depth, Sampling.measured(settings, pair), generator)
     origin = prompt.id, prompt.category, turn, completion.prompt_tokens, limit
     return Trace(
         *origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3, prompt_ids=list(completion.prompt)

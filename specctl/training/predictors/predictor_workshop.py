@@ -103,7 +103,7 @@ class Predictors(Subject[Example, DraftStates]):
 
     def items(self, pair: Pair, found: Answered) -> list[Example]:
         pair.require_law("train-head")
-        sampling = Sampling.of(found.settings)
+        sampling = Sampling.measured(found.settings, pair)
         texts = [each for each in found.completions if each.tokens]
         made = [_example(pair, found.number, each, sampling, self._kind) for each in texts]
         return [example for example in made if example is not None]

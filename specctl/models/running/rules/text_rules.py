@@ -1,6 +1,6 @@
 """The rules of one text: its penalties and biases, and its grammar."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -45,24 +45,33 @@ class Penalties:
     """Ids become less likely, or likelier, by what the text has: transformers' and OpenAI's rules of these names.
 
     Args:
-        settings: with its ``logit_bias``, added to the logits; then ``repetition_penalty``, which divides positive
-            logits of ids that the text has, prompt included, and multiplies negative ones; then of each id that was
-            written behind the prompt ``presence_penalty`` is taken from its logit, and ``frequency_penalty`` as often
-            as it was written.
-        prompt: how many tokens the prompt has.
+        settings: with its ``logit_bias``, added to the logits; then ``encoder_repetition_penalty``, which multiplies
+            positive logits of ids that the prompt has, and divides negative ones; then ``repetition_penalty``, which
+            divides positive logits of ids that the text has, prompt included, and multiplies negative ones; then of
+            each id that was written behind the prompt ``presence_penalty`` is taken from its logit, and
+            ``frequency_penalty`` as often as it was written. With an ``encoder_no_repeat_ngram_size`` of n no id
+            follows that the prompt has behind the same n - 1 ids.
+        prompt: ids before the text.
         vocabulary: V, the width of the logits.
 
     Raises:
         RecordError: a bias of what is no id.
     """
 
-    def __init__(self, settings: SamplingTable, prompt: int, vocabulary: int) -> None:
+    def __init__(self, settings: SamplingTable, prompt: Sequence[int], vocabulary: int) -> None:
         bias = {int(token): value for token, value in (settings.logit_bias or {}).items()}
         if wrong := [token for token in bias if token >= vocabulary]:
             raise RecordError("invalid_sampling", f"logit_bias: {wrong[0]} is no id of the target's {vocabulary}")
         self._bias = np.zeros(vocabulary, np.float32)
         self._bias[list(bias)] = list(bias.values())
-        self._settings, self._prompt = settings, prompt
+        self._settings, self._prompt = settings, len(prompt)
+        self._asked = np.unique(self._known(np.asarray(prompt, np.int64)))
+        self._followers: dict[tuple[int, ...], list[int]] = {}  # of n - 1 ids in a row those that follow in the prompt
+        width = settings.encoder_no_repeat_ngram_size
+        for start in range(len(prompt) - width + 1) if width else ():
+            *before, token = prompt[start : start + width]
+            if token < vocabulary:
+                self._followers.setdefault(tuple(before), []).append(token)
 
     def fresh(self) -> "Penalties":
         return self
@@ -102,6 +111,10 @@ class Penalties:
         """
         ratio, presence = self._settings.repetition_penalty, self._settings.presence_penalty
         frequency = self._settings.frequency_penalty
+        if (asked := self._settings.encoder_repetition_penalty) != 1:
+            places = _places([self._asked] * len(ends), there)
+            some = found[places]
+            found[places] = where(some < 0, some * (1 / asked), some / (1 / asked))  # as transformers rounds
         if ratio != 1:
             places = _places([self._known(ids[:end]) for end in ends], there)
             some = found[places]
@@ -111,6 +124,11 @@ class Penalties:
             written, counts = zip(*(np.unique(part, return_counts=True) for part in parts), strict=True)
             taken = presence + frequency * np.concatenate(counts)
             found[_places(written, there)] -= there(taken.astype(np.float32))
+        if self._followers:
+            width = self._settings.encoder_no_repeat_ngram_size
+            lasts = (tuple(ids[end + 1 - width : end].tolist()) for end in ends)
+            banned = [np.array(self._followers.get(last, []), np.int64) for last in lasts]
+            found[_places(banned, there)] = -np.inf
 
     def _known(self, ids: Ids) -> Ids:
         """Those that logits have a column for."""
@@ -125,11 +143,16 @@ def _places(parts: Sequence[Ids], there: Callable[..., Any]) -> tuple[Any, Any]:
 
 def repetition_rule(penalty: float, vocabulary: int) -> Penalties:
     """The ``repetition_penalty`` of a generation configuration, above 0, about logits ``(R, V)``."""
-    return Penalties(SamplingTable.model_construct(repetition_penalty=penalty), 0, vocabulary)
+    return Penalties(SamplingTable.model_construct(repetition_penalty=penalty), (), vocabulary)
 
 
 def text_rules(
-    settings: SamplingTable, tokenizer: Tokenizer, eos: Set[int], prompt: Sequence[int], vocabulary: int
+    settings: SamplingTable,
+    tokenizer: Tokenizer,
+    eos: Set[int],
+    prompt: Sequence[int],
+    vocabulary: int,
+    usual: Mapping[str, Any] | None = None,
 ) -> TextRules | None:
     """The rules that a sampling table has for what follows a prompt; None where it has none.
 
@@ -139,15 +162,18 @@ def text_rules(
         eos: ids that end a text.
         prompt: ids.
         vocabulary: V, the pair's shared vocabulary.
+        usual: rules about the prompt that hold where the table has no others, by its keys.
 
     Raises:
         RecordError: the grammar cannot be compiled, no grammar can be here, or a bias is of no id.
     """
+    if usual:
+        settings = settings.model_copy(update={name: usual[name] for name in usual.keys() - {*settings.rules}})
     if not settings.rules:
         return None
     rules: list[TokenRule] = []
     if any(name not in GRAMMARS for name in settings.rules):
-        rules.append(Penalties(settings, len(prompt), vocabulary))
+        rules.append(Penalties(settings, prompt, vocabulary))
     if (source := source_of(settings)) is not None:
         rules.append(grammars_of(tokenizer, eos).rule(source, prompt, vocabulary))
     return TextRules(prompt, rules)
