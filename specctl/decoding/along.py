@@ -28,11 +28,18 @@ def read_along(
         A part of the text, and the pass of each model over it: ``(C, V)`` logits for the C tokens of the part.
     """
     for runner in runners:
-        runner.rollback(len(prompt) - 1 if cached else 0)
-        if pending := prompt[runner.length : -1]:
+        runner.rollback(len(prompt) - 1 if cached and not runner.whole_prompts else 0)
+        if (pending := prompt[runner.length : -1]) and not runner.whole_prompts:
             runner.extend(pending, keep=0)
     read = [prompt[-1], *text]
     for start in range(0, len(text), CHUNK):
         part = slice(start, min(start + CHUNK, len(text)))
         chunk = read[part]
-        yield part, [runner.extend(chunk, keep=len(chunk), hidden=hidden and not n) for n, runner in enumerate(runners)]
+        before = () if start else prompt[:-1]
+        yield (
+            part,
+            [
+                runner.extend([*before[runner.length :], *chunk], keep=len(chunk), hidden=hidden and not n)
+                for n, runner in enumerate(runners)
+            ],
+        )

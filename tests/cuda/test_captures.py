@@ -94,7 +94,11 @@ def test_graphs_may_go_while_what_they_made_is_held() -> None:
         assert heard == []
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
+FILTERS = [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.8}, {"epsilon_cutoff": 0.01}]
+FILTERS += [{"eta_cutoff": 0.01}, {"top_h": 0.8}]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_a_draft_step_is_captured_whatever_leaves_tokens_out(filters: dict[str, Any]) -> None:
     with Devices() as cuda:
         heard: list[str] = []

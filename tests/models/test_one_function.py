@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from specctl.decoding.along import read_along
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, read_prompt
@@ -268,3 +269,15 @@ def test_a_head_does_not_have_such_a_prompt_read_in_parts() -> None:
         first, second = next(rounds), next(rounds)
     assert [call.args[1] for call in head.draft.call_args_list] == [0, 6], "what it drafts from was not there at first"
     assert [*first.emitted, *second.emitted] == generated(recurrent_model("zamba2"), prompt, 8)[:2]
+
+
+def test_a_text_that_is_read_again_has_the_logits_that_it_was_written_with() -> None:
+    target, prompt = EagerRunner(recurrent_model("zamba2"), 64), (7, 3, 12, 5)
+    text = generated(recurrent_model("zamba2"), prompt, 6)
+    with torch.inference_mode():
+        expected = [torch.as_tensor(target.extend(prompt, 1).logits)]
+        expected += [torch.as_tensor(target.extend([token], 1).logits) for token in text[:-1]]
+        for cached in (False, True):
+            ((part, (forward,)),) = read_along([target], prompt, text, cached=cached)
+            assert part == slice(0, 6)
+            assert (torch.as_tensor(forward.logits) - torch.cat(expected)).abs().max() < 1e-4

@@ -174,15 +174,20 @@ class ReadText:
             self._first += gone
 
     def _read(self) -> Iterator[None]:
-        if before := self._prompt[:-1]:
+        before = self._prompt[:-1]
+        if before and not self._runner.whole_prompts:
             self._note(self._runner.extend(before, keep=0), len(before))
             yield
         read = [self._prompt[-1], *self._text[:-1]]
         for start in range(0, len(read), CHUNK):
             part = read[start : start + CHUNK]
-            self._detours.come_back(len(self._prompt) - 1 + start)
-            forward = self._runner.extend(part, keep=0 if self._sampling.greedy else len(part))
-            self._note(forward, len(part))
+            if start or not self._runner.whole_prompts:
+                self._detours.come_back(len(self._prompt) - 1 + start)
+                forward = self._runner.extend(part, keep=0 if self._sampling.greedy else len(part))
+                self._note(forward, len(part))
+            else:
+                forward = self._runner.extend([*before, *part], keep=len(part))
+                self._note(forward, len(before) + len(part))
             if not self._sampling.greedy:
                 probs = self._sampling.probs(forward.logits)
                 self._probs = probs if self._probs is None else torch.cat([self._probs, probs])
