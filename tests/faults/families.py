@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import specctl
 from specctl.errors import SpecctlError
@@ -79,7 +79,8 @@ def generated(model: PreTrainedModel, prompt: list[int], *, cached: bool) -> lis
 
 def gap(model: PreTrainedModel, text: list[int]) -> float:
     """How far apart the two largest logits behind a text are, as a share of the standard deviation of all."""
-    logits: torch.Tensor = model(input_ids=torch.tensor([text])).logits[0, -1].float()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([text])).logits[0, -1].float()
     first, second = logits.topk(2).values.tolist()
     return float((first - second) / logits.std())
 
@@ -196,8 +197,12 @@ def tried(family: str, engine: str) -> dict[str, Any]:
         except TimeoutError:
             raise
         except Exception as error:
-            texts = [[] for _ in PROMPTS]
-            line["notes"].append(f"transformers cannot write: {failure(error)[1]}")
+            line["notes"].append(f"{type(model).__name__} cannot write: {failure(error)[1]}")
+            try:  # Llama 4's whole model fails without a picture
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                texts = [generated(model, prompt, cached=True) for prompt in PROMPTS]
+            except Exception:
+                texts = [[] for _ in PROMPTS]
         for column, outcome, details in runs(folder, model, texts, engine):
             line[column] = outcome
             if outcome == REFUSED:
@@ -214,9 +219,12 @@ def tried(family: str, engine: str) -> dict[str, Any]:
 def unbuilt(family: str, folder: Path, why: str) -> dict[str, Any]:
     """Of a family without a tiny model: whether its configuration is refused."""
     try:
-        (tiny_config(family, 2) if family else None).save_pretrained(folder)
+        tiny_config(family, 2).save_pretrained(folder)
     except Exception:
-        class_of(family).config_class().save_pretrained(folder)
+        try:
+            class_of(family).config_class().save_pretrained(folder)
+        except Exception:
+            return {"alone": UNBUILT, "notes": [why]}
     tiny_tokenizer().save_pretrained(folder)
     try:
         specctl.load(target=str(folder), overrides=["prompt.chat=false"])

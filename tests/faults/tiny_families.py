@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import (
 from tests.recurrent_models import FAMILIES as RECURRENT
 
 VOCABULARY, WIDTH, WINDOW, PLACES = 258, 64, 8, 512
-LARGEST = 40_000_000
+LARGEST = 60_000_000
 """Weights of a model that is still tried: some configurations do not let all of their sizes be set."""
 ENDS = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 1}
 UNUSED = range(200, VOCABULARY)
@@ -54,7 +54,7 @@ _ENCODER: dict[int, str] = {
     32: "hidden_size embed_dim d_model hidden_dim intermediate_size mlp_dim encoder_ffn_dim ffn_dim",
     2: f"{_LAYERS} depth {_HEADS} num_key_value_heads",
     16: "head_dim",
-    WIDTH: "out_hidden_size output_dim vision_output_dim projection_dim",
+    WIDTH: "out_hidden_size output_dim vision_output_dim projection_dim text_hidden_size",
 }
 ENCODER: dict[str, Any] = {name: size for size, names in _ENCODER.items() for name in names.split()}
 """The same for encoders of pictures and sound."""
@@ -75,6 +75,7 @@ _GEMMA4 = {**_PLAIN, "num_hidden_layers": 4, "layer_types": WINDOWS * 2, "slidin
 _GEMMA4 |= {"global_head_dim": 32}
 _INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 2}
 _NO_INPUTS = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+_ASSISTANT = {**_NO_INPUTS, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4, "model_type": "gemma4_text"}
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
 _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
 _DOTS3 = {**_PLAIN, **_LATENT, **_EXPERTS, "num_key_value_heads": 4, "num_hidden_layers": 3, "sliding_window": WINDOW}
@@ -99,6 +100,7 @@ def _rope(**settings: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **settings}}
 
 
+_AXES_ALONE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _AXES = _rope(mrope_section=[2, 3, 3])
 _MIXED_AXES = _rope(mrope_section=[2, 3, 3], mrope_interleaved=True)
 
@@ -124,6 +126,14 @@ WHOLE: dict[str, dict[str, Any]] = {
     "gemma4_text,moe": {**_GEMMA4, **_NO_INPUTS, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
     | {"moe_intermediate_size": 32},
     "gemma4_unified_text": _GEMMA4,
+    "gemma4_assistant": {"text_config": {**_GEMMA4, **_ASSISTANT}}
+    | {"backbone_hidden_size": WIDTH, "num_centroids": 16, "centroid_intermediate_top_k": 4},
+    "git": {
+        **_OLD,
+        "intermediate_size": 96,
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32}
+        | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8},
+    },
     "gpt2,short": {**_GPT2, "n_positions": 128},
     "gpt_bigcode,mha": {**_GPT2, "multi_query": False},
     "gpt_neo": {**_OLD, "num_layers": 2, "num_heads": 4, "window_size": WINDOW}
@@ -140,6 +150,9 @@ WHOLE: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": WIDTH, "n_heads": 4, "n_layers": 2, "max_seq_len": PLACES, "vocab_size": VOCABULARY, **ENDS}
     | {"tie_word_embeddings": False},
     "opt,post-norm": {**_OLD, "word_embed_proj_dim": 32, "ffn_dim": 96, "do_layer_norm_before": False},
+    "prophetnet": {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_decoder_layers": 2, "num_encoder_layers": 1}
+    | {"num_decoder_attention_heads": 4, "num_encoder_attention_heads": 4, "decoder_ffn_dim": 96, "is_decoder": True}
+    | {"encoder_ffn_dim": 96, "is_encoder_decoder": False, **ENDS},
     "qwen2,window": {**_TWO, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "recurrent_gemma": {**_OLD, "intermediate_size": 96, "num_hidden_layers": 3, "lru_width": WIDTH}
     | {"attention_window_size": WINDOW},
@@ -151,21 +164,43 @@ WHOLE: dict[str, dict[str, Any]] = {
 for _family in ("bert", "roberta"):
     WHOLE[f"{_family},encoder"] = {**_OLD, "intermediate_size": 96}
 
+_HY = {"num_hidden_layers": 3, "layer_types": ["indexed_attention"] * 3, "indexer_types": ["full", "shared", "full"]}
+_HY |= {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 MORE: dict[str, dict[str, Any]] = {
     "axk1": {"head_dim": 8},
+    "chameleon": {"vocabulary_map": {"<image>": 201}},
+    "cohere_compass_text": {
+        "layer_types": WINDOWS,
+        "rope_parameters": dict.fromkeys(WINDOWS, _AXES["rope_parameters"]),
+    },
     "cosmos3_edge_text": _MIXED_AXES,
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v3": {"head_dim": 8},
+    "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": WIDTH},
+    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense"] * 2, "adapter_in_dim": 32, "adapter_out_dim": WIDTH},
     "doge": {"keep_window_size": 8, "sliding_window": None},
     "gemma4": {
         "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
         | {"num_attention_heads": 2, "num_key_value_heads": 2, "global_head_dim": 16}
     },
+    "emu3": {"vocabulary_map": {"<image>": 201, "<|extra_200|>": 202, "<|visual token 000000|>": 203}},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
+    "emu3_vqgan": {"base_channels": 32},
     "glm5_next_text": {"index_kpool": 4, "qk_rope_head_dim": 0, "linear_head_dim": 16, "linear_num_heads": 4}
     | {"num_key_value_heads": 4, "layer_types": ["linear_attention", "indexed_attention"], "head_dim": None},
     "hrm_text": {"H_cycles": 2, "L_cycles": 2},
+    "hunyuan_vl_text": _rope(mrope_section=[2, 2, 2, 2]),
+    "hy_v4": _HY,
+    "hy_v4_vl_text": {**_HY, **_rope(mrope_section=[2, 1, 1]), "num_key_value_heads": 4},
+    "janus_vqgan": {"base_channels": 32},
+    "kosmos_2_text_model": {"layers": 2, "embed_dim": WIDTH, "ffn_dim": 96, "attention_heads": 4},
+    "kosmos_2_5_text_model": {"layers": 2, "embed_dim": WIDTH, "ffn_dim": 96, "attention_heads": 4},
     "longcat_flash": {"head_dim": 8, "num_layers": 2, "num_hidden_layers": None, "zero_expert_num": 2},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "muse_spark_vision": {"num_hidden_layers": 4},
     "qwen3_vl_moe_text": {**_MIXED_AXES, "sliding_window": None},
     "qwen3_vl_text": _MIXED_AXES,
+    "xlm": {"emb_dim": WIDTH},
     "youtu": {"head_dim": 8},
 }
 """Settings beside `SIZES`; None leaves one of those out. Of a wrapper's decoder, by the decoder's ``model_type``."""
@@ -235,7 +270,7 @@ def _knows(config: Any, name: str) -> bool:
 
 def _wrapper(default: Any, text: Any, key_value_heads: int) -> Any:
     """A wrapper's configuration with a tiny text decoder and tiny encoders."""
-    kind, settings = type(default), {}
+    kind, settings = type(default), _decoder(default, default.model_type, key_value_heads) if default is text else {}
     for name in kind.sub_configs:
         part = getattr(default, name, None)
         if part is None:
@@ -264,8 +299,9 @@ def _wrapper(default: Any, text: Any, key_value_heads: int) -> Any:
 
 
 def tiny_model(family: str) -> PreTrainedModel:
-    """A random float32 model that can read a text; raises whatever transformers raises if there is none."""
+    """A random float32 model, one that can read a text if there is one; raises what transformers raises if not."""
     failure: Exception | None = None
+    made: PreTrainedModel | None = None
     for key_value_heads in (2, 4):
         try:
             config = tiny_config(family, key_value_heads)
@@ -273,19 +309,19 @@ def tiny_model(family: str) -> PreTrainedModel:
             model: PreTrainedModel = class_of(family)(config)
             if sum(weight.numel() for weight in model.parameters()) > LARGEST:
                 raise ValueError("its sizes cannot all be set")
-            drawn(model.float().eval())
+            made = drawn(model.float().eval())
             with torch.inference_mode():
-                logits = model(input_ids=torch.randint(2, 200, (1, 24))).logits
-            if not torch.isfinite(logits).all():
-                raise ValueError("its logits are not finite")
+                made(input_ids=torch.randint(2, 200, (1, 24)))
         except TimeoutError:
             raise
         except Exception as error:
             failure = error
         else:
-            return model
-    assert failure is not None
-    raise failure
+            return made
+    if made is None:
+        assert failure is not None
+        raise failure
+    return made
 
 
 def drawn(model: PreTrainedModel) -> PreTrainedModel:

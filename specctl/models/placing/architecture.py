@@ -39,7 +39,8 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
     if why := cannot_go_back(config, known):
         raise ModelError(
             f"{checkpoint} cannot take back rejected tokens: {why}.",
-            f"Models of the family {config.model_type} cannot be used here, neither as target nor as draft.",
+            f"Models of the family {config.model_type} can be neither target nor draft; take one of another family, "
+            "such as Llama, Qwen, Gemma, Mistral or Pythia.",
         )
 
 
