@@ -171,6 +171,17 @@ CHOICES = {
 """What parameters must be that may be of several types."""
 
 
+MUSTS = {
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+}
+"""What is wrong with a value, by pydantic's name of the mistake, where that is no word of JSON's."""
+
+
 def body_of(kind: type[TextBody], data: Any, model: str) -> TextBody:
     """A checked body.
 
@@ -266,9 +277,8 @@ def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mappi
     key = ".".join(place[:2] if place[0] in ("specctl", "stream_options") else place[:1])
     if detail["type"] == "extra_forbidden":
         key = ".".join(place)
-        fields = kind.model_fields if len(place) == 1 else PARTS[place[0]].model_fields
-        if len(place) > 2:
-            fields = NamedSchema.model_fields
+        known = kind if len(place) == 1 else PARTS[place[0]] if len(place) == 2 else NamedSchema
+        fields = [field.alias or name for name, field in known.model_fields.items()]
         return ApiError(400, f"{key}: unknown parameter{did_you_mean(place[-1], fields)}", key, "unknown_parameter")
     if detail["type"] == "missing":
         return ApiError(400, f"{'.'.join(place)} is missing", key, "missing_parameter")
@@ -276,9 +286,7 @@ def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mappi
         return ApiError(400, detail["msg"], key, "invalid_value")
     if place[0] in CHOICES:
         return ApiError(400, f"{place[0]} must be {CHOICES[place[0]]}", key, "invalid_value")
-    what = (
-        "must be an object" if detail["type"] == "model_type" else detail["msg"].replace("Input should be", "must be")
-    )
+    what = MUSTS.get(detail["type"], detail["msg"].replace("Input should be", "must be").replace("False", "false"))
     return ApiError(400, f"{'.'.join(place)}: {what}", key, "invalid_value")
 
 

@@ -225,6 +225,13 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (TEXT, {"prompt": "a", "response_format": "json"}, 400, "response_format"),
     (TEXT, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": 1}}}, 400,
      "response_format"),
+    (TEXT, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"nam": 1}}}, 400,
+     "response_format"),
+    (TEXT, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}}, 400,
+     "response_format.json_schema.shema"),
+    (TEXT, {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}}, 400,
+     "stream_options.continuous_usage_stats"),
+    (TEXT, {"prompt": "a", "logit_bias": [1]}, 400, "logit_bias"),
     (TEXT, {"prompt": "a", "logprobs": True}, 400, "logprobs"),
     (TEXT, {"prompt": {"a": 1}}, 400, "prompt"),
     (TEXT, {"prompt": "a", "stop": ["x", 1]}, 400, "stop"),
@@ -245,7 +252,9 @@ def test_what_is_wrong_is_named(
     error = answer.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert error["message"]
-    assert not re.search(r"\b(str|constrained|Format|Options|Input|Value error)\b", error["message"])
+    assert not re.search(
+        r"\b(str|dictionary|constrained|Format|Options|Input|Value error|False|schema_)\b", error["message"]
+    )
 
 
 NOTHING: dict[str, Any] = {

@@ -23,9 +23,9 @@ class Rigged:
 
     all_special_ids = ()
 
-    def __init__(self, text):
+    def __init__(self, text, ends=frozenset()):
         self.bytes, self.added_tokens_decoder = text.encode(), {}
-        self.session = SimpleNamespace(ends=frozenset())
+        self.session = SimpleNamespace(ends=ends)
         self.settings = SimpleNamespace(stop=[])
         self.prompts = SimpleNamespace(tokenizer=self)
 
@@ -49,6 +49,14 @@ def test_a_completion_is_cleaned_for_a_terminal_only(stream):
     show_prompt(Rigged(HOSTILE), Record(1, 1, {"prompt": "p"}), sink, None, None)
     assert sink.getvalue() == (harmless(HOSTILE) if stream is Terminal else HOSTILE) + "\n"
     assert not sink.isatty() or not commands(sink.getvalue())
+
+
+def test_a_token_that_ends_the_text_is_not_written():
+    sink = io.StringIO()
+    rigged = Rigged("ab<", ends=frozenset(b"<"))
+    rigged.answer = lambda record, on_round: Rigged.answer(rigged, record, on_round) and (SimpleNamespace(text="ab"),)
+    show_prompt(rigged, Record(1, 1, {"prompt": "p"}), sink, None, None)
+    assert sink.getvalue() == "ab\n"
 
 
 def test_text_for_a_file_is_left_alone(monkeypatch):
