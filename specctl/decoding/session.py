@@ -162,12 +162,17 @@ class Session:
         first = arrivals[0] if arrivals else ended - began
         prefilled = worked_first - rounds[0].total_seconds if rounds else first
         stopped = text is not None or (bool(tokens) and tokens[-1] in eos)
+        cut = text is not None
+        if text is None:
+            text = decode_after(pair.tokenizer, prompt, tokens, pair.eos)
+        if stopped and rules is not None:
+            rules.require_fit(text, cut=cut)
         unfinished = FinishReason.INTERRUPTED if interrupted and len(tokens) < limit else FinishReason.LENGTH
         return Completion(
             prompt=tuple(prompt),
             seed=seed,
             tokens=tuple(tokens),
-            text=decode_after(pair.tokenizer, prompt, tokens, pair.eos) if text is None else text,
+            text=text,
             finish_reason=FinishReason.STOP if stopped else unfinished,
             rounds=tuple(rounds),
             prefill_seconds=prefilled,

@@ -9,6 +9,8 @@ RETRY_SECONDS = 1
 """What a client that comes when too many wait is told to wait."""
 _OURS = frozenset({"failed_pass", "out_of_memory", "not_a_number", "worker_died"})
 """Kinds of a `RecordError` that are no mistake of the request."""
+_NO_TEXT = frozenset({"grammar_failed", "unfit_text"})
+"""Those of a text that was begun and cannot keep to its grammar. After a 500 clients would ask again by themselves."""
 
 
 class ApiError(Exception):
@@ -59,6 +61,8 @@ def told(error: Exception) -> ApiError:
             return ApiError(status, error.message, code=error.kind, kind="server_error")
         if error.kind in ("invalid_grammar", "no_grammars"):
             return ApiError(400, error.message, "response_format", error.kind)
+        if error.kind in _NO_TEXT:
+            return ApiError(422, error.message, "response_format", error.kind)
         code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
         return ApiError(400, error.message, "prompt", code)
     if isinstance(error, ProfileError | UsageError):

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from specctl.models.running.rules.grammar import source_of
 from specctl.serving.answer_body import AnswerBody
 from specctl.serving.answer_text import AnswerText
 from specctl.serving.api_errors import ApiError, told
@@ -83,8 +82,6 @@ class Endpoints:
                     order = await asyncio.to_thread(self.service.order, body)
                 else:
                     order = self.service.order(body)
-                if source_of(order.settings) is not None:
-                    await asyncio.to_thread(self.service.compile_grammar, order)
                 if self._log_prompts:
                     log["request"] = data
                 text = AnswerText(
@@ -107,7 +104,9 @@ class Endpoints:
                 else:
                     hearing = Hearing(request.receive, left)
                 stack.callback(hearing.close)
-                stack.enter_context(self.service.asked(Ticket(order, hearing.hear, every=stream is not None)))
+                ticket = Ticket(order, hearing.hear, every=stream is not None)
+                ticket.grammar = await self.service.compiled(order, hearing.ended)
+                stack.enter_context(self.service.asked(ticket))
                 if stream is not None:
                     await hearing.begun
                     if hearing.ended.done():

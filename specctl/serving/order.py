@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import count
 from time import monotonic
 
+from specctl.models.running.rules.grammar import Compiled
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
 
@@ -85,6 +86,7 @@ class Ticket:
         number: tells it from all others.
         cancelled: set by whoever does not want the text any more.
         begun: as of `Ended`.
+        grammar: what keeps the compiled grammar of the text until that has begun.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Ticket:
         self.order, self.hear, self.every = order, hear, every
         self.cancelled = False
         self.begun: float | None = None
+        self.grammar: Compiled | None = None
         self._told: list[int] = []
 
     @property

@@ -13,6 +13,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import light
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.base_tables import with_one_grammar
@@ -24,7 +25,7 @@ from specctl.serving.order import Event, Order, Ticket, Told, Wrote
 from specctl.serving.pair_thread import PairThread
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
 from specctl.serving.spellings import Spellings
-from specctl.serving.text_writer import compile_grammar
+from specctl.serving.waiting_line import CLOSING, ClosedError
 from specctl.serving.workers.replica_thread import ReplicaThread
 from specctl.serving.workers.replicated_pair import ReplicatedPair
 from specctl.serving.writers import Writers
@@ -99,6 +100,7 @@ class Service:
         self._texts = PromptFormat(self.tokenizer, chat=False)
         self._chats = PromptFormat(self.tokenizer, chat=True, system=profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Future[None]  # done when no more texts are begun
         self._news = deque[tuple[Ticket, Event]]()
         self._looks = False  # the event loop, soon
         self._told_at = self._apart = 0.0  # when something happened, and how long after what came before
@@ -107,11 +109,14 @@ class Service:
     def start(self) -> None:
         """Begin to write; in the event loop in which requests are answered."""
         self._loop = asyncio.get_running_loop()
+        self._closing = self._loop.create_future()
         self.thread.start()
 
     async def drain(self) -> None:
         """Take no more requests, and wait until the texts that are being written are."""
         self.thread.close()
+        if not self._closing.done():
+            self._closing.set_result(None)
         # No thread waits: the event loop would wait for that thread when a second signal ends it.
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.seconds):
@@ -152,14 +157,35 @@ class Service:
             raise fault
         return Order(tuple(prompt), self._settings(body), body.specctl.policy, body.specctl.draft)
 
-    def compile_grammar(self, order: Order) -> None:
-        """As of `specctl.serving.text_writer`; replicas do so themselves, each for the texts that it writes.
+    async def compiled(self, order: Order, ended: asyncio.Future[Any]) -> Compiled | None:
+        """The grammar of an order, compiled before its turn, in which all other texts would wait for it.
+
+        None without one, and where replicas write: they compile what is only tried here, each for its own texts.
+
+        Args:
+            order: that is to be taken.
+            ended: done when nobody waits for it any more, which ends the compiling.
 
         Raises:
             RecordError: it cannot be compiled.
+            ClosedError: no more texts are written.
+            Exception: what `ended` raises.
         """
-        if not isinstance(self.pair, ReplicatedPair):
-            compile_grammar(self.pair, order)
+        if (source := source_of(order.settings)) is None:
+            return None
+        grammars = await asyncio.to_thread(grammars_of, self.pair.tokenizer, self.pair.eos)
+        here = not isinstance(self.pair, ReplicatedPair)
+        compiling = asyncio.wrap_future(grammars.compiling(source, here=here))
+        try:
+            await asyncio.wait({compiling, ended, self._closing}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
+            if not compiling.done():
+                raise ClosedError(CLOSING)
+            return compiling.result()
+        finally:
+            if not (compiling.cancel() or compiling.cancelled()):
+                compiling.exception()  # has been heard of, or nobody wants to
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):

@@ -5,7 +5,6 @@ from collections.abc import Generator
 from specctl.decoding.named_drafters import NamedDrafters
 from specctl.decoding.session import Session
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.text_rules import text_rules
 from specctl.profile import Profile
 from specctl.records import Completion, Round
 from specctl.serving.order import Order
@@ -37,12 +36,3 @@ class TextWriter:
         """
         self._session.drafter = self._drafters.of(order.policy, drafts=order.draft, place="specctl.policy")
         return self._session.play(order.prompt, order.settings)
-
-
-def compile_grammar(pair: Pair, order: Order) -> None:
-    """Have the grammar of an order ready before its turn, in which all other texts would wait for it.
-
-    Raises:
-        RecordError: it cannot be compiled.
-    """
-    text_rules(order.settings, pair.tokenizer, pair.eos, order.prompt, pair.vocabulary, pair.prompt_rules)

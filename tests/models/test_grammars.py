@@ -72,7 +72,7 @@ def test_texts_fit_random_schemas(pair: Pair, seeds: range) -> None:
     ("settings", "message"),
     [
         ({"json_schema": {"type": "nothing"}}, "json_schema: .*nothing"),
-        ({"json_schema": False}, "json_schema: "),
+        ({"json_schema": False}, "json_schema: false is a schema that no text fits"),
         ({"regex": "(["}, "regex: "),
         ({"grammar": "start: nowhere"}, "grammar: "),
     ],
@@ -84,6 +84,43 @@ def test_a_grammar_that_cannot_be_compiled_is_one_error(pair: Pair, settings: An
     assert written(pair, "constant", regex="ab")[0] == "ab"  # the next text is written
 
 
+TWICE: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^k[0-9]$": {"enum": ["v", "w"]}},
+    "additionalProperties": False,
+    "minProperties": 2,
+    "maxProperties": 2,
+}
+"""Of which the target writes one property twice, where nothing is asked of how often it may."""
+
+
+@pytest.mark.parametrize("policy", ["none", "svip"])
+def test_a_text_that_ends_without_fitting_its_schema_is_an_error(pair: Pair, policy: str) -> None:
+    with pytest.raises(
+        RecordError, match=r'^the text does not fit the schema: \$ is .*, and "minProperties" is 2$'
+    ) as raised:
+        written(pair, policy, json_schema=TWICE)
+    assert raised.value.kind == grammar.UNFIT
+    text, reason, _ = written(pair, policy, json_schema={**TWICE, "minProperties": 1})
+    assert (len(json.loads(text)), reason) == (1, FinishReason.STOP)
+    assert written(pair, policy, json_schema=TWICE, max_new_tokens=5)[1] is FinishReason.LENGTH
+    text, reason, _ = written(pair, policy, json_schema=SCHEMA)  # the next text is written
+    assert (json.loads(text).keys(), reason) == (set(SCHEMA["required"]), FinishReason.STOP)
+
+
+def test_a_stop_string_may_not_cut_a_text_that_is_to_fit(pair: Pair) -> None:
+    with pytest.raises(
+        RecordError, match="the text, which a stop string ended, does not fit the schema: it is no JSON"
+    ):
+        written(pair, "svip", json_schema=SCHEMA, stop=['"'])
+    assert written(pair, "svip", json_schema=SCHEMA, stop=["unheard of"])[1] is FinishReason.STOP
+
+
+def test_true_is_any_json(pair: Pair) -> None:
+    found = written(pair, "svip", json_schema=True)
+    assert found == written(pair, "svip", json_schema={})
+
+
 def test_one_grammar_for_a_text() -> None:
     with pytest.raises(ValueError, match="json_schema and regex each say"):
         SamplingTable(json_schema=True, regex="a")
@@ -92,7 +129,7 @@ def test_one_grammar_for_a_text() -> None:
 def test_without_the_library_there_is_a_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.setattr(grammar, "_MADE", {})
-    with pytest.raises(RecordError, match=r"specctl\[grammar\]"):
+    with pytest.raises(RecordError, match=r"pip install .*llguidance.* .*jsonschema"):
         written(pair, "none", regex="ab")
 
 

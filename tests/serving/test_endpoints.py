@@ -7,11 +7,13 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from subprocess import run
 from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
 from unittest.mock import MagicMock
+from weakref import WeakKeyDictionary
 
 import httpx
 import pytest
@@ -22,8 +24,11 @@ from starlette.testclient import TestClient
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.errors import ModelError, UsageError
+from specctl.models.running.grammars import grammar_text, trial_process
+from specctl.models.running.rules import grammar
 from specctl.models.running.rules.grammar import Grammars
 from specctl.serving import pair_thread
+from specctl.serving.answer_body import encoded
 from specctl.serving.answer_text import AnswerText
 from specctl.serving.endpoints import application
 from specctl.serving.event_stream import EventStream
@@ -176,6 +181,107 @@ def test_a_text_fits_its_schema(client: TestClient, monkeypatch: pytest.MonkeyPa
     wrong = {**schema, "json_schema": {"name": "hue", "schema": {"type": "colour"}}}
     answer = client.post(TEXT, json={**body, "response_format": wrong})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+TWICE = {
+    "patternProperties": {"^k$": {"enum": ["v"]}},
+    "additionalProperties": False,
+    "minProperties": 2,
+    "maxProperties": 2,
+}
+"""A schema of objects, whose grammar knows one property alone, to be written twice."""
+
+
+def test_a_text_that_does_not_fit_its_schema_is_an_error(client: TestClient) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "k", "schema": {"type": "object", **TWICE}}}
+    body = {"prompt": "a", "response_format": form, "max_tokens": 200}
+    answer = client.post(TEXT, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (422, "unfit_text", "response_format")
+    assert error["message"] == 'the text does not fit the schema: $ is {"k": "v"}, and "minProperties" is 2'
+    told = client.post(TEXT, json={**body, "stream": True})
+    if told.status_code == 200:  # else the text had ended before anything was sent
+        *_, last, done = told.text.strip().split("\n\n")
+        assert (last, done) == (f"data: {encoded(answer.json())}", "data: [DONE]")
+    else:
+        assert (told.status_code, told.json()) == (422, answer.json())
+    cut = client.post(TEXT, json={**body, "max_tokens": 3}).json()["choices"][0]
+    assert cut["finish_reason"] == "length"
+
+
+def test_a_grammar_that_cannot_go_on_is_no_wrong_request(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_text, "STATES", 30)
+    form = {"name": "a", "schema": {"type": "string", "pattern": "^([a-z]{2,9} ?){20,40}$"}}
+    body = {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": form}, "max_tokens": 400}
+    answer = client.post(TEXT, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "grammar_failed")
+    assert "\n" not in answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars that take what the titles of their schemas say."""
+    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
+
+
+def waiting(path: Path) -> dict[str, Any]:
+    """A request whose schema is compiled for ever; the process that does so writes its number to a path."""
+    form = {"name": "a", "schema": {"title": f"works {path}"}}
+    return {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": form}}
+
+
+@pytest.mark.usefixtures("trials")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_is_compiled_no_longer_than_a_request_lasts(
+    decoder: specctl.Decoder, tmp_path: Path, stream: bool
+) -> None:
+    with TestClient(application(service_of(decoder, 1, Limits(seconds=1)))) as client:
+        answer = client.post(TEXT, json={**waiting(tmp_path / "one"), "stream": stream})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert waited_for(lambda: gone(tmp_path / "one"))
+
+
+@pytest.mark.usefixtures("trials")
+def test_others_are_answered_while_six_grammars_are_compiled_whose_clients_go_away(
+    decoder: specctl.Decoder, tmp_path: Path
+) -> None:
+    paths = [tmp_path / str(number) for number in range(6)]
+    small = {"type": "json_schema", "json_schema": {"name": "hue", "schema": {"enum": ["red", "green"]}}}
+    service = service_of(decoder)
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(application(service))
+        app: Any = transport.app
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://a") as client,
+        ):
+            asking = [asyncio.create_task(client.post(TEXT, json=waiting(path))) for path in paths]
+            while not any(path.exists() for path in paths):
+                await asyncio.sleep(0.01)
+            for body in ({"prompt": "the th"}, {"prompt": "a", "response_format": small, "max_tokens": 40}):
+                answer = (await client.post(TEXT, json=body)).json()["choices"][0]
+                assert answer["text"]
+            assert json.loads(answer["text"]) in ("red", "green")
+            assert not any(one.done() for one in asking)
+            (began,) = [path for path in paths if path.exists()]
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            while not gone(began):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def gone(process: Path) -> bool:
+    """Whether a process has ended that has written its number to a file, if it ever did."""
+    try:
+        os.kill(int(process.read_text()), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return False
 
 
 WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [

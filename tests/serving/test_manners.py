@@ -11,10 +11,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
+from threading import enumerate as enumerate_threads
 from time import monotonic, sleep
 from typing import Any
 from unittest.mock import MagicMock
+from weakref import WeakKeyDictionary
 
 import httpx
 import pytest
@@ -28,6 +31,8 @@ from uvicorn.server import ServerState
 import specctl
 from specctl.commands.serve import _log as log
 from specctl.errors import UsageError
+from specctl.models.running.grammars import trial_process
+from specctl.models.running.rules import grammar
 from specctl.records import Round
 from specctl.serving import listening as listening_module
 from specctl.serving.connection import WIRE, Connection
@@ -253,6 +258,43 @@ def test_a_second_signal_does_not_wait_for_a_pass(
         assert (asked.result().status_code, asked.result().json()["error"]["code"]) == (503, "unavailable")
     assert "Traceback" not in caplog.text
     service.thread.join(30)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_signals_end_a_grammar_that_is_compiled(
+    decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signals: int
+) -> None:
+    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
+    service = Service(decoder.pair, decoder.profile, "toy")
+    listener = Listener(application(service), service, 600)
+    path = tmp_path / "process"
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": f"works {path}"}}}
+
+    def end() -> None:
+        until = monotonic() + 60
+        while not path.exists() and monotonic() < until:
+            sleep(0.01)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            sleep(0.001)
+
+    with bound("127.0.0.1", 0) as listening, ThreadPoolExecutor(2) as threads:
+        url = f"{address_of(listening)}/v1/completions"
+        asked = threads.submit(httpx.post, url, json={"prompt": "a", "response_format": form}, timeout=60)
+        ended = threads.submit(end)
+        with suppress(SystemExit):  # of the second signal, if it came before the first had ended it
+            listener.serve_on(listening)
+        ended.result()
+        assert (asked.result().status_code, asked.result().json()["error"]["code"]) == (503, "unavailable")
+    process = int(path.read_text())
+    until = monotonic() + 60
+    with suppress(ProcessLookupError):
+        while monotonic() < until:
+            os.kill(process, 0)
+            sleep(0.01)
+        raise AssertionError
+    assert not [thread for thread in enumerate_threads() if thread.name == "grammar"]
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from threading import Lock, Thread
+from concurrent.futures import Future
+from threading import Lock
 
 from specctl.errors import reason
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.grammar import source_of
+from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
 from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.replicas.job import portable
@@ -15,7 +16,6 @@ from specctl.replicas.places import Asked, Attendant, Send
 from specctl.serving.offer import offer
 from specctl.serving.order import Event, Order, Ticket, Told, Wrote
 from specctl.serving.pair_thread import PairThread
-from specctl.serving.text_writer import compile_grammar
 from specctl.serving.workers.replicated_pair import PairFacts
 
 FAILED = 3
@@ -49,6 +49,7 @@ class ReplicaWriter(Attendant):
         self._thread = PairThread(pair, profile, passes, sys.maxsize, self._told, warn)
         self._lock = Lock()
         self._tickets: dict[int, Ticket] = {}  # by place
+        self._compiling: dict[int, Future[Compiled | None]] = {}
         self._part: Send = lambda *_: None
         self._answer: Send = lambda *_: None
 
@@ -72,14 +73,21 @@ class ReplicaWriter(Attendant):
                     self._answer(place, portable(event) if isinstance(event, Exception) else event)
 
         self._tickets[place] = ticket = Ticket(order, hear, every=every)
-        if source_of(order.settings) is None:
+        if (source := source_of(order.settings)) is None:
             self._thread.submit(ticket)
-        else:  # other texts go on meanwhile
-            Thread(target=self._compile, args=(ticket,), name="grammar", daemon=True).start()
+            return
+        try:  # other texts go on meanwhile
+            self._compiling[place] = found = grammars_of(self._pair.tokenizer, self._pair.eos).compiling(source)
+        except Exception as error:
+            self._told([(ticket, error)])
+        else:
+            found.add_done_callback(lambda _: self._compiled(ticket, found))
 
-    def _compile(self, ticket: Ticket) -> None:
+    def _compiled(self, ticket: Ticket, found: "Future[Compiled | None]") -> None:
+        if found.cancelled():
+            return
         try:
-            compile_grammar(self._pair, ticket.order)
+            ticket.grammar = found.result()
         except Exception as error:
             self._told([(ticket, error)])
         else:
@@ -88,6 +96,8 @@ class ReplicaWriter(Attendant):
     def _withdraw(self, place: int) -> None:
         with self._lock:
             if (ticket := self._tickets.pop(place, None)) is not None:  # else its answer is on the way
+                if (compiling := self._compiling.pop(place, None)) is not None:
+                    compiling.cancel()
                 self._thread.cancel(ticket)
                 self._answer(place, None)
 

@@ -5,10 +5,17 @@ target's distribution is that of its logits over these ids, for each text before
 """
 
 import json
+import os
+import sys
+from collections import OrderedDict
 from collections.abc import Sequence, Set
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from concurrent.futures import Future, InvalidStateError
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Lock, Thread, get_native_id
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +27,22 @@ from specctl.models.passes.forward import Numbers
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from specctl.models.running.grammars.schema_fit import SchemaFit
     from specctl.profile.base_tables import SamplingTable
 
 INVALID = "invalid_grammar"
-COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON is written as Python's json module does: where blanks are free, a model may write nothing else for ever."""
+FAILED = "grammar_failed"
+"""The kind of an error in the middle of a text, whose grammar could be compiled."""
+UNFIT = "unfit_text"
+"""The kind of an error about a text that ended and does not fit its schema."""
 KEPT = 64
 """Grammars that are kept ready for texts to come."""
+KEPT_BYTES = 1 << 30
+"""What those may take together."""
+SLOW_SECONDS = 0.1
+"""Processor time from which on a grammar stands back behind the passes, and waits for others like it."""
+Source = tuple[str, str]
+"""What `source_of` gives."""
 Allowed = npt.NDArray[np.bool_]
 
 
@@ -87,7 +103,7 @@ class GrammarRule:
             shared = min(len(bits), self._vocabulary)
             found[:shared] = bits[:shared]
             if self._matcher.is_error() or not found.any():
-                raise RecordError(INVALID, f"the grammar cannot go on: {self._matcher.get_error() or 'no token may'}")
+                self._fail("the grammar cannot go on")
             self._known.append(found)
         return self._known[count]
 
@@ -104,77 +120,195 @@ class GrammarRule:
             if token in self._eos or token >= self._vocabulary or allowed is None or not allowed[token]:
                 return False
             if not self._matcher.consume_token(token):
-                raise RecordError(INVALID, f"the grammar cannot be followed: {self._matcher.get_error()}")
+                self._fail("the grammar cannot be followed")
             self._written.append(token)
         return True
 
+    def _fail(self, what: str) -> NoReturn:
+        why = " ".join(self._matcher.get_error().removesuffix(_NO_MORE).split()) or "no token may come next"
+        raise RecordError(FAILED, f"{what} after {len(self._written)} tokens: {why}")
 
-def _one_line(message: str) -> str:
-    """Without the lines that only point at something above them."""
-    return " ".join(line.strip() for line in message.splitlines() if line.strip(" ^|"))
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Compiled:
+    """A grammar that texts can follow.
+
+    Attributes:
+        matcher: at its beginning.
+        fit: judges texts that have ended; None where the grammar says all.
+        bytes: of memory, about.
+    """
+
+    matcher: "LLMatcher"
+    fit: "SchemaFit | None"
+    bytes: int
 
 
 class Grammars:
     """Grammars over the ids of one tokenizer.
+
+    A grammar is compiled in a process that can be ended, and then here, where it takes as long again: nothing that
+    llguidance has compiled can be sent from one process to another. One that takes too much is refused, and at once
+    where it comes again.
 
     Args:
         tokenizer: of the texts.
         eos: ids that end a text, at least one.
 
     Raises:
-        RecordError: llguidance is not installed, or knows no such tokenizer.
+        RecordError: a library is not installed, or llguidance knows no such tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: Set[int]) -> None:
         if not eos:
             raise RecordError(INVALID, "a grammar ends with the text, and this tokenizer has no token that ends one")
         try:
-            from llguidance import LLMatcher, LLTokenizer
+            import jsonschema  # noqa: F401
+            from llguidance import LLTokenizer
+
+            from specctl.models.running.grammars.trial_process import TrialProcess
         except ImportError as error:
-            raise RecordError(
-                "no_grammars", f"JSON schemas and other grammars need llguidance: {pip_install('llguidance')}"
-            ) from error
+            install = pip_install("llguidance", "jsonschema")
+            what = f"JSON schemas and other grammars need llguidance and jsonschema: {install}"
+            raise RecordError("no_grammars", what) from error
         self._eos = frozenset(eos)
         try:
-            self._tokens = LLTokenizer(backend_of(tokenizer), eos_token=sorted(eos))
+            backend = backend_of(tokenizer)
+            self._tokens = LLTokenizer(backend, eos_token=sorted(eos))
         except Exception as error:  # the library raises nothing narrower
             raise RecordError("no_grammars", f"llguidance cannot read the target's tokenizer: {error}") from error
-        self._new = LLMatcher
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._trials = TrialProcess(backend, eos)
+        self._lock, self._slow = Lock(), Lock()
+        self._known: WeakValueDictionary[Source, Compiled] = WeakValueDictionary()  # by what is written with them
+        self._kept: OrderedDict[Source, Compiled | RecordError] = (
+            OrderedDict()
+        )  # the last ones, refused ones among them
 
-    def rule(self, source: "tuple[str, str]", prompt: Sequence[int], vocabulary: int) -> GrammarRule:
+    def rule(self, compiled: Compiled, prompt: Sequence[int], vocabulary: int) -> GrammarRule:
         """The rule of a grammar about what follows a prompt.
 
         Args:
-            source: as `source_of` gives it.
+            compiled: the grammar.
             prompt: ids, at least one.
             vocabulary: V, the pair's shared vocabulary.
+        """
+        return GrammarRule(compiled.matcher, prompt, vocabulary, self._eos)
+
+    def compiled(self, source: Source) -> Compiled:
+        """A grammar, once it is compiled.
+
+        Args:
+            source: as `source_of` gives it.
 
         Raises:
-            RecordError: llguidance cannot compile it.
+            RecordError: it cannot be compiled, or takes too long or too much memory.
         """
-        return GrammarRule(self._compiled(source), prompt, vocabulary, self._eos)
-
-    def _compile(self, source: tuple[str, str]) -> "LLMatcher":
-        kind, text = source
-        new = self._new
+        future = self.compiling(source)
         try:
-            if kind == "json_schema":
-                grammar = new.grammar_from_json_schema(text, overrides=COMPACT)
-            else:
-                grammar = new.grammar_from_regex(text) if kind == "regex" else new.grammar_from_lark(text)
-        except ValueError as error:
-            raise RecordError(INVALID, f"{kind}: {error}") from error
-        matcher: LLMatcher = new(self._tokens, grammar, log_level=0)
-        if matcher.is_error():
-            raise RecordError(INVALID, f"{kind}: {_one_line(matcher.get_error())}")
-        return matcher
+            found = future.result()
+        except BaseException:
+            future.cancel()  # an interrupt, or it has raised already
+            raise
+        assert found is not None
+        return found
+
+    def compiling(self, source: Source, *, here: bool = True) -> "Future[Compiled | None]":
+        """A grammar that is being compiled in a thread, or in another process; a future that is cancelled ends that.
+
+        Args:
+            source: as `source_of` gives it.
+            here: whether it is wanted in this process; else its compiling is tried alone.
+        """
+        found: Future[Compiled | None] = Future()
+        known = self._kept_one(source)
+        if isinstance(known, RecordError):
+            found.set_exception(known)
+        elif known is not None:
+            found.set_result(known)
+        else:
+            inbox: SimpleQueue[Any] = SimpleQueue()
+            found.add_done_callback(lambda one: inbox.put(_GONE) if one.cancelled() else None)
+            Thread(target=self._compile, args=(source, found, inbox, here), name="grammar", daemon=True).start()
+        return found
+
+    def _kept_one(self, source: Source) -> Compiled | RecordError | None:
+        with self._lock:
+            found = self._known.get(source) or self._kept.get(source)
+            if source in self._kept:
+                self._kept.move_to_end(source)
+        # One error raised in several places would gather the calls of all.
+        return RecordError(found.kind, found.message) if isinstance(found, RecordError) else found
+
+    def _keep(self, source: Source, found: Compiled | RecordError) -> None:
+        with self._lock:
+            self._kept[source] = found
+            if isinstance(found, Compiled):
+                self._known[source] = found
+            while len(self._kept) > 1 and (len(self._kept) > KEPT or self._bytes() > KEPT_BYTES):
+                self._kept.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(one.bytes for one in self._kept.values() if isinstance(one, Compiled))
+
+    def _compile(
+        self, source: Source, future: "Future[Compiled | None]", inbox: "SimpleQueue[Any]", here: bool
+    ) -> None:
+        with suppress(InvalidStateError):  # it is cancelled, perhaps just now
+            try:
+                answer = self._tried(source, inbox)
+                future.set_result(self._made(source, answer) if here and answer is not None else None)
+            except InvalidStateError:
+                raise
+            except Exception as error:
+                future.set_exception(error)
+
+    def _tried(self, source: Source, inbox: "SimpleQueue[Any]") -> dict[str, Any] | None:
+        """What the other process says of a grammar; None where nobody wants to know any more."""
+        for _ in range(TRIES):
+            number = self._trials.ask(*source, inbox)
+            answer = inbox.get()
+            if answer is _GONE:
+                self._trials.give_up(number)
+                return None
+            if answer is not None:
+                break
+        else:
+            raise RecordError("worker_died", "the process that compiles grammars ended over this one")
+        if "error" in answer:
+            refused = RecordError(INVALID, answer["error"])
+            self._keep(source, refused)
+            raise refused
+        found: dict[str, Any] = answer
+        return found
+
+    def _made(self, source: Source, answer: dict[str, Any]) -> Compiled:
+        from specctl.models.running.grammars.grammar_text import compiled
+        from specctl.models.running.grammars.schema_fit import SchemaFit
+
+        slow = answer["seconds"] > SLOW_SECONDS
+        if slow and sys.platform == "linux":  # where a thread has a priority of its own; it ends below
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
+        with self._slow if slow else nullcontext():
+            found = self._kept_one(source)  # another thread may have compiled it
+            if found is None:
+                fit = None if answer["schema"] is None else SchemaFit(json.loads(answer["schema"]))
+                found = Compiled(compiled(self._tokens, answer["grammar"]), fit, answer["bytes"])
+                self._keep(source, found)
+        assert isinstance(found, Compiled)
+        return found
 
 
+_NO_MORE = "<non-verbose/>"
+"""What llguidance puts in the place of its state."""
+_GONE = object()
+"""Nobody wants the answer any more."""
+TRIES = 2
+"""How often a grammar is tried whose process ends."""
 _MADE: "WeakKeyDictionary[Any, Grammars]" = WeakKeyDictionary()
+_MAKING = Lock()
 
 
-def source_of(settings: "SamplingTable") -> tuple[str, str] | None:
+def source_of(settings: "SamplingTable") -> Source | None:
     """The kind of a sampling table's grammar and its text; None without one."""
     if settings.json_schema is not None:
         return "json_schema", json.dumps(settings.json_schema)
@@ -185,7 +319,8 @@ def source_of(settings: "SamplingTable") -> tuple[str, str] | None:
 
 def grammars_of(tokenizer: Tokenizer, eos: Set[int]) -> Grammars:
     """The `Grammars` of a tokenizer, made once; raises RecordError as they do."""
-    found = _MADE.get(tokenizer)
-    if found is None:
-        found = _MADE[tokenizer] = Grammars(tokenizer, eos)
-    return found
+    with _MAKING:
+        found = _MADE.get(tokenizer)
+        if found is None:
+            found = _MADE[tokenizer] = Grammars(tokenizer, eos)
+        return found

@@ -9,7 +9,7 @@ from specctl.errors import RecordError
 from specctl.models.passes.forward import Numbers, joined_numbers
 from specctl.models.passes.tree_sight import grown_tree, path_to
 from specctl.models.running.around import Around
-from specctl.models.running.rules.grammar import INVALID
+from specctl.models.running.rules.grammar import FAILED
 from specctl.models.running.runner import Forward, Runner
 
 
@@ -91,7 +91,7 @@ class RuledRunner(Around):
         if not any(empty):
             return found
         if self._decides:
-            raise RecordError(INVALID, "no token may follow: the model's rules forbid what the text's allow")
+            raise RecordError(FAILED, "no token may follow: the model's rules forbid what the text's allow")
         over = self.rules.apply(_filled(found, 0), text)
         return joined_numbers([(over if none else found)[row : row + 1] for row, none in enumerate(empty)])
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.passes.forward import Numbers
-from specctl.models.running.rules.grammar import grammars_of, source_of
+from specctl.models.running.rules.grammar import UNFIT, grammars_of, source_of
 from specctl.models.running.rules.ruled import TokenRule
 from specctl.profile.base_tables import GRAMMARS, SamplingTable
 
@@ -22,15 +22,29 @@ class TextRules:
     Args:
         prompt: ids before the text.
         rules: at least one.
+        fit: judges the text once it has ended; None where there is no more to ask of it.
     """
 
-    def __init__(self, prompt: Sequence[int], rules: Sequence[TokenRule]) -> None:
+    def __init__(
+        self, prompt: Sequence[int], rules: Sequence[TokenRule], fit: Callable[[str], str | None] | None = None
+    ) -> None:
         self.prompt = tuple(prompt)
-        self._rules = rules
+        self._rules, self._fit = rules, fit
 
     def fresh(self) -> "TextRules":
         """The same for another runner."""
-        return TextRules(self.prompt, [rule.fresh() for rule in self._rules])
+        return TextRules(self.prompt, [rule.fresh() for rule in self._rules], self._fit)
+
+    def require_fit(self, text: str, *, cut: bool) -> None:
+        """Raise RecordError for a text that has ended and does not fit the schema.
+
+        Args:
+            text: all of it.
+            cut: whether a stop string ended it.
+        """
+        if self._fit is not None and (fault := self._fit(text)) is not None:
+            where = "the text, which a stop string ended," if cut else "the text"
+            raise RecordError(UNFIT, f"{where} does not fit the schema: {fault}")
 
     def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:
         for rule in self._rules:
@@ -172,8 +186,12 @@ def text_rules(
     if not settings.rules:
         return None
     rules: list[TokenRule] = []
+    fit: Callable[[str], str | None] | None = None
     if any(name not in GRAMMARS for name in settings.rules):
         rules.append(Penalties(settings, prompt, vocabulary))
     if (source := source_of(settings)) is not None:
-        rules.append(grammars_of(tokenizer, eos).rule(source, prompt, vocabulary))
-    return TextRules(prompt, rules)
+        grammars = grammars_of(tokenizer, eos)
+        compiled = grammars.compiled(source)
+        rules.append(grammars.rule(compiled, prompt, vocabulary))
+        fit = None if compiled.fit is None else compiled.fit.fault
+    return TextRules(prompt, rules, fit)

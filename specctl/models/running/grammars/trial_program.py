@@ -1,0 +1,246 @@
+"""The program that tries to compile grammars: a process that forks for each, so that one may be ended.
+
+No torch and no numpy here, so that it starts at once. It is told of grammars on standard input and answers on what was
+standard output, a line of JSON each, and ends with whoever started it. A grammar that takes longer than most is begun
+again when it disturbs nobody: those that have taken as long wait for each other, and for no others.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS = (0.1, 1.0, 10.0)
+"""Processor time of the first try of a grammar, and of those behind it."""
+NICE = (0, 10, 19)
+"""How far each try stands back behind others that compute."""
+MEMORY = 512 << 20
+"""Bytes that compiling may add."""
+OUT_OF_MEMORY = 9
+_SENT = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGBUS})
+"""What ends a process that gets no memory: the library's own end, or the system's."""
+
+Answer = dict[str, Any]
+Maker = Callable[[Mapping[str, str]], Answer]
+"""Compiles what its ``kind`` and ``text`` tell, and answers with what compiles again, or with an ``error``."""
+
+
+def library_maker(tokenizer: str, eos: list[int]) -> Maker:
+    """What compiles for a tokenizer, written as the library ``tokenizers`` does."""
+    from llguidance import LLTokenizer
+
+    from specctl.models.running.grammars.grammar_text import compiled, grammar_text
+
+    tokens = LLTokenizer(tokenizer, eos_token=eos)
+
+    def make(asked: Mapping[str, str]) -> Answer:
+        try:
+            text = grammar_text(asked["kind"], asked["text"], checked=True)
+            compiled(tokens, text.grammar)
+        except ValueError as error:
+            return {"error": f"{asked['kind']}: {error}"}
+        except RecursionError:
+            return {"error": f"{asked['kind']}: it is nested too deeply"}
+        return {"grammar": text.grammar, "schema": text.schema}
+
+    make({"kind": "json_schema", "text": "{}"})  # what is imported and made once is there before the forks
+    return make
+
+
+@dataclass(slots=True)
+class Trial:
+    """A grammar that is tried.
+
+    Attributes:
+        asked: as it was told.
+        level: how many tries have taken too long.
+        process: its process, while there is one, and the pipe on which that answers.
+        read: what it has answered.
+    """
+
+    asked: Mapping[str, str]
+    level: int = 0
+    process: tuple[int, int] | None = None
+    read: bytearray = field(default_factory=bytearray)
+
+    def begin(self, make: Maker) -> None:
+        reading, writing = os.pipe()
+        process = os.fork()
+        if not process:
+            try:
+                _try(make, self.asked, self.level, writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        self.process = process, reading
+        self.read.clear()
+
+    def end(self) -> int:
+        """End its process, and give the status with which it ended."""
+        assert self.process is not None
+        process, reading = self.process
+        self.process = None
+        os.close(reading)
+        os.kill(process, signal.SIGKILL)  # it may have ended already, and is waited for below
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _try(make: Maker, asked: Mapping[str, str], level: int, writing: int) -> None:
+    os.closerange(3, writing)  # nobody is to wait for this process because it holds what the other one had open
+    os.closerange(writing + 1, 256)
+    os.nice(NICE[level])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if (size := _size()) is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, SECONDS[level])  # ends the process by SIGPROF
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    try:
+        answer = make(asked)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    answer["seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    answer["bytes"] = max(0, after.ru_maxrss - before.ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+    left = memoryview(json.dumps(answer).encode())
+    while left:
+        left = left[os.write(writing, left) :]
+    os._exit(0)
+
+
+def _size() -> int | None:
+    """Bytes of addresses that this process has; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+class Trials:
+    """All grammars that are tried.
+
+    Args:
+        make: compiles one.
+        told: takes the answer about each, with its ``number``.
+    """
+
+    def __init__(self, make: Maker, told: Callable[[Answer], None]) -> None:
+        self._make, self._told = make, told
+        self._trials: dict[int, Trial] = {}
+
+    def hear(self, asked: Mapping[str, Any]) -> None:
+        """Try a grammar, or end the trial of one that only its number tells."""
+        if "text" in asked:
+            self._trials[asked["number"]] = Trial(asked)
+        elif (trial := self._trials.pop(asked["number"], None)) is not None and trial.process is not None:
+            trial.end()
+        self._begin()
+
+    @property
+    def pipes(self) -> dict[int, int]:
+        """The number of each trial that has a process, by its pipe."""
+        return {trial.process[1]: number for number, trial in self._trials.items() if trial.process is not None}
+
+    def read(self, number: int) -> None:
+        """Take what a process says; at its end tell that, or try again."""
+        trial = self._trials[number]
+        assert trial.process is not None
+        if found := os.read(trial.process[1], 1 << 20):
+            trial.read += found
+            return
+        status = os.waitstatus_to_exitcode(os.waitpid(trial.process[0], 0)[1])
+        os.close(trial.process[1])
+        trial.process = None
+        if status == -signal.SIGPROF and trial.level + 1 < len(SECONDS):
+            trial.level += 1
+        else:
+            del self._trials[number]
+            answer = json.loads(trial.read) if status == 0 else {"error": f"{trial.asked['kind']}: {_why(status)}"}
+            self._told({**answer, "number": number})
+        self._begin()
+
+    def close(self) -> None:
+        for trial in self._trials.values():
+            if trial.process is not None:
+                trial.end()
+
+    def _begin(self) -> None:
+        """Begin of the trials that have taken as long the first, where none of these has a process."""
+        for level in range(len(SECONDS)):
+            alike = [trial for trial in self._trials.values() if trial.level == level]
+            if alike and all(trial.process is None for trial in alike):
+                alike[0].begin(self._make)
+
+
+def _why(status: int) -> str:
+    if status == -signal.SIGPROF:
+        return f"compiling it takes more than {SECONDS[-1]:g} seconds"
+    if status == OUT_OF_MEMORY or -status in _SENT:
+        return f"compiling it takes more than {MEMORY >> 20} MiB of memory"
+    return f"llguidance fails over it (its process ended with {status})"
+
+
+def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
+    """Try what standard input tells of, until that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process decides what Ctrl-C ends
+    asked, answers = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(0, 1)
+    os.dup2(0, 2)  # a library that ends a process says so there
+
+    def tell(answer: Answer) -> None:
+        left = memoryview(json.dumps(answer).encode() + b"\n")
+        while left:
+            left = left[os.write(answers, left) :]
+
+    lines = _Lines(asked)
+    about: Any = None
+    try:
+        while about is None and not lines.ended:
+            about, *waiting = [*lines.arrived()] or [None]
+        if about is None:
+            return
+        trials = Trials(maker(about["tokenizer"], about["eos"]), tell)
+        try:
+            for one in waiting:
+                trials.hear(one)
+            while not lines.ended:
+                pipes = trials.pipes
+                ready = select.select([asked, *pipes], [], [])[0]
+                for pipe in pipes.keys() & ready:
+                    trials.read(pipes[pipe])
+                if asked in ready:
+                    for one in lines.arrived():
+                        trials.hear(one)
+        finally:
+            trials.close()
+    except BrokenPipeError:
+        pass  # nobody is left who could be told
+
+
+class _Lines:
+    """The lines of JSON that arrive on a descriptor.
+
+    Attributes:
+        ended: whether the other end is closed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._parts: list[bytes] = []
+        self.ended = False
+
+    def arrived(self) -> Iterator[Any]:
+        """Read once, which waits where nothing is there, and give what is whole by now."""
+        found = os.read(self._descriptor, 1 << 20)
+        self.ended = not found
+        self._parts.append(found)
+        if b"\n" in found:
+            *lines, rest = b"".join(self._parts).split(b"\n")
+            self._parts = [rest]
+            yield from map(json.loads, lines)
