@@ -33,6 +33,18 @@ def maker(tokenizer: str, eos: list[int]) -> trial_program.Maker:
     return make
 
 
+def gone(path: Path) -> bool:
+    """Whether a process has ended that has written its number to a file, if one ever did."""
+    try:
+        os.kill(number := int(path.read_text()), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    try:  # it may have ended without anybody who takes its status
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return Path("/proc/self").exists()
+
+
 def main() -> None:
     trial_program.SECONDS = (0.02, 0.05, 3600.0)
     trial_program.main(maker)

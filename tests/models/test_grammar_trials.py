@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
+from waiting_grammars import gone
 
 from specctl.errors import RecordError
 from specctl.models.running.grammars import grammar_text, trial_process
@@ -39,14 +40,6 @@ def until(true: Callable[[], bool]) -> None:
             return
         sleep(0.01)
     raise AssertionError
-
-
-def gone(process: Path) -> bool:
-    try:
-        os.kill(int(process.read_text()), 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize(
@@ -110,6 +103,15 @@ def test_a_program_that_is_killed_is_started_again(grammars: Grammars) -> None:
         grammars.compiled(("regex", "ends"))
     assert raised.value.kind == "worker_died"
     assert grammars.compiled(("regex", "ab")).matcher
+
+
+def test_where_processes_cannot_fork_grammars_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    grammars = of_program("waiting_grammars", monkeypatch)
+    assert grammars.compiled(("json_schema", '{"enum": ["red"]}')).fit
+    for source in (("regex", "(["), ("json_schema", '{"type": 5}'), ("json_schema", "false")):
+        with pytest.raises(RecordError, match=f"^{source[0]}: "):
+            grammars.compiled(source)
 
 
 def test_a_grammar_that_a_text_holds_is_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import pytest
 from invoked import invoke
 from onnx_models import needs_onnx
 from starlette.testclient import TestClient
+from waiting_grammars import gone
 
 import specctl
 from specctl.batching.pair_rows import passes_of
@@ -273,15 +274,6 @@ def test_others_are_answered_while_six_grammars_are_compiled_whose_clients_go_aw
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 120))
-
-
-def gone(process: Path) -> bool:
-    """Whether a process has ended that has written its number to a file, if it ever did."""
-    try:
-        os.kill(int(process.read_text()), 0)
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return False
 
 
 WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [

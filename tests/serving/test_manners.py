@@ -27,6 +27,7 @@ from invoked import invoke
 from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
+from waiting_grammars import gone
 
 import specctl
 from specctl.commands.serve import _log as log
@@ -287,13 +288,10 @@ def test_signals_end_a_grammar_that_is_compiled(
             listener.serve_on(listening)
         ended.result()
         assert (asked.result().status_code, asked.result().json()["error"]["code"]) == (503, "unavailable")
-    process = int(path.read_text())
     until = monotonic() + 60
-    with suppress(ProcessLookupError):
-        while monotonic() < until:
-            os.kill(process, 0)
-            sleep(0.01)
-        raise AssertionError
+    while not gone(path) and monotonic() < until:
+        sleep(0.01)
+    assert gone(path)
     assert not [thread for thread in enumerate_threads() if thread.name == "grammar"]
 
 

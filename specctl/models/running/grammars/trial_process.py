@@ -1,6 +1,8 @@
 """The process in which grammars are tried before this one compiles them: what is ended there holds up nothing here."""
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Set
 from contextlib import suppress
@@ -13,8 +15,6 @@ from weakref import finalize
 from specctl.processes.children import child_command
 
 PROGRAM = "specctl.models.running.grammars.trial_program"
-LAST_SECONDS = 1.0
-"""How long its end is waited for."""
 
 Inbox = SimpleQueue[Any]
 """Takes the answer about a grammar, a `dict` of ``specctl.models.running.grammars.trial_program``; None without one."""
@@ -60,7 +60,7 @@ class TrialProcess:
             self._end()
         self._inboxes, self._ended = {}, Event()
         self._process = process = subprocess.Popen(
-            child_command(PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            child_command(PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         assert process.stdout is not None
         self._end = finalize(self, _end, process)
@@ -88,14 +88,12 @@ def _listen(answers: IO[bytes], inboxes: dict[int, Inbox], ended: Event) -> None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a process end, and its trials with it."""
+    """End a process, and its trials with it."""
     assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(LAST_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
     assert process.stdout is not None
+    with suppress(ProcessLookupError, PermissionError):  # its group has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with suppress(OSError):  # what it was not told any more
+        process.stdin.close()
     process.stdout.close()

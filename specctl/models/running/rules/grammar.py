@@ -177,7 +177,7 @@ class Grammars:
             self._tokens = LLTokenizer(backend, eos_token=sorted(eos))
         except Exception as error:  # the library raises nothing narrower
             raise RecordError("no_grammars", f"llguidance cannot read the target's tokenizer: {error}") from error
-        self._trials = TrialProcess(backend, eos)
+        self._trials = TrialProcess(backend, eos) if hasattr(os, "fork") else None
         self._lock, self._slow = Lock(), Lock()
         self._known: WeakValueDictionary[Source, Compiled] = WeakValueDictionary()  # by what is written with them
         self._kept: OrderedDict[Source, Compiled | RecordError] = (
@@ -264,6 +264,8 @@ class Grammars:
 
     def _tried(self, source: Source, inbox: "SimpleQueue[Any]") -> dict[str, Any] | None:
         """What the other process says of a grammar; None where nobody wants to know any more."""
+        if self._trials is None:
+            return _untried(source)
         for _ in range(TRIES):
             number = self._trials.ask(*source, inbox)
             answer = inbox.get()
@@ -292,7 +294,11 @@ class Grammars:
             found = self._kept_one(source)  # another thread may have compiled it
             if found is None:
                 fit = None if answer["schema"] is None else SchemaFit(json.loads(answer["schema"]))
-                found = Compiled(compiled(self._tokens, answer["grammar"]), fit, answer["bytes"])
+                try:
+                    matcher = compiled(self._tokens, answer["grammar"])
+                except ValueError as error:
+                    raise RecordError(INVALID, f"{source[0]}: {error}") from error
+                found = Compiled(matcher, fit, answer["bytes"])
                 self._keep(source, found)
         assert isinstance(found, Compiled)
         return found
@@ -300,6 +306,19 @@ class Grammars:
 
 _NO_MORE = "<non-verbose/>"
 """What llguidance puts in the place of its state."""
+
+
+def _untried(source: Source) -> dict[str, Any]:
+    """What a trial would answer, where there are none."""
+    from specctl.models.running.grammars.grammar_text import grammar_text
+
+    try:
+        found = grammar_text(*source, checked=True)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(INVALID, f"{source[0]}: {error}") from error
+    return {"grammar": found.grammar, "schema": found.schema, "seconds": 0.0, "bytes": 0}
+
+
 _GONE = object()
 """Nobody wants the answer any more."""
 TRIES = 2
