@@ -17,7 +17,8 @@ def maker(tokenizer: str, eos: list[int]) -> trial_program.Maker:
         word, _, path = text.partition(" ")
         if word == "works":  # for ever; its process writes its number down once it has the last of its tries
             if os.nice(0) == trial_program.NICE[-1]:
-                Path(path).write_text(str(os.getpid()))
+                Path(f"{path}.new").write_text(str(os.getpid()))
+                os.replace(f"{path}.new", path)
             while True:
                 pass
         if word == "slow":  # takes all the time that there is
