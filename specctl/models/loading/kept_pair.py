@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError, of_onnxruntime
 from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import stored_weights
+from specctl.models.files.plain_config import DTYPES
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
 from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.contents import model_hash
@@ -18,7 +18,7 @@ from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.vocabularies import notice_of, own_text_runner, token_map
-from specctl.models.onnx.engine_times import LARGEST, Times, packages_there
+from specctl.models.onnx.engine_times import Times, packages_there
 from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
@@ -63,23 +63,21 @@ class Graph:
     ids: DraftVocabulary | None
 
     @classmethod
-    def find(
-        cls, table: ModelTable, role: str, asked: bool, largest: int | None, ids: DraftVocabulary | None
-    ) -> "Graph | None":
+    def find(cls, table: ModelTable, role: str, asked: bool, ids: DraftVocabulary | None) -> "Graph | None":
         """That of a model; None if there is none, or not what must be known of the model.
 
         Args:
             table, role: the model's.
             asked: whether it is to read trees.
-            largest: bytes of weights beyond which nothing is read to find it; None for any number.
             ids: as of a graph.
 
         Raises:
             ModelError: there is no such model.
         """
         checkpoint = locate(table, role)
-        if largest is not None and sum(path.stat().st_size for path in stored_weights(checkpoint)) > largest:
-            return None
+        stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
+        if "float32" not in (table.dtype, stated):
+            return None  # without reading its weights: graphs are of float32
         if "pard_token" in checkpoint.settings():
             return None  # what is kept does not say that it drafts in parallel
         if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
@@ -97,9 +95,7 @@ class Graph:
         return None
 
     def is_faster(self, threads: int | None) -> bool:
-        """Whether `automatic_runner` would take it, for the model is small and torch's passes take longer."""
-        if self.kept.weight_bytes > LARGEST:
-            return False
+        """Whether `automatic_runner` would take it, for torch's passes take longer."""
         return Times(Store(cache_folder()).times(self.key)).onnx_is_faster(threads)
 
     def tokenizer(self) -> Tokenizer:
@@ -157,12 +153,11 @@ def kept_pair(
     elif settings.engine != "auto" or not _automatic(settings, [table for table, _ in tables]):
         return None
     number = known.number if (known := decided(profile.threads)) is not None else None
-    largest = LARGEST if settings.engine == "auto" else None
     try:
         graphs: list[Graph] = []
         for table, role in tables:
             asked = settings.draft_trees if graphs else settings.trees
-            graph = Graph.find(table, role, asked, largest, _ids(table, graphs))
+            graph = Graph.find(table, role, asked, _ids(table, graphs))
             if graph is None or (settings.engine == "auto" and not graph.is_faster(number)):
                 return None
             graphs.append(graph)

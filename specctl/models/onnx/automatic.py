@@ -1,17 +1,23 @@
 """The onnxruntime runner where nobody asked for it: it is there, and faster."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+import psutil  # type: ignore[import-untyped]
 from transformers import PreTrainedModel
 
-from specctl.models.onnx.engine_times import EAGER, LARGEST, ONNX, Times, packages_there
+from specctl.models.onnx.engine_times import EAGER, MAKING, ONNX, Times, packages_there
 from specctl.models.onnx.onnx_engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.passes.weights import page_out
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, Where
+from specctl.models.running.runner import Runner
 from specctl.models.running.threads import small_round, timed, torch_threads
+from specctl.printable import gib
 
 if TYPE_CHECKING:
     from specctl.models.onnx.onnx_runner import OnnxRunner
@@ -21,15 +27,30 @@ LONG_RUN = 2_000
 
 
 def may_be_faster(model: PreTrainedModel, where: Where) -> bool:
-    """Whether onnxruntime is to be tried for a model that nobody asked it for: it is installed, and the model small.
+    """Whether onnxruntime may be tried for a model that nobody asked it for: it is installed, and able to run it.
 
     Args:
         model: loaded, or its skeleton.
         where: its weights are or will be.
     """
-    if not packages_there():
-        return False
-    return where.device.type == "cpu" and where.weights <= LARGEST and obstacle(model, where) is None
+    return packages_there() and where.device.type == "cpu" and obstacle(model, where) is None
+
+
+def no_room(weights: int, folder: Path) -> str | None:
+    """Why there is no room to make the graph of a model that is loaded, as the end of a sentence; None if there is.
+
+    Args:
+        weights: its bytes.
+        folder: where the graph is to be kept.
+    """
+    making, free = int(MAKING * weights), psutil.virtual_memory().available
+    if making > free:
+        takes = f"making its graph for onnxruntime takes {gib(making)} of memory besides its weights"
+        return f"{takes}, and {gib(free)} is free"
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if weights > (free := shutil.disk_usage(there).free):
+        return f"its graph for onnxruntime takes {gib(weights)} in {there}, and {gib(free)} is free"
+    return None
 
 
 def automatic_runner(
@@ -41,8 +62,9 @@ def automatic_runner(
 ) -> "OnnxRunner | None":
     """The runner of a model's graph, if onnxruntime is installed, able and faster than torch's eager passes.
 
-    A graph is made only for a long run; one that is there is used in short runs too. What a small round takes with
-    either engine is measured once for each machine and number of threads, and kept with the graph.
+    A graph is made only for a long run, and where memory and disk have room for it, or a notice says that they have
+    not; one that is there is used in short runs too. What a small round takes with either engine is measured once for
+    each machine and number of threads, and kept with the graph.
 
     Args:
         model: in eval mode.
@@ -54,7 +76,8 @@ def automatic_runner(
     Returns:
         None where torch is to run the model.
     """
-    if not may_be_faster(model, Where.of(model)):
+    where = Where.of(model)
+    if not may_be_faster(model, where):
         return None
     store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
     if not long and not store.folder.exists():
@@ -67,19 +90,24 @@ def automatic_runner(
         return None  # slower, or unable: then nothing is noted
     if not long and store.find(key) is None:
         return None
+    new = not (store.folder / key).exists() and store.refusal(key) is None
+    if new and (why := no_room(where.weights, store.folder)) is not None:
+        settings.notice(f"{name} runs on torch: {why}")
+        return None
+    eager = 0.0
+    if known is None:  # one after the other, for each holds the weights
+        eager = milliseconds(EagerRunner(model, vocabulary), vocabulary)
+        page_out(model)
     runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
     if known is None:
-        known = {} if runner is None else milliseconds(model, runner, vocabulary)
+        known = {} if runner is None else {EAGER: eager, ONNX: milliseconds(runner, vocabulary)}
         times.note(known, threads)
     return runner if runner is not None and known[ONNX] < known[EAGER] else None
 
 
-def milliseconds(model: PreTrainedModel, runner: "OnnxRunner", vocabulary: int) -> dict[str, float]:
-    """What a small round takes with each engine; the runner's cache is empty afterwards."""
-    rounds = {
-        EAGER: small_round([EagerRunner(model, vocabulary)], vocabulary),
-        ONNX: small_round([runner], vocabulary),
-    }
-    seconds = timed(lambda engine: rounds[engine](), list(rounds))
+def milliseconds(runner: Runner, vocabulary: int) -> float:
+    """What a small round takes; the runner's cache is empty afterwards."""
+    play = small_round([runner], vocabulary)
+    (seconds,) = timed(lambda _: play(), [None]).values()
     runner.rollback(0)
-    return {engine: round(median(found) * 1e3, 4) for engine, found in seconds.items()}
+    return round(median(seconds) * 1e3, 4)

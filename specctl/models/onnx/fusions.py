@@ -19,6 +19,7 @@ def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None
         table: evaluates the sines and cosines of all positions.
         placed: whether a token's position may be another than its place in the cache.
     """
+    share_tied(model.graph)
     limit = 1 << 62  # weights of any size are transposed here, once
     optimizer.fold_constants(model, input_size_limit=limit, output_size_limit=limit)
     tidy = common.RemoveUnusedNodesPass()
@@ -56,6 +57,23 @@ def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None
         if given.name == "positions" and not given.uses():
             graph.inputs.remove(given)
     common.ClearMetadataAndDocStringPass()(model)
+
+
+def share_tied(graph: ir.Graph) -> None:
+    """Let an output layer that is tied to the embeddings read these as they are, so that there is one of them."""
+    for turn in [node for node in graph if node.op_type == "Transpose"]:
+        weight, turned = turn.inputs[0], turn.outputs[0]
+        uses = [use.node for use in turned.uses()]
+        products = [node for node in uses if node.op_type == "MatMul" and node.inputs[1] is turned]
+        if weight is None or not weight.is_initializer() or turn.attributes["perm"].as_ints() != (1, 0):
+            continue
+        if turned.is_graph_output() or len(products) < len(uses) or all(use.node is turn for use in weight.uses()):
+            continue
+        for product in products:
+            shared = ir.node("FusedMatMul", [product.inputs[0], weight], {"transB": 1}, domain=MICROSOFT)
+            replace(graph, product, shared, [(product.outputs[0], shared.outputs[0])])
+            graph.remove(product, safe=True)
+        graph.remove(turn, safe=True)
 
 
 def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:

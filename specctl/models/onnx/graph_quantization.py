@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from specctl.models.onnx.nodes import MICROSOFT, constant, replace, weight_value
 
@@ -37,6 +38,7 @@ def quantize(model: ir.Model, bits: int) -> int:
         replace(model.graph, node, product, [(node.outputs[0], product.outputs[0])])
         model.graph.remove(node, safe=True)
         count += 1
+    common.RemoveUnusedNodesPass()(model)  # and the weights that were rounded
     return count
 
 
@@ -80,6 +82,6 @@ def _coded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np
 def _above(value: ir.Value) -> ir.Node | None:
     """The product that a value is made from, directly or through what changes each number alone."""
     node = value.producer()
-    while node is not None and node.op_type != "MatMul":
+    while node is not None and node.op_type not in ("MatMul", "FusedMatMul"):
         node = None if node.inputs[0] is None else node.inputs[0].producer()
     return node

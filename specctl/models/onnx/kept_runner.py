@@ -79,7 +79,9 @@ class Opening:
         )
 
     def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxRunner:
-        """The runner whose number of threads takes the least time; the others are forgotten.
+        """The runner whose number of threads takes the least time.
+
+        They are tried one after the other, for each holds the weights in a form of its own.
 
         Args:
             path: of the graph.
@@ -88,12 +90,23 @@ class Opening:
             seconds: wall time that was spent on making it.
         """
         choices = [1] if weight_bytes <= SMALL else sorted(numbers)
-        runners = {threads: self.runner(path, seconds, threads) for threads in choices}
-        if len(runners) == 1:
-            return runners[choices[0]]
-        rounds = {threads: small_round([runner], self.vocabulary) for threads, runner in runners.items()}
-        tried = timed(lambda threads: rounds[threads](), choices)
-        best = runners[fastest(tried)]
-        best.rollback(0)
-        best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
-        return best
+        if len(choices) == 1:
+            return self.runner(path, seconds, choices[0])
+        tried: dict[int, list[float]] = {}
+        runner: OnnxRunner | None = None
+        for threads in choices:
+            runner = None  # before the next is opened
+            runner = self.runner(path, seconds, threads)
+            tried |= self._tried(runner, threads)
+        if (best := fastest(tried)) != choices[-1]:
+            runner = None
+            runner = self.runner(path, seconds, best)
+        assert runner is not None, "there is a choice"
+        runner.rollback(0)
+        runner.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
+        return runner
+
+    def _tried(self, runner: OnnxRunner, threads: int) -> dict[int, list[float]]:
+        """Seconds of small rounds, by their number of threads."""
+        play = small_round([runner], self.vocabulary)
+        return timed(lambda _: play(), [threads])

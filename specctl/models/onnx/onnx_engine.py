@@ -1,5 +1,6 @@
 """The onnxruntime runner for a model, or the reason why it has none."""
 
+import gc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from specctl.errors import ModelError, of_onnxruntime, out_of_memory, pip_instal
 from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.passes.weights import weight_bytes
+from specctl.models.passes.weights import page_out, weight_bytes
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings, Where
 from specctl.models.running.threads import torch_threads
@@ -166,7 +167,8 @@ def _built(
         settings.progress(f"preparing {name} for onnxruntime, once")
         # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
         _write(model, context, context + (WIDEST if trees else 0) + opening.narrowest - 1, quantize, path, trees)
-        _require_equal(opening.runner(path), model, vocabulary, quantize)
+        gc.collect()  # what the exporter leaves refers to itself
+        _require_equal(lambda: opening.runner(path), model, vocabulary, quantize, trees=trees)
 
     key = key or key_of(model, quantize, trees=trees, files=files)
     path = graph_path(key, name, settings, write)
@@ -249,13 +251,26 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
     ir.save(graph, path, external_data="weights.bin")
 
 
-def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: int, quantize: str | None) -> None:
-    """Raise `Unable` unless a graph computes what its model computes, in passes of every width."""
-    from specctl.models.onnx.check import difference, limit
+def _require_equal(
+    open_runner: "Callable[[], OnnxRunner]",
+    model: "PreTrainedModel",
+    vocabulary: int,
+    quantize: str | None,
+    *,
+    trees: bool,
+) -> None:
+    """Raise `Unable` unless a graph computes what its model computes, in passes of every width.
+
+    The model computes before the graph is opened, so that only one of the two has to be in memory.
+    """
+    from specctl.models.onnx.check import difference, expectations, limit
     from specctl.models.running.rounding import ROUNDING, widths_apart
 
+    expected = expectations(model, vocabulary, quantize, trees=trees)
+    page_out(model)
     try:
-        found = difference(runner.passes, model, vocabulary, quantize)
+        runner = open_runner()
+        found = difference(runner.passes, expected, quantize)
         widths = widths_apart(runner, vocabulary)
     except Exception as error:
         if not (isinstance(error, RuntimeError) or of_onnxruntime(error)):

@@ -1,15 +1,60 @@
 """The weights of a model: how much they are, and where."""
 
+import ctypes
+import mmap
+import sys
+from bisect import bisect_right
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+PAGE_OUT = 21
+"""``MADV_PAGEOUT`` of Linux."""
+
 
 def weight_bytes(model: "nn.Module") -> int:
     """The memory that a model's parameters take, wherever they are."""
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
+
+
+def page_out(model: "nn.Module") -> None:
+    """Give back the memory of weights that are mapped from files, until they are read again.
+
+    It is a hint, which Linux takes: the contents stay what they are, whether they were changed since or not. Weights
+    that are in no file stay where they are.
+    """
+    if sys.platform != "linux":
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    mapped = _mapped_files()
+    starts = [start for start, _ in mapped]
+    for weight in model.parameters():
+        if weight.device.type != "cpu":
+            continue
+        start, end = weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
+        place = bisect_right(starts, start) - 1
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE  # whole pages
+        if place >= 0 and end <= mapped[place][1] and first < last:
+            advise(first, last - first, PAGE_OUT)
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Where files are mapped in this process, in ascending order: each first address, and the one behind the last."""
+    found = []
+    try:
+        with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                span, _, _, _, file, *_ = line.split(maxsplit=5)
+                if file != "0":
+                    start, end = span.split("-")
+                    found.append((int(start, 16), int(end, 16)))
+    except (OSError, ValueError):
+        return []
+    return sorted(found)
 
 
 def device_of(model: "nn.Module") -> "torch.device":

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from specctl.models.onnx.engine_times import MAKING
 from specctl.models.running.engines import LONG_RUN, Engine, EngineSettings, Where, compiler_for, eager
 from specctl.profile.schema import Engine as EngineName
 
@@ -107,7 +108,7 @@ class OnnxEngine(Engine):
     does = "runs on onnxruntime"
     instead = "auto"
     tried = True
-    making = 2.0  # rounded up: 1.4 for a Llama of 1.2 billion weights, 1.9 for one of 135 million
+    making = MAKING
     forms = ("int8", "int4")
 
     def require(self) -> None:
@@ -121,7 +122,7 @@ class OnnxEngine(Engine):
         return obstacle(model, where)
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:
-        """For a small model on the CPU, where all that is needed is installed."""
+        """For a model on the CPU that it can run, where all that is needed is installed."""
         from specctl.models.onnx.automatic import LONG_RUN, may_be_faster
 
         if settings.compile is True or not may_be_faster(model, where):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
     """Says what measuring finds, from now on."""
 
     def use(eager: float, onnx: float) -> None:
-        monkeypatch.setattr(automatic, "milliseconds", lambda *_: {EAGER: eager, ONNX: onnx})
+        times = {"eager": eager, "onnx": onnx}
+        monkeypatch.setattr(automatic, "milliseconds", lambda runner, _: times[runner.engine])
 
     return use
 
@@ -88,13 +90,41 @@ def test_what_cannot_be_exported_is_tried_once(monkeypatch: pytest.MonkeyPatch, 
     assert len(tried) == 1
 
 
-def test_large_models_are_not_exported_unasked(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel
+@pytest.mark.parametrize("size", [1, 1 << 40])
+def test_no_size_decides_but_the_measurement(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel, size: int
+) -> None:
+    """Whatever it weighs, as long as there is room for its graph."""
+    monkeypatch.setattr("specctl.models.running.engines.weight_bytes", lambda _: size)
+    monkeypatch.setattr(automatic, "no_room", lambda *_: None)
+    timed(2.0, 1.0)
+    assert chosen(model, LONG_RUN) == "onnx"
+    timed(1.0, 2.0)
+    for path in cache.glob("*.times.json"):
+        path.unlink()
+    assert chosen(model, LONG_RUN) == "torch"
+
+
+@pytest.mark.parametrize("lacking", ["memory", "disk"])
+def test_a_graph_without_room_is_not_made_and_the_reason_is_said(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel, lacking: str
 ) -> None:
     timed(2.0, 1.0)
-    monkeypatch.setattr(automatic, "LARGEST", 1000)
-    assert chosen(model, LONG_RUN) == "torch"
-    assert not cache.exists()
+    told: list[str] = []
+    with monkeypatch.context() as small:
+        if lacking == "memory":
+            small.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+        else:
+            small.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert chosen(model, LONG_RUN, notice=told.append) == "torch"
+        assert chosen(model, 1, notice=told.append) == "torch"
+    (line,) = told
+    asked = "making its graph for onnxruntime takes" if lacking == "memory" else "its graph for onnxruntime takes"
+    assert line.startswith(f"it runs on torch: {asked} ")
+    assert line.endswith(" and 1000 B is free")
+    assert not list(cache.glob("*/model.onnx"))
+    assert chosen(model, LONG_RUN, notice=told.append) == "onnx", "once there is room"
+    assert len(told) == 1
 
 
 def test_without_its_packages_nothing_is_tried(

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
+from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import Graph, kept_pair
@@ -362,9 +363,11 @@ def test_auto_takes_graphs_that_are_known_to_be_faster(
     assert written(pair, auto) == written(loaded, auto)
     assert opened(auto, compile=True) is None
     assert opened(auto.model_copy(update={"target": auto.target.model_copy(update={"quantize": "int8"})})) is None
-    with monkeypatch.context() as small:
-        small.setattr("specctl.models.loading.kept_pair.LARGEST", 1)
-        assert opened(auto) is None
+    with monkeypatch.context() as other:
+        other.setattr(Checkpoint, "settings", lambda _: {"dtype": "bfloat16"})
+        other.setattr("specctl.models.loading.kept_pair.model_hash", None)
+        of_files = auto.model_copy(update={"target": auto.target.model_copy(update={"dtype": "auto"})})
+        assert opened(of_files) is None, "whose weights are not read to find that it has no graph"
     measured(1.0, 2.0)
     assert opened(auto) is None
     assert opened(profile) is not None, "which onnx was asked for"

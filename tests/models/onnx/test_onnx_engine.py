@@ -1,5 +1,8 @@
 """Which models onnxruntime runs, what is said of the others, and what is exported when."""
 
+import os
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -434,6 +437,89 @@ def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
     from specctl.models.onnx.graph_quantization import BITS
 
     assert tuple(BITS) == ENGINES["onnx"].forms
+
+
+@needs_onnx
+def test_tied_embeddings_are_stored_once_and_compute_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from specctl.models.onnx import fusions
+    from specctl.models.onnx.store import Store, key_of
+
+    model = one_layer(tie_word_embeddings=True)
+    tied = sure_runner(model, 64)
+    path = Store(graphs()).find(key_of(model, None))
+    assert path is not None
+    own = sum(weight.numel() for weight in model.parameters()) * 4
+    tables = 80 * 16 * 4  # sines and cosines of all places
+    assert (path.parent / "weights.bin").stat().st_size < own + tables + 64 * 32 * 4 / 2
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    monkeypatch.setattr(fusions, "share_tied", lambda _: None)
+    apart = sure_runner(model, 64)
+    text = torch.randint(1, 64, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    for width in (1, 2, 5, 40):
+        for start in range(0, 40, width):
+            rows = [torch.as_tensor(each.extend(text[start : start + width], width).logits) for each in (tied, apart)]
+            assert torch.equal(*rows)
+        for each in (tied, apart):
+            each.rollback(0)
+
+
+@needs_onnx
+@pytest.mark.parametrize(("quantize", "bits"), [("int8", 8), ("int4", 4)])
+def test_a_quantised_graph_keeps_no_weights_that_it_rounded(quantize: str, bits: int) -> None:
+    from specctl.models.onnx.store import Store, key_of
+
+    sure_runner(one_layer(), 60, quantize=quantize)
+    path = Store(graphs()).find(key_of(one_layer(), quantize))
+    assert path is not None
+    model = one_layer()
+    whole = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
+    products = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2) - sum(whole.values())
+    most = 4 * sum(whole.values()) + products * bits // 8 + products // 32 * 5 + 80 * 16 * 4 + 4096
+    assert (path.parent / "weights.bin").stat().st_size < most
+
+
+PEAK = """
+import gc, sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from specctl.models.onnx.onnx_engine import build_onnx_runner
+from specctl.models.running.engines import EngineSettings
+
+def told(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+def made(folder, width, layers, rows):
+    sizes = dict(hidden_size=width, intermediate_size=4 * width, num_attention_heads=8, num_key_value_heads=4)
+    config = LlamaConfig(vocab_size=rows, num_hidden_layers=layers, tie_word_embeddings=True,
+                         max_position_embeddings=256, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    gc.collect()
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    weights = sum(weight.nbytes for weight in model.parameters()) / 1024
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = told("VmRSS")
+    runner = build_onnx_runner(model, rows, "it", EngineSettings(engine="onnx", most_threads=2), keeps=False)
+    assert runner is not None
+    return (told("VmHWM") - before) / weights
+
+made(sys.argv[1] + "/small", 128, 2, 512)  # modules and what they keep
+print(made(sys.argv[1] + "/large", 1024, 8, 30_000))
+"""
+
+
+@pytest.mark.slow
+@needs_onnx
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much memory a process has taken at most")
+def test_making_a_graph_takes_little_more_than_twice_the_weights(tmp_path: Path) -> None:
+    """The weights, which are mapped from their file, are counted as well."""
+    torch_only = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, env=torch_only, check=True
+    )
+    assert float(done.stdout.split()[-1]) < 2.2
 
 
 @needs_onnx

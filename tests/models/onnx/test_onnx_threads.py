@@ -1,6 +1,8 @@
 """With how many threads a graph's passes run."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -39,6 +41,25 @@ def test_the_faster_number_is_taken(monkeypatch: pytest.MonkeyPatch, seconds: di
     assert (told.number, told.milliseconds, told.others_busy) == (number, runner.tried, 0.25)
     expected = sure_runner(random_model("llama"), VOCABULARY).extend([1, 2, 3], keep=3).logits
     torch.testing.assert_close(runner.extend([1, 2, 3], keep=3).logits, expected)
+
+
+@pytest.mark.parametrize("seconds", [{1: 2e-3, 2: 1e-3}, {1: 1e-3, 2: 2e-3}])
+def test_one_session_holds_the_weights_at_a_time(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float]) -> None:
+    sessions: WeakSet[Any] = WeakSet()
+    most: list[int] = []
+    usual = kept_runner.open_session
+
+    def counted(*arguments: Any) -> Any:
+        most.append(len(sessions))
+        sessions.add(session := usual(*arguments))
+        return session
+
+    sure_runner(random_model("llama"), VOCABULARY)  # its graph is there
+    monkeypatch.setattr(kept_runner, "SMALL", 0)
+    monkeypatch.setattr(kept_runner, "timed", taking(seconds))
+    monkeypatch.setattr(kept_runner, "open_session", counted)
+    sure_runner(random_model("llama"), VOCABULARY, most_threads=2)
+    assert most == [0] * (2 + (seconds[1] < seconds[2]))
 
 
 def test_a_number_that_was_chosen_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
