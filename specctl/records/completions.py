@@ -25,7 +25,7 @@ class CompletionSummary:
     Attributes:
         prompt_tokens: length of the prompt.
         tokens: generated ids, an end-of-sequence token included.
-        text: the decoded tokens without special tokens and without a stop string.
+        text: the decoded tokens without special tokens, the token that ended the text, and a stop string.
         finish_reason: why it ended.
         prefill_ms: time spent on the prompt by all models; of a pass that verifies too, the share of the prompt.
         first_token_ms: from the start to the end of the first round.
@@ -84,7 +84,7 @@ class Completion:
         prompt: ids of the prompt.
         seed: of all random draws.
         tokens: generated ids, an end-of-sequence token included.
-        text: the decoded tokens without special tokens and without a stop string.
+        text: the decoded tokens without special tokens, the token that ended the text, and a stop string.
         finish_reason: why it ended.
         rounds: every round in order.
         prefill_seconds: wall time spent on the prompt by all models; of a pass that verifies too, the prompt's share.
