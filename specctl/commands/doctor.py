@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Facts = dict[str, str]
 
 
-USUAL = "profile target draft set_ run devices find_draft folders json_"
+USUAL = "profile target draft set_ run devices memory find_draft folders json_"
 """The parameters that --help shows."""
 
 
@@ -54,6 +54,11 @@ def doctor(
         "take, how long passes take at least, and the acceptance rate above which drafting pays.",
         "--devices",
         default=False,
+    ),
+    memory: list[str] | None = option(
+        "Ask about another machine: a GPU, or its CPU, such as cuda:0=24GiB. Tells what fits there, on which "
+        "devices layers go, and with which engine; repeatable.",
+        "--memory DEVICE=SIZE",
     ),
     find_draft: bool = option(
         "List drafts for the target, with what a step costs. Looks in the hub's cache, the target's own files and the "
@@ -77,6 +82,11 @@ def doctor(
     if find_draft and (run or devices or models.draft is not None):
         flag = "--run" if run else "--devices" if devices else "--draft"
         raise UsageError(f"{flag} is about a pair, and --find-draft looks for one", "leave one of them out")
+    if memory and (run or find_draft):
+        raise UsageError(
+            f"--memory describes a machine that is not here, and {'--run' if run else '--find-draft'} needs this one",
+            "leave one of them out",
+        )
     if folders and not find_draft:
         raise UsageError("--in names folders for --find-draft", "add --find-draft")
     if missing := next((folder for folder in folders or () if not folder.is_dir()), None):
@@ -85,18 +95,20 @@ def doctor(
     profile = resolved.profile.model_copy(update={"draft": None}) if find_draft else resolved.profile
     with loading(Console(stderr=True), "examining the models"):
         from specctl.doctor.diagnosis import diagnose
+        from specctl.models.placing.memory import described
         from specctl.models.running.threads import decided, use
 
-        report = diagnose(profile, tries=not run)  # --run loads all models anyway
+        machine = described(memory) if memory else None
+        report = diagnose(profile, tries=not run, machine=machine)  # --run loads all models anyway
         chosen = decided(resolved.profile.threads)
         found = None
-        if devices:
+        if devices or machine is not None:
             from specctl.commands.tasks.device_report import examine_devices
             from specctl.models.placing.cards import graphics
 
             use(resolved.profile.threads)
-            found = examine_devices(resolved.profile, report, graphics())
-            if not report.ready:
+            found = examine_devices(resolved.profile, report, graphics() if machine is None else None)
+            if not report.placed and machine is None:
                 report.advice.append("Only facts of the GPUs: the models could not be read.")
         drafts = None
         if find_draft and report.ready:
@@ -238,14 +250,21 @@ def _checked_line(facts: "ModelFacts") -> str:
     return "-" if facts.checked is None else "as in one pass" if facts.checked else "checked when it is first loaded"
 
 
+def _layers_line(facts: "ModelFacts") -> str:
+    """How many layers go to each device, in one line."""
+    return ", ".join(f"{count} on {device}" for device, count in facts.layers.items()) or "-"
+
+
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.doctor.model_facts import NOT_FOUND
+    from specctl.models.placing.absent import size_text
     from specctl.printable import gib
 
     if facts.without_files:
         return {"model": facts.model, "found": facts.found}
     if facts.found == NOT_FOUND:
-        return {"model": facts.model, "found": f"{facts.found}; the rest is skipped: it needs config.json"}
+        about = {} if facts.about is None else {"weights": f"about {size_text(facts.about)} in 16 bits, by its name"}
+        return {"model": facts.model, "found": f"{facts.found}; the rest is skipped: it needs config.json", **about}
     return {
         "model": facts.model,
         "found": facts.found,
@@ -265,6 +284,7 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "gated": facts.gated or "-",
         "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
         "goes to": ", ".join(facts.devices) or "-",
+        **({"layers": _layers_line(facts)} if any(other.layers for other in report.models) else {}),
     }
 
 

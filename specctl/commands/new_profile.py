@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from specctl.commands.grouped_command import grouped, option
-from specctl.commands.options import ForceOption, TemplateOption, complete_policy
-from specctl.errors import ModelError, SpecctlError, UsageError
+from specctl.commands.options import ForceOption, SetOption, TemplateOption, complete_policy
+from specctl.errors import AbsentError, ModelError, SpecctlError, UsageError
 from specctl.outputs import Outputs
 from specctl.policies import Setting
 from specctl.profile import parse_policy
@@ -46,14 +46,15 @@ def new(
         "NAME:KEY=VALUE,...",
         autocompletion=complete_policy,
     ),
+    set_: SetOption = None,
     chat: TemplateOption = None,
     output: Path | None = option("Write this file instead of one for NAME.", "-o --output FILE"),
     force: ForceOption = False,
 ) -> None:
     """Write a profile, after checking that its models have one tokenizer and fit this machine.
 
-    In a terminal, asks for the models if --target or --draft is missing. Nothing is written before everything is
-    known and checked; an existing file is replaced only with --force.
+    Says what could not be checked of models that are not downloaded yet. In a terminal, asks for the models if --target
+    or --draft is missing. An existing file is replaced only with --force.
 
     Example:
 
@@ -86,9 +87,15 @@ def new(
     from specctl.profile.template import checked, new_profile
 
     models = [_findable(model) for model in (target, *drafts)]
-    profile = checked(new_profile(models[0], models[1:], settings, chat=False), "the new profile")
+    values = set_ or ()
+    profile = checked(new_profile(models[0], models[1:], settings, chat=None, values=values), "the new profile")
     _require_ready(profile)
-    chat = _wants_template(profile, chat, asks)
+    if profile.prompt.chat is None:
+        chat = _wants_template(profile, chat, asks)
+    elif chat is not None and chat != profile.prompt.chat:
+        raise UsageError(
+            f"{'--chat' if chat else '--raw'} and --set prompt.chat contradict each other", "leave one out"
+        )
     if path is None:
         path = _path_of(_ask("Name", own, lambda text: _path_of(text, force)), force)
     with Outputs(force=force) as outputs:
@@ -96,12 +103,16 @@ def new(
             outputs.spare("model", model)
         if output is None:
             outputs.folder("profiles", path.parent, ())
-        outputs.file("profile", path).replace(new_profile(models[0], models[1:], settings, chat=chat))
+        text = new_profile(models[0], models[1:], settings, chat=chat, values=values)
+        outputs.file("profile", path).replace(text)
     _say_what_next(path, "bench -p {}" if LOOKUP in drafts else "calibrate -p {} -o fast.toml")
 
 
 def _require_ready(profile: "Profile") -> None:
-    """Print doctor's verdict; raises ModelError if the models cannot run together on this machine."""
+    """Print doctor's verdict; raises ModelError if the models cannot run together on this machine.
+
+    Of models whose files cannot be fetched now it is said what is not checked.
+    """
     from rich.console import Console
 
     from specctl.commands.doctor import verdict
@@ -113,18 +124,33 @@ def _require_ready(profile: "Profile") -> None:
         from specctl.doctor.diagnosis import diagnose
 
         report = diagnose(profile)
+    absent = [problem.where for problem in report.problems if problem.absent]
+    if absent and len(absent) == len(report.problems):
+        models = {facts.key: facts.model for facts in report.models}
+        names = ", ".join(dict.fromkeys(models.get(where, where) for where in absent))
+        tell(
+            f"not checked, because files are not here: {names}. Whether these models exist, share a tokenizer and "
+            "fit this machine is told by specctl doctor once they can be read.",
+            "note",
+        )
+        return
     for line, style in verdict(report):
         console.print(cell(line, style), soft_wrap=True)
     if not report.ready:
         raise ModelError("nothing was written", "`specctl doctor` with the same --target and --draft shows more")
 
 
-def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool:
+def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool | None:
+    """Whether prompts go through the chat template; None to leave that to the rule, as the tokenizer is not here."""
     from specctl.models.loading.model import load_tokenizer
 
     if chat is False:
         return False
-    if not load_tokenizer(profile.target).chat_template:
+    try:
+        template = load_tokenizer(profile.target).chat_template
+    except AbsentError:
+        return chat
+    if not template:
         if chat:
             raise UsageError("the target has no chat template", "leave --chat out")
         return False

@@ -12,6 +12,7 @@ from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.plain_config import is_plain
 from specctl.models.files.plain_tokenizers import one_tokenizer
+from specctl.models.files.skeleton import skeleton
 from specctl.models.files.terms import terms_of
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import known_ids
@@ -21,11 +22,11 @@ from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.target_check import check_target, kept_check
 from specctl.models.loading.vocabularies import notice_of, token_map
-from specctl.models.placing.absent import lacking_devices
+from specctl.models.placing.absent import bytes_by_name, lacking_devices
 from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, working_bytes
-from specctl.models.placing.model_config import ModelConfig
+from specctl.models.placing.model_config import ModelConfig, load_config
 from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device, named_devices
 from specctl.models.placing.quantization import rounding
 from specctl.models.placing.requirements import placed, weighed
@@ -45,16 +46,26 @@ CACHE_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A reason why the models cannot run, and how to fix it; ``where`` names the models, such as ``draft``."""
+    """A reason why the models cannot run, and how to fix it.
+
+    Attributes:
+        where: names the models, such as ``draft``.
+        message, hint: as of an error.
+        absent: whether it is that files are not here and cannot be fetched now.
+    """
 
     where: str
     message: str
     hint: str
+    absent: bool = False
 
 
 @dataclass(slots=True)
 class Diagnosis:
-    """The whole report; with ``problems`` the models cannot run, with ``advice`` they can."""
+    """The whole report; with ``problems`` the models cannot run, with ``advice`` they can.
+
+    ``here`` is whether ``devices`` are this machine's.
+    """
 
     versions: dict[str, str]
     devices: list[DeviceMemory]
@@ -62,21 +73,28 @@ class Diagnosis:
     shared_vocabulary: int | None = None
     problems: list[Problem] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
+    here: bool = True
 
     @property
     def ready(self) -> bool:
         return not self.problems
 
+    @property
+    def placed(self) -> bool:
+        """Whether every model has a place, though its weights or its tokenizer may be missing."""
+        return all(one.without_files or one.draft_head is not None or one.dtype is not None for one in self.models)
 
-def diagnose(profile: Profile, *, tries: bool = False) -> Diagnosis:
+
+def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceMemory] | None = None) -> Diagnosis:
     """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head.
 
     Args:
         profile: names the models.
         tries: whether to load a target of no ordinary family whose weights are here, where it is not known yet that it
             makes the same of a text in whatever passes it reads it.
+        machine: the devices of another machine than this one, to ask about that; None for this one.
     """
-    report = Diagnosis(versions(), device_memory())
+    report = Diagnosis(versions(), device_memory() if machine is None else [*machine], here=machine is None)
     report.advice += [f"{why}." for why in (*POLICIES.broken.values(), *DRAFTERS.broken.values())]
     try:
         engine_named(profile.engine).require()
@@ -85,6 +103,7 @@ def diagnose(profile: Profile, *, tries: bool = False) -> Diagnosis:
     free = report.devices
     read: dict[str, Checkpoint] = {}
     tables = loading_order(model_tables(profile))
+    sizes = bytes_by_name(tables)
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model, without_files=not table.has_files)
         report.models.insert(0, facts)
@@ -107,8 +126,10 @@ def diagnose(profile: Profile, *, tries: bool = False) -> Diagnosis:
             placement = _examine(checkpoint, table, facts, free, report, profile)
             free = after(free, placement)
         except ModelError as error:
-            report.problems.append(Problem(key, error.message, error.hint))
-            if isinstance(error, AbsentError):
+            absent = isinstance(error, AbsentError)
+            report.problems.append(Problem(key, error.message, error.hint, absent=absent))
+            if absent:
+                facts.about = None if (size := sizes.get(key)) is None else round(size)
                 report.advice += lacking_devices([(key, table)], (device.name for device in report.devices))
     tokenizers = _tokenizers(report, read, dict(tables))
     _compare(report, tokenizers, dict(tables))
@@ -119,7 +140,9 @@ def diagnose(profile: Profile, *, tries: bool = False) -> Diagnosis:
     for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
             _examine_predictor(key, table, verifier, table.head, report)
-    if report.ready:
+    if report.placed and not report.here:
+        report.advice.append("All weights fit on the devices that --memory describes.")
+    if report.ready and report.here:
         try:
             _check_target(read["target"], profile, report.models[0], tries=tries)
         except ModelError as error:
@@ -210,13 +233,16 @@ def _examine(
     facts.output_share = output / max(need.parameters - (0 if config.ties else output), output)
     facts.weights_by_dtype = _sizes(table, need, free)
     if need.unread:
-        report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
+        absent = checkpoint.source == "hub"
+        report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint, absent=absent))
     elif not checkpoint.has_weights():
         report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
     if table.shards is not None:
         report.advice += placement_advice(checkpoint, table, need, free, CACHE_TOKENS)
-    placement = placed(checkpoint, table, need, free)
+    placement = placed(checkpoint, table, need, free, here=report.here)
     facts.dtype, facts.devices = placement.dtype, placement.shares
+    if not report.here or len(placement.shares) > 1:
+        facts.layers = _layers(checkpoint, table, placement)
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
     facts.quantize = table.quantize
     if need.quantization is not None:
@@ -230,6 +256,17 @@ def _examine(
     if making := engine_named(engine).making:
         report.advice += graph_advice(checkpoint, int(making * need.weight_bytes(placement.dtype)), room)
     return placement
+
+
+def _layers(checkpoint: Checkpoint, table: ModelTable, placement: Placement) -> dict[str, int]:
+    """How many layers go to each device."""
+    import torch
+
+    from specctl.doctor.layer_places import layer_places
+
+    config = load_config(checkpoint, table.trust_remote_code)
+    model = skeleton(checkpoint, config, table.trust_remote_code)
+    return layer_places(model.to(getattr(torch, placement.dtype)), placement)
 
 
 def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> dict[str, int]:

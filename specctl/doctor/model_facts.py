@@ -55,6 +55,9 @@ class ModelFacts:
     pass reads.
     ``adapter`` names a LoRA adapter with its rank and the model that it was trained on.
     ``overlap`` is that of a draft with another tokenizer than the target's.
+    ``about`` is how large a model that is not here is in 16 bits, by its name.
+    ``layers`` is how many of its layers go to each device; of one that is split within layers, how many each has a part
+    of. Empty where it was not asked.
     ``checked`` is of a target whether it is known to make the same of a text in whatever passes it reads it.
     ``without_files`` is what copies from the text or is registered by another distribution.
     """
@@ -87,3 +90,5 @@ class ModelFacts:
     without_files: bool = False
     overlap: Overlap | None = None
     checked: bool | None = None
+    about: int | None = None
+    layers: dict[str, int] = field(default_factory=dict)

@@ -51,6 +51,8 @@ def test_what_is_not_known_of_a_missing_model_is_left_out(tmp_path: Path, monkey
     assert result.exit_code == 3
     assert result.stdout.count("not found; the rest is skipped: it needs config.json") == 2
     assert not re.search(r": -$", result.stdout, re.M)
+    assert "  weights: about 140 GB in 16 bits, by its name" in result.stdout, "as generate tells it"
+    assert "  weights: about 16 GB in 16 bits, by its name" in result.stdout
     assert "Only facts of the GPUs" in result.stdout
     assert "asks for cuda:0, which this machine does not have" in result.stdout
 

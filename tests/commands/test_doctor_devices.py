@@ -1,6 +1,8 @@
 """``doctor --devices`` on machines that are handed in as data."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,7 +13,7 @@ import pytest
 import typer
 from checkpoints import llama_config, save_model
 from toys import random_model
-from transformers import MixtralConfig
+from transformers import LlamaForCausalLM, MixtralConfig
 from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
@@ -19,12 +21,15 @@ from specctl.commands.tasks.device_report import Devices, examine_devices, secti
 from specctl.doctor import diagnosis
 from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose
+from specctl.doctor.layer_places import layer_places
+from specctl.errors import UsageError
 from specctl.models.onnx.automatic import LARGEST
 from specctl.models.onnx.engine_times import PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
 from specctl.models.placing.engine_table import build_runner, chosen
-from specctl.models.placing.memory import DeviceMemory
+from specctl.models.placing.memory import DeviceMemory, described
+from specctl.models.placing.placement import Placement
 from specctl.models.running.engines import EngineSettings, Where
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -264,3 +269,103 @@ def test_drafts_that_are_no_models(name: str, blocks: bool, shares_output: bool)
         assert set(lengths) == {draft["longest"]}  # a whole block costs no more than its first token
         assert draft["reads"][0] > output
     assert told["outlook"]["pays_from"] < 1
+
+
+def without_weights(models: Path, folder: Path) -> list[str]:
+    """Flags that name copies of the pair without weights."""
+    flags = []
+    for key in ("target", "draft"):
+        shutil.copytree(models / key, folder / key, ignore=shutil.ignore_patterns("*.safetensors"))
+        flags += [f"--{key}", str(folder / key)]
+    return flags
+
+
+def test_a_folder_without_weights_is_counted_by_its_configuration(models: Path, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, [*without_weights(models, tmp_path), "--json"], catch_exceptions=False)
+    assert shown.exit_code == 3
+    document = json.loads(shown.stdout)
+    whole = json.loads(CliRunner().invoke(app, ["--target", str(models / "target"), "--json"]).stdout)["models"][0]
+    found = document["models"][0]
+    assert found["parameters"] == whole["parameters"] > 0
+    assert found["weights_by_dtype"] == whole["weights_by_dtype"]
+    assert [problem["where"] for problem in document["problems"]] == ["draft", "target"]
+    assert all("holds no weights" in problem["message"] for problem in document["problems"])
+
+
+def test_another_machine_is_described_and_nothing_has_to_be_here(models: Path, tmp_path: Path) -> None:
+    pair = without_weights(models, tmp_path)
+    shown = CliRunner().invoke(app, [*pair, "--memory", "cuda:0=24GiB", "--json"], catch_exceptions=False)
+    document = json.loads(shown.stdout)
+    assert shown.exit_code == 3, "its weights are not here"
+    card = document["devices"][0]
+    assert (card["name"], card["free"]) == ("cuda:0", 24 * GIB)
+    assert "All weights fit on the devices that --memory describes." in document["advice"]
+    assert [one["layers"] for one in document["models"]] == [{"cuda:0": 6}, {"cuda:0": 1}]
+    assert [one["engine"] for one in document["outlook"]["models"]] == ["graph", "graph"]
+    assert document["outlook"]["graphics"] is None
+    assert document["outlook"]["rooms"][0]["free"] == 24 * GIB
+    told = CliRunner().invoke(app, [*pair, "--memory", "cuda:0=24GiB"], catch_exceptions=False).stdout
+    assert "  layers: 6 on cuda:0" in told
+    assert "  is: as --memory describes it" in told
+    assert "cuda:0, once the models run" in told
+    assert "NVIDIA cards" not in told
+
+
+def test_a_card_that_is_too_small_or_a_second_one(models: Path) -> None:
+    pair = ["--target", str(models / "target"), "--draft", str(models / "draft")]
+    size = diagnose(Profile(target=ModelTable(model=str(models / "target")))).models[0].weights_by_dtype["float32"]
+    shown = CliRunner().invoke(app, [*pair, "--memory", f"cuda:0={size // 2048}KB"], catch_exceptions=False)
+    assert shown.exit_code == 3
+    assert "needs" in shown.stdout
+    two = ["--memory", f"cuda:0={round(0.9 * size / 1000)}KB", "--memory", f"cuda:1={round(0.9 * size / 1000)}KB"]
+    found = json.loads(CliRunner().invoke(app, [*pair, *two, "--set", "draft.device=cpu", "--json"]).stdout)
+    layers = found["models"][0]["layers"]
+    assert set(layers) == {"cuda:0", "cuda:1"}
+    assert sum(layers.values()) == 6
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("cuda:0", "'' is not a size"),
+        ("cuda:0=24", "'24' is not a size"),
+        ("cuda:0=infGiB", "'infGiB' is not a size"),
+        ("cuda:0=0GiB", "'0GiB' is not a size"),
+        ("cuda:0=-1GiB", "'-1GiB' is not a size"),
+        ("gpu=24GiB", "'gpu' is not a device"),
+        ("cuda=24GiB", "'cuda' is not a device"),
+        ("cuda:1=24GiB", "describes cuda:1 and not cuda:0"),
+    ],
+)
+def test_memory_that_makes_no_sense_is_an_error(said: str, why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        CliRunner().invoke(app, ["--memory", said], catch_exceptions=False)
+
+
+def test_memory_goes_with_nothing_that_needs_this_machine() -> None:
+    for flag in ("--run", "--find-draft"):
+        with pytest.raises(UsageError, match=f"is not here, and {flag} needs this one"):
+            CliRunner().invoke(app, ["--memory", "cuda:0=24GiB", flag], catch_exceptions=False)
+    with pytest.raises(UsageError, match="is described twice"):
+        described(["cuda:0=1GiB", "cuda:0=2GiB"])
+    assert [one.name for one in described(["cpu=1GiB", "cuda:1=2GiB", "cuda:0=1GiB"])] == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_layers_are_counted_where_accelerate_puts_them() -> None:
+    model = LlamaForCausalLM(llama_config(258, num_hidden_layers=4))
+    size = sum(weight.numel() * 4 for weight in model.parameters())
+    both = {"cuda:0": size // 2, "cuda:1": size // 2}
+    for strategy in ("balanced", "sequential"):
+        placement = Placement(strategy, {0: round(0.8 * size), 1: round(0.8 * size)}, "float32", both)
+        found = layer_places(model, placement)
+        assert sum(found.values()) == 4
+        assert set(found) <= {"cuda:0", "cuda:1"}
+    one = Placement("cuda:0", None, "float32", {"cuda:0": size})
+    assert layer_places(model, one) == {"cuda:0": 4}
+    table = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers": 1, "model.norm": "cpu", "lm_head": "cpu"}
+    assert layer_places(model, Placement(table, None, "float32", both)) == {"cuda:0": 1, "cuda:1": 3}
+    inside = {"": "cpu", "model.layers.3.mlp": 0}
+    assert layer_places(model, Placement(inside, None, "float32", both)) == {"cpu": 4}
+    parts = replace(one, shares={"cuda:0": 1, "cuda:1": 1, "cuda:2": 1})
+    assert layer_places(model, replace(parts, sharded="tensor", shards=3)) == dict.fromkeys(parts.shares, 4)
+    assert layer_places(model, replace(parts, sharded="pipeline", shards=3)) == {"cuda:0": 2, "cuda:1": 1, "cuda:2": 1}

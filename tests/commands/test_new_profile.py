@@ -15,6 +15,7 @@ from other_tokenizers import byte_level
 from tokenizers import normalizers
 
 from specctl import __main__ as entry
+from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.profile.known_names import model_path
 
@@ -186,3 +187,54 @@ def test_the_end_of_the_input_and_an_interrupt_write_nothing(
     assert ran.code == 130
     assert "nothing was written" in ran.stderr
     assert not list(tmp_path.rglob("*.toml"))
+
+
+def test_values_are_written_where_they_belong(specctl: Specctl, tmp_path: Path) -> None:
+    given = ("target.device=cpu", "policy.name=svip", "policy.threshold=0.4", "engine=eager", "sampling.top_k=7")
+    ran = specctl("profiles", "new", *PAIR, *(text for one in given for text in ("--set", one)))
+    assert ran.code == 0, ran.stderr
+    profile = resolve("big-small").profile
+    assert profile.draft is not None
+    assert (profile.target.device, profile.engine, profile.sampling.top_k) == ("cpu", "eager", 7)
+    assert profile.draft.setting == Setting.of({"name": "svip", "threshold": 0.4})
+    text = own(tmp_path).read_text()
+    assert text.count("[draft.policy]") == text.count("[target]") == 1
+    assert 'device = "cpu"' in text
+    assert "svip" in text.splitlines()[2], "the description"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [("target.device", "expected KEY=VALUE"), ("target.devise=cpu", "devise"), ("sampling.top_k=x", "top_k")],
+)
+def test_a_wrong_value_writes_nothing(specctl: Specctl, tmp_path: Path, value: str, why: str) -> None:
+    ran = specctl("profiles", "new", *PAIR, "--set", value)
+    assert ran.code == 2
+    assert why in ran.stderr
+    assert not own(tmp_path).exists()
+
+
+def test_a_template_is_asked_for_in_one_way(specctl: Specctl, tmp_path: Path) -> None:
+    ran = specctl("profiles", "new", *PAIR, "--set", "prompt.chat=false", "--chat")
+    assert (ran.code, own(tmp_path).exists()) == (2, False)
+    assert "--chat and --set prompt.chat contradict each other" in ran.stderr
+    assert specctl("profiles", "new", *PAIR, "--set", "prompt.chat=false").code == 0
+    assert resolve("big-small").profile.prompt.chat is False
+
+
+@pytest.mark.parametrize(("flags", "chat"), [((), None), (("--chat",), True), (("--raw",), False)])
+def test_before_anything_is_downloaded_it_says_what_it_could_not_check(
+    specctl: Specctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], chat: bool | None
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    pair = ("--target", "some/Big-8B", "--draft", "some/Small-1B")
+    ran = specctl("profiles", "new", *pair, *flags, "--set", "target.device=cuda:0", "-o", "it.toml")
+    assert ran.code == 0, ran.stderr
+    told = " ".join(ran.stderr.split())
+    assert "note: not checked, because files are not here: some/Small-1B, some/Big-8B." in told
+    profile = resolve(str(tmp_path / "it.toml")).profile
+    assert (profile.target.model, profile.target.device, profile.prompt.chat) == ("some/Big-8B", "cuda:0", chat)
+    ran = specctl("profiles", "new", "--target", "./nowhere", "--draft", "some/Small-1B", "-o", "other.toml")
+    assert ran.code == 3, "a folder that is not there will not be downloaded"
+    assert not (tmp_path / "other.toml").exists()

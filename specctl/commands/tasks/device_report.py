@@ -22,14 +22,14 @@ class Devices:
     """All that is told of a profile's models on a machine's devices; the last four are empty for models with problems.
 
     Attributes:
-        graphics: the cards, and what torch makes of them.
+        graphics: the cards, and what torch makes of them; None for another machine than this one.
         bandwidths: by device.
         models: the target first.
         rooms: by device, what the models take of its memory.
         outlook: what drafts can bring; None for models with problems.
     """
 
-    graphics: "Graphics"
+    graphics: "Graphics | None"
     bandwidths: "Mapping[str, Bandwidth | None]"
     models: "Sequence[Expectation]"
     rooms: "Sequence[Room]"
@@ -39,11 +39,12 @@ class Devices:
     def document(self) -> dict[str, Any]:
         """The same as plain values."""
         found = asdict(self)
-        found["graphics"]["obstacles"] = self.graphics.obstacles
+        if self.graphics is not None:
+            found["graphics"]["obstacles"] = self.graphics.obstacles
         return found
 
 
-def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics") -> Devices:
+def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics | None") -> Devices:
     """What a profile's models will take of the devices of their diagnosis, and how fast these can be.
 
     Devices that torch can use are measured, which takes a fraction of a second each.
@@ -51,18 +52,22 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
     Args:
         profile: as it was diagnosed.
         report: its diagnosis.
-        graphics: the machine's cards.
+        graphics: the machine's cards; None for another machine than this one.
     """
     from specctl.doctor.bandwidth import bandwidth
     from specctl.doctor.expectations import expectations
     from specctl.doctor.memory_needs import rooms
     from specctl.doctor.outlook import outlook
+    from specctl.models.placing.memory import DESCRIBED
 
-    if not report.ready:
+    if not report.placed:
         return Devices(graphics, {}, (), (), None)
     models = expectations(profile, report)
     taken = rooms(models, report.devices)
-    here = {"cpu", *(f"cuda:{index}" for index in range(graphics.usable))}
+    usable = 0 if graphics is None else graphics.usable
+    # Of another machine, the CPU too unless it is this one's.
+    here = {"cpu"} if report.here or report.devices[-1].label != DESCRIBED else set()
+    here |= {f"cuda:{index}" for index in range(usable)}
     held = {room.device: room.weights for room in taken}
     bandwidths = {
         device.name: bandwidth(device, held[device.name], here=device.name in here)
@@ -76,7 +81,8 @@ def sections(found: Devices) -> Iterator[Section]:
     """What is shown, in order: the cards, each device, each model, and what drafts can bring."""
     from specctl.printable import gib
 
-    yield "NVIDIA cards", dict(_cards(found.graphics))
+    if found.graphics is not None:
+        yield "NVIDIA cards", dict(_cards(found.graphics))
     for room in found.rooms:
         speed = found.bandwidths[room.device]
         yield (

@@ -25,17 +25,14 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
     """
     found: dict[str, tuple[str, str]] = {}
     gated: list[str] = []
-    weights = {table.model: weights_by_name(table.model) for _, table in tables}
-    largest = max(filter(None, weights.values()), default=None)
+    sizes = bytes_by_name(tables)
     for role, table in sorted(tables, key=lambda each: (each[0] != "target", len(each[0]))):
         try:
             locate(table, role)
         except AbsentError as error:
-            size = weights[table.model]
-            # A draft of the target's size is named after the model that it reads, and is a small head.
-            told = size is not None and (role == "target" or size != largest)
+            size = sizes.get(role)
             gated += [error.hint] if error.gated and error.hint not in gated else []
-            found.setdefault(table.model, (error.message, f" (about {_size(size * _BYTES)})" if told and size else ""))
+            found.setdefault(table.model, (error.message, f" (about {size_text(size)})" if size else ""))
         except ModelError:
             pass  # another problem, which is told when this one is solved
     lines = [message.replace(repr(model), f"{model!r}{size}", 1) for model, (message, size) in found.items()]
@@ -43,6 +40,16 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
     near = [sentence for model in found if (sentence := similar_models(model).strip())]
     hint = [*near, *(gated or commands(found)), f"Or name folders that you have: {flags}."]
     return AbsentError("\n".join(lines), "\n".join([*hint, *lacking_devices(tables, here)]))
+
+
+def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
+    """About how large the models of a profile are in 16 bits, by key, as far as their names tell.
+
+    A draft of the target's size is named after the model that it reads, and is a small head: it is left out.
+    """
+    weights = {key: found for key, table in tables if (found := weights_by_name(table.model)) is not None}
+    largest = max(weights.values(), default=None)
+    return {key: count * _BYTES for key, count in weights.items() if key == "target" or count != largest}
 
 
 def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> list[str]:
@@ -81,7 +88,7 @@ def download_note(checkpoint: Checkpoint) -> str | None:
         return None
     parts = [f"downloading {checkpoint.name}"]
     with suppress(ModelError):  # told when it is fetched
-        parts.append(_size(checkpoint.headers().stored_bytes))
+        parts.append(size_text(checkpoint.headers().stored_bytes))
     if licence := terms_of(checkpoint)[0]:
         parts.append(f"licence {licence}")
     return f"{', '.join(parts)}, from {constants.ENDPOINT} to {constants.HF_HUB_CACHE}"
@@ -93,7 +100,8 @@ def weights_by_name(name: str) -> float | None:
     return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2].lower()] if found else None
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Bytes as the hub writes them, such as ``16 GB``."""
     return (
         f"{count / 1e9:.0f} GB"
         if count >= 10e9

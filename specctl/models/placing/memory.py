@@ -1,10 +1,11 @@
 """Memory that a model needs, and memory of each device, in bytes."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
 from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from specctl.models.files.loading_failures import explained
@@ -18,6 +19,11 @@ from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
     from specctl.models.placing.quantization import Quantization
+
+
+DESCRIBED = "as --memory describes it"
+"""The label of a device that is not here."""
+_DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +106,44 @@ def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
     return [*devices, processor]
 
 
+def described(texts: Sequence[str]) -> list[DeviceMemory]:
+    """The devices of a machine that is not here, GPUs first; its CPU is this machine's unless it is described too.
+
+    Args:
+        texts: each as ``cuda:0=24GiB``.
+
+    Raises:
+        UsageError: one has another form, names a device twice, or leaves out a GPU before it.
+    """
+    from accelerate.utils import convert_file_size_to_int  # type: ignore[import-untyped]
+
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, size = (part.strip() for part in text.partition("="))
+        if not _DEVICE.fullmatch(name):
+            raise UsageError(f"--memory {text}: {name!r} is not a device", "write it as cuda:0=24GiB, or cpu=64GiB")
+        try:
+            count = int(convert_file_size_to_int(size))
+        except (ValueError, OverflowError):
+            count = 0
+        if count <= 0:
+            raise UsageError(f"--memory {text}: {size!r} is not a size", "write it as cuda:0=24GiB")
+        if name in sizes:
+            raise UsageError(f"--memory {text}: {name} is described twice", "describe each device once")
+        sizes[name] = count
+    cards = sorted((name for name in sizes if name != "cpu"), key=lambda name: int(name.partition(":")[2]))
+    if missing := next((f"cuda:{number}" for number, name in enumerate(cards) if name != f"cuda:{number}"), None):
+        raise UsageError(f"--memory describes {cards[-1]} and not {missing}", "number the GPUs from cuda:0")
+    found = [DeviceMemory(name, DESCRIBED, sizes[name], sizes[name]) for name in cards]
+    if "cpu" in sizes:
+        return [*found, DeviceMemory("cpu", DESCRIBED, sizes["cpu"], sizes["cpu"])]
+    return [*found, *(one for one in device_memory(()) if one.name == "cpu")]
+
+
 def estimate(
     checkpoint: Checkpoint, trust_remote_code: bool = False, quantization: "Quantization | None" = None
 ) -> Estimate:
-    """Estimate a checkpoint from its weight headers, or from its configuration if a hub model's cannot be read.
+    """Estimate a checkpoint from its weight headers, or from its configuration where there are none to be read.
 
     Args:
         checkpoint: the model's files.
@@ -111,14 +151,14 @@ def estimate(
         quantization: how its weights are quantised while they are loaded.
 
     Raises:
-        ModelError: local files are damaged, missing or not safetensors, or the configuration cannot be loaded.
+        ModelError: local files are damaged or not safetensors, or the configuration cannot be loaded.
     """
     config = ModelConfig.read(checkpoint, trust_remote_code)
     headers, unread = None, None
     try:
         headers = checkpoint.headers()
     except ModelError as error:
-        if checkpoint.source != "hub":
+        if checkpoint.source != "hub" and checkpoint.has_weights():
             raise
         unread = error
     parameters = sum(headers.counts.values()) if headers else 0

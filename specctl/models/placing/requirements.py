@@ -75,8 +75,15 @@ def placed_here(checkpoint: Checkpoint, table: ModelTable, need: Estimate) -> Pl
     return placed(checkpoint, table, need, device_memory())
 
 
-def placed(checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]) -> Placement:
+def placed(
+    checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], *, here: bool = True
+) -> Placement:
     """Where the model goes.
+
+    Args:
+        checkpoint, table, need: of the model.
+        devices: of the machine.
+        here: whether that is this machine, which then has to be able to read quantised weights.
 
     Raises:
         ModelError: it does not fit, or its quantised weights cannot be read on this machine.
@@ -85,7 +92,8 @@ def placed(checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: S
         placement = sharded_placement(checkpoint, table, need, devices)
     else:
         placement = place(table, need, devices, checkpoint.role)
-    require_readable(checkpoint, placement)
+    if here:
+        require_readable(checkpoint, placement)
     return placement
 
 
