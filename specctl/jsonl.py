@@ -169,7 +169,7 @@ def _finite(text: str) -> float:
     """A finite number; raises ValueError for NaN and infinity, which Python reads and writes but JSON does not have."""
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text} is no number that JSON can hold")
+        raise ValueError(f"{text} is not a number that JSON can hold")
     return number
 
 

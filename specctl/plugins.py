@@ -127,7 +127,7 @@ def _origin(entry: "EntryPoint") -> str:
 
 def _factory(found: object) -> Callable[[int, str], object]:
     if not callable(found):
-        raise ValueError(f"{found!r} is no class or function that makes a drafter")
+        raise ValueError(f"{found!r} is not a class or function that makes a drafter")
     return found
 
 

@@ -72,7 +72,7 @@ def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """What a record sets, by key of the ``[sampling]`` table: how the record calls it, and the value, not checked.
 
     At the top level null is no value, ``stop`` may be one string, ``logprobs`` true or false, as chats have it, and a
-    ``schema`` that is no JSON schema is none of specctl's.
+    ``schema`` that is not a JSON schema is none of specctl's.
 
     Raises:
         RecordError: two names set one key to different values.
@@ -126,7 +126,7 @@ def _looks_like_a_setting(key: str) -> str | None:
     if key in NAMES:
         return None
     if key in FOREIGN:
-        return f"`{key}` is no setting of specctl and has no effect"
+        return f"`{key}` is not a setting of specctl and has no effect"
     plain = _plain(key)
     near = next((name for name in NAMES if _plain(name) == plain), None)
     if near is None and len(plain) >= _SHORT:

@@ -44,8 +44,8 @@ BROKEN = {
     "syntax": ("def (", "syntax:Policy", "SyntaxError"),
     "leaves": ("raise SystemExit(3)", "leaves:Policy", "SystemExit"),
     "nameless": ("", "nameless:Policy", "AttributeError"),
-    "other": ("class Policy: pass", "other:Policy", "no subclass of specctl.policies.Rule"),
-    "plain": (HEADER + "class Policy(Rule):\n def draft_limit(self): return 1", "plain:Policy", "no dataclass"),
+    "other": ("class Policy: pass", "other:Policy", "not a subclass of specctl.policies.Rule"),
+    "plain": (HEADER + "class Policy(Rule):\n def draft_limit(self): return 1", "plain:Policy", "not a dataclass"),
     "lacking": (
         HEADER + "@dataclass\nclass Policy(Rule):\n a: int\n def draft_limit(self): return 1",
         "lacking:Policy",
@@ -54,7 +54,7 @@ BROKEN = {
     "listed": (
         HEADER + "@dataclass\nclass Policy(Rule):\n a: dict = None\n def draft_limit(self): return 1",
         "listed:Policy",
-        "its setting a is no int, float, bool, str or tuple",
+        "its setting a is not an int, float, bool, str or tuple",
     ),
     "half": (HEADER + "@dataclass\nclass Policy(Rule):\n a: int = 1", "half:Policy", "abstract"),
     "unlimited": (

@@ -30,7 +30,7 @@ def test_a_misspelled_setting_is_named(key, near):
 
 @pytest.mark.parametrize("key", ["length_penalty", "n", "stop_token_ids", "tools"])
 def test_settings_of_other_programs_are_known(key):
-    assert ignored_setting(key, 2) == f"`{key}` is no setting of specctl and has no effect"
+    assert ignored_setting(key, 2) == f"`{key}` is not a setting of specctl and has no effect"
 
 
 @pytest.mark.parametrize(

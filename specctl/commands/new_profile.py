@@ -199,7 +199,7 @@ def _name_for(target: str, draft: str) -> str:
 def _path_of(name: str, force: bool) -> Path:
     """Where a profile of this name goes; raises SpecctlError if it cannot."""
     if is_path(name) or not name.strip():
-        raise UsageError(f"{name!r} is no name for a profile", "name a file with --output FILE")
+        raise UsageError(f"{name!r} is not a name for a profile", "name a file with --output FILE")
     path = user_directory() / f"{name}.toml"
     other = available().get(name)
     if other is not None and not (path.exists() and other.samefile(path)):

@@ -121,7 +121,7 @@ def schema_of(path: Path) -> Any:
     try:
         schema = json.loads(text_of(path, "the JSON schema"))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {reason(error)}") from error
+        raise UsageError(f"{path} is not JSON: {reason(error)}") from error
     if not isinstance(schema, dict | bool):
-        raise UsageError(f"{path} is no JSON schema: an object is expected, or true for any JSON")
+        raise UsageError(f"{path} is not a JSON schema: an object is expected, or true for any JSON")
     return schema

@@ -63,7 +63,7 @@ class TrainingFlags:
             require_unused(ctx, self.name, "replaces the prompts", only=PromptOptions)
         elif self.prompts.suite is None and self.prompts.input_ is None:
             # No default: what is trained on the prompts of bench would be evaluated on its own training data.
-            hint = f"give --input FILE or --suite NAME, or {flag} DIR"
+            hint = f"give --input FILE or --suite NAME (embedded for a trial), or {flag} DIR"
             raise UsageError("there are no prompts to train on", hint)
 
     def claim(self, outputs: Outputs, found: "ResolvedProfile") -> None:

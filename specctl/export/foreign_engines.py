@@ -99,7 +99,7 @@ _TABLE = (
         writing.openvino,
         None,
         own_rule="keeps a draft token by the draft's probability of it against the target's of a token of its own, "
-        "which is no rule of speculative sampling and follows another law",
+        "which is not a rule of speculative sampling and follows another law",
         confidence="chosen",
         kinds=(THRESHOLD,),
         capped=False,

@@ -154,7 +154,7 @@ def _one_of(flag: str, value: str, known: Collection[str]) -> str:
 def _checkpoint(name: str) -> Path:
     folder = model_path(name.removeprefix(EMBEDDED)) if name.startswith(EMBEDDED) else Path(name).absolute()
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{name} is no folder of a transformers model", "download it first")
+        raise UsageError(f"{name} is not a folder of a transformers model", "download it first")
     return folder
 
 

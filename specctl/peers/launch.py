@@ -45,7 +45,7 @@ def paths_by_peer(flag: str, texts: Iterable[str], settings: Sequence[PeerSettin
         if not equals or not path:
             raise UsageError(f"{flag} {text} is not PEER=PATH", f"e.g. {flag} openvino=PATH")
         if peer not in ENGINES:
-            raise UsageError(f"{flag}: '{peer}' is no peer with a process of its own{did_you_mean(peer, ENGINES)}")
+            raise UsageError(f"{flag}: '{peer}' is not a peer with a process of its own{did_you_mean(peer, ENGINES)}")
         if all(setting.peer != peer for setting in settings):
             raise UsageError(f"{flag} {text} has no effect without --peer {peer}", "leave it out")
         found[peer] = Path(path)

@@ -107,7 +107,7 @@ class PeerProcess:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise PeerError(f"{self._label}: its process wrote something that is no answer")
+            raise PeerError(f"{self._label}: its process wrote something that is not an answer")
         if "error" in found:
             raise PeerError(f"{self._label}: {found['error']}", str(found.get("hint", "")))
         return found

@@ -18,9 +18,9 @@ def checked_policy(found: object) -> type[Rule]:
         ValueError: it is none; the message says what is wrong.
     """
     if not (isinstance(found, type) and issubclass(found, Rule)):
-        raise ValueError(f"{getattr(found, '__name__', found)!r} is no subclass of specctl.policies.Rule")
+        raise ValueError(f"{getattr(found, '__name__', found)!r} is not a subclass of specctl.policies.Rule")
     if "__dataclass_fields__" not in vars(found):
-        raise ValueError(f"{found.__name__} is no dataclass")
+        raise ValueError(f"{found.__name__} is not a dataclass")
     hints = get_type_hints(found, include_extras=True)
     for setting in dataclasses.fields(found):  # type: ignore[arg-type]
         if not setting.init:
@@ -30,7 +30,7 @@ def checked_policy(found: object) -> type[Rule]:
         if setting.name.startswith("_") or setting.name == "name":
             raise ValueError(f"{setting.name} cannot be the name of a setting")
         if _kind(hints[setting.name]) not in _KINDS:
-            raise ValueError(f"its setting {setting.name} is no int, float, bool, str or tuple")
+            raise ValueError(f"its setting {setting.name} is not an int, float, bool, str or tuple")
     policy = found()
     if unknown := sorted(set(policy.signals | found.signals_of({})) - set(SIGNALS)):
         raise ValueError(f"it reads {', '.join(unknown)}, and the signals are {', '.join(SIGNALS)}")

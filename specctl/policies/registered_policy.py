@@ -50,7 +50,7 @@ class RegisteredPolicy:
     def _limit(self) -> int:
         limit = self.policy.draft_limit()
         if type(limit) is not int or limit < 0:
-            raise TypeError(f"{limit!r} is no number of tokens")
+            raise TypeError(f"{limit!r} is not a number of tokens")
         return limit
 
     def should_stop(self, step: DraftStep) -> bool:

@@ -30,7 +30,7 @@ def sources(model: object) -> tuple[object, bool]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"names {twice} twice; {form}")
     if names == [LOOKUP]:
-        raise ValueError(f"names a lookup alone; without a model it is no chain: model = '{LOOKUP}'")
+        raise ValueError(f"names a lookup alone; without a model it is not a chain: model = '{LOOKUP}'")
     if (
         len(names) != 2
         or LOOKUP not in names

@@ -17,7 +17,7 @@ def api_settings(settings: dict[str, Any], *, chat: bool) -> dict[str, Any]:
     found = {API_NAMES.get(key, key): value for key, value in settings.items() if value is not None}
     for key in ("regex", "grammar"):
         if key in found:
-            raise UsageError(f"{key} is no setting of OpenAI's interface", "leave it out")
+            raise UsageError(f"{key} is not a setting of OpenAI's interface", "leave it out")
     if "json_schema" in found:
         schema = {"name": "answer", "schema": found.pop("json_schema")}
         found["response_format"] = {"type": "json_schema", "json_schema": schema}

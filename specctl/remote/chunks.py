@@ -73,7 +73,9 @@ def chunk_of(line: str) -> Chunk | None:
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         return Chunk(str(text), choice.get("finish_reason"), _usage(document))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise AnswerError("broken_stream", f"the stream holds what is no piece of a text: {data[:SHOWN]!r}") from None
+        raise AnswerError(
+            "broken_stream", f"the stream holds something that is not a piece of a text: {data[:SHOWN]!r}"
+        ) from None
 
 
 def _usage(document: dict[str, Any]) -> Usage | None:

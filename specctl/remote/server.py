@@ -176,7 +176,7 @@ def _models(base: str, key: str | None) -> list[dict[str, Any]]:
         return [one for one in answer.json()["data"] if one["id"]]
     except (ValueError, TypeError, KeyError):
         raise SpecctlError(
-            f"{base}/models is no list of models", "is that the URL of a server for OpenAI's clients?"
+            f"{base}/models is not a list of models", "is that the URL of a server for OpenAI's clients?"
         ) from None
 
 

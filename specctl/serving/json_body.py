@@ -38,4 +38,4 @@ async def json_body(request: Request, most: int, seconds: float) -> tuple[Any, i
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number that JSON can hold")
+    raise ValueError(f"{text} is not a number that JSON can hold")

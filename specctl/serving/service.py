@@ -208,7 +208,7 @@ class Service:
             yield ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
         for key in body.logit_bias or ():
             if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
-                yield ApiError(400, f"logit_bias: {key[:20]!r} is no id of a token", "logit_bias")
+                yield ApiError(400, f"logit_bias: {key[:20]!r} is not the id of a token", "logit_bias")
 
     def _settings(self, body: TextBody) -> SamplingTable:
         _, limit = body.limit

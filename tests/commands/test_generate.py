@@ -422,7 +422,7 @@ def test_what_looks_like_a_setting_and_is_none_is_warned_of_once(specctl):
     assert (ran.code, len(ran.lines)) == (0, 3)
     assert ran.stderr.splitlines() == [
         "warning: line 1: `temprature` has no effect; did you mean `temperature`?",
-        "warning: line 1: `n` is no setting of specctl and has no effect",
+        "warning: line 1: `n` is not a setting of specctl and has no effect",
     ]
     assert all(line.items() >= record.items() for line in ran.lines)
 

@@ -183,7 +183,7 @@ def test_a_pair_that_cannot_be_loaded_ends_the_command_as_ever(tmp_path):
         (["-i", "in.jsonl", "--workers", "0"], "--workers needs a number or auto, not 0"),
         (["-i", "in.jsonl", "--workers", "many"], "--workers needs a number or auto, not many"),
         (["-i", "in.jsonl", "--workers", "2", "--keep-warm", "30m"], "--keep-warm needs a cluster"),
-        (["-i", "in.jsonl", "--cluster", "auto", "--keep-warm", "soon"], "--keep-warm soon is no duration"),
+        (["-i", "in.jsonl", "--cluster", "auto", "--keep-warm", "soon"], "--keep-warm soon is not a duration"),
     ],
 )
 def test_flags_that_contradict_each_other(flags, said, capsys, monkeypatch):

@@ -65,5 +65,5 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["30", "m", "0s", "-1m", "half an hour"])
 def test_what_is_no_duration_is_told(text):
-    with pytest.raises(UsageError, match="is no duration"):
+    with pytest.raises(UsageError, match="is not a duration"):
         _ = ReplicaOptions("2", "auto", text).replication

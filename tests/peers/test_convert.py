@@ -72,7 +72,7 @@ def test_a_target_alone_has_no_draft(monkeypatch, tmp_path, python):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["openvino", "out", "--target", "nowhere"], "no folder of a transformers model"),
+        (["openvino", "out", "--target", "nowhere"], "not a folder of a transformers model"),
         (["openvino", "out", "--target", "embedded:target", "--weights", "int3"], "this peer has float32"),
         (["openvino", "out", "--target", "embedded:target", "--cache", "int8"], "this peer has float32, its default"),
         (["llama.cpp", "out", "--target", "embedded:target"], "part of its source"),

@@ -73,7 +73,7 @@ def test_paths_belong_to_a_peer_that_is_measured():
     for text, message in [
         ("openvino", "is not PEER=PATH"),
         ("openvino=", "is not PEER=PATH"),
-        ("hf-constant=x", "no peer with a process of its own"),
+        ("hf-constant=x", "not a peer with a process of its own"),
         ("llama.cpp=x", "has no effect without --peer llama.cpp"),
     ]:
         with pytest.raises(UsageError, match=message):

@@ -66,7 +66,7 @@ def test_its_children_are_stopped_and_ended_with_it(tmp_path):
     [
         ("die", "fake: its process was ended by signal 9: the model fell over"),
         ("hang", "fake: its process did not answer within 1 s"),
-        ("rubbish", "fake: its process wrote something that is no answer"),
+        ("rubbish", "fake: its process wrote something that is not an answer"),
         ("error", "fake: RuntimeError: out of cheese"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_question_that_is_not_read_is_given_up_too():
     ("command", "message"),
     [
         (["sh", "-c", "echo no luck >&2; exit 3"], "fake: its process ended with exit code 3: no luck"),
-        (["sh", "-c", "echo '[]'"], "fake: its process wrote something that is no answer"),
+        (["sh", "-c", "echo '[]'"], "fake: its process wrote something that is not an answer"),
         (["/nonexistent/python"], "fake: /nonexistent/python cannot be started: No such file or directory"),
     ],
 )

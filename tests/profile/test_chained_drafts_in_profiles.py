@@ -54,7 +54,7 @@ def test_a_model_that_is_named_alone_drafts_alone(resolved):
     [
         ('"small"\nearlier = 100', "is for a chain with a lookup"),
         ("[]", "names no draft; a chain is two sources"),
-        ('["prompt:lookup"]', "names a lookup alone; without a model it is no chain: model = 'prompt:lookup'"),
+        ('["prompt:lookup"]', "names a lookup alone; without a model it is not a chain: model = 'prompt:lookup'"),
         ('["prompt:lookup", "prompt:lookup"]', "names prompt:lookup twice"),
         ('["small", "prompt:lookup", "small"]', "names small twice"),
         ('["small", "other"]', "a model that drafts for another is in a [draft.draft] table"),

@@ -186,7 +186,7 @@ def test_an_interrupt_shows_what_was_finished(tmp_path: Path, monkeypatch: pytes
     given = records(tmp_path, [{"id": "a", "prompt": "a"}])
     with pretended(lambda http, _: sent(http, 200, streamed(*PIECES))) as url:
         done = invoke("bench", "--url", url, "-i", given, "--concurrency", "1,2", code=130)
-    assert "Interrupted: 1 requests were not asked" in " ".join(done.stdout.split())
+    assert "Interrupted: 1 request without a whole answer" in " ".join(done.stdout.split())
 
 
 def test_what_cannot_be_asked() -> None:

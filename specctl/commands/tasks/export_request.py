@@ -58,7 +58,7 @@ def export_order(
     for text in costs:
         number, colon, times = text.rpartition(":")
         if colon and not (number.isdecimal() and int(number)):
-            raise UsageError(f"--costs {text}: {number} is no number of texts", "e.g. --costs 4:1.5,12,0.2")
+            raise UsageError(f"--costs {text}: {number} is not a number of texts", "e.g. --costs 4:1.5,12,0.2")
         if (rows := int(number) if colon else 1) in given:
             texts = f"{rows} texts at once" if rows > 1 else "one text"
             raise UsageError(f"--costs {text}: those for {texts} are given already", "give them once for each number")

@@ -21,7 +21,7 @@ def sections(found: "DraftSearch") -> "Iterator[Section]":
         more = len(found.left_out) - SHOWN
         rows = dict([*found.left_out.items()][:SHOWN])
         yield "no drafts for this target", rows | ({"and": f"{more} more (--json tells why)"} if more > 0 else {})
-    rows = dict.fromkeys(found.on_hub, "made from this target; more is told once it is here: `hf download` fetches it")
+    rows = dict.fromkeys(found.on_hub, "made from this target; `hf download` fetches it, and then more can be said")
     yield "on the hub", rows or {"none": found.hub or "nothing new"}
     if found.compare:
         yield "to compare the first two", {str(number): line for number, line in enumerate(found.compare, start=1)}

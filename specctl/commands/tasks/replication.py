@@ -209,5 +209,5 @@ def _seconds(duration: str) -> float:
     """The seconds of a duration such as ``90s``, ``30m``, ``2h`` or ``1d``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)
     if found is None or not float(found[1]):
-        raise UsageError(f"--keep-warm {duration} is no duration", "e.g. --keep-warm 30m")
+        raise UsageError(f"--keep-warm {duration} is not a duration", "e.g. --keep-warm 30m")
     return float(found[1]) * _SECONDS[found[2]]

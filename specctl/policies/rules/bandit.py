@@ -115,7 +115,7 @@ class Bandit(Rule):
 def _rule(table: Mapping[str, Any]) -> type[Rule]:
     name = table["name"]
     if name not in RULES:
-        raise ValueError(f"{name} cannot be an arm: it is no policy, or itself chooses among policies")
+        raise ValueError(f"{name} cannot be an arm: it is not a policy, or itself chooses among policies")
     return RULES[name]
 
 

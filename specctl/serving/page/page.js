@@ -2,7 +2,9 @@
 
 const $ = (id) => document.getElementById(id);
 const MOST_ROUNDS = 1000; // rounds that are shown; older ones make room
-const ORIGINS = { accepted: "drafted, and kept", corrected: "the target's, in place of a rejected one", bonus: "the target's" };
+// Why drafting ended, in words of this page.
+const STOPS = { policy: "stopped by the policy", max_draft: "longest draft", budget: "max tokens near", eos: "end of the text" };
+const ORIGINS = { accepted: "drafted, and kept", corrected: "by the target, in place of a rejected token", bonus: "added by the target" };
 
 let offered = null; // what the server told of itself
 let key = ""; // never stored
@@ -261,7 +263,7 @@ class Column {
     kept.style.width = round.drafted ? `${(100 * round.accepted) / round.drafted}%` : "0";
     bar.append(kept);
     bar.setAttribute("aria-hidden", "true");
-    line.append(make("span", "", String(this.count)), bar, make("span", "", round.drafted ? `${round.accepted} of ${round.drafted} accepted, ${round.stop || "end"}` : "no draft"));
+    line.append(make("span", "", String(this.count)), bar, make("span", "", round.drafted ? `${round.accepted} of ${round.drafted} accepted, ${STOPS[round.stop] || "ended"}` : "no draft"));
     this.rounds.append(line);
     this.rounds.hidden = !this.drafted;
     if (this.rounds.childElementCount > MOST_ROUNDS) this.rounds.firstElementChild.remove();

@@ -75,7 +75,7 @@ class Penalties:
     def __init__(self, settings: SamplingTable, prompt: Sequence[int], vocabulary: int) -> None:
         bias = {int(token): value for token, value in (settings.logit_bias or {}).items()}
         if wrong := [token for token in bias if token >= vocabulary]:
-            raise RecordError("invalid_sampling", f"logit_bias: {wrong[0]} is no id of the target's {vocabulary}")
+            raise RecordError("invalid_sampling", f"logit_bias: {wrong[0]} is not an id of the target's {vocabulary}")
         self._bias = np.zeros(vocabulary, np.float32)
         self._bias[list(bias)] = list(bias.values())
         self._settings, self._prompt = settings, len(prompt)
