@@ -23,7 +23,6 @@ from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose
 from specctl.doctor.layer_places import layer_places
 from specctl.errors import UsageError
-from specctl.models.onnx.automatic import LARGEST
 from specctl.models.onnx.engine_times import PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
@@ -234,7 +233,9 @@ def test_a_device_that_is_there_is_measured() -> None:
 def test_the_engine_is_the_one_that_is_built(family: str, engine: Any, compile_: bool) -> None:
     model = random_model(family)
     settings = EngineSettings(engine=engine, compile=compile_)
-    choice = chosen(engine, model, Where(("cpu",), LARGEST + 1), settings)
+    choice = chosen(engine, model, Where(("cpu",), 1000), settings)
+    while choice.engine.tried and choice.otherwise is not None:
+        choice = choice.otherwise  # as where onnxruntime turns out to be slower
     assert choice.name == build_runner(model, 60, "it", settings).engine
 
 
