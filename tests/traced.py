@@ -33,6 +33,7 @@ def live_with(
     """The rounds in which a pair, its caches emptied, writes up to ``length`` tokens; a drafter keeps what it knows."""
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
+            runner.begin(len(prompt))
             runner.rollback(0)
         if drafter is not None:
             drafter.rollback(0)

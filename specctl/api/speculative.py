@@ -1,13 +1,13 @@
 """Speculative decoding inside transformers: ``model.generate(**inputs, custom_generate=speculative(draft))``."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from os import PathLike
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specctl.api.draft_tables import Draft, Drafting, Policy
@@ -116,7 +116,7 @@ class Speculative:
             if not request.as_dict:
                 return sequences
             wanted = model_inputs.get("use_cache", True)
-            cache = target.bare.plain_cache([*request.prompt, *new[:-1]]) if wanted else None
+            cache = target.plain_cache([*request.prompt, *new[:-1]]) if wanted else None
         finally:
             target.forget()
         found: dict[str, Any] = {"sequences": sequences, _CACHE_FIELD: cache}
@@ -219,8 +219,7 @@ class _Target:
     def __init__(self, model: PreTrainedModel, drafting: Drafting, forms: list[Any]) -> None:
         self.forms = forms
         made = assembled(in_memory(model, "target"), drafting.table, drafting.given)
-        assert isinstance(made.bare, EagerRunner), "its cache is transformers' own"
-        self.bare, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_predictors
+        self._inner, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_predictors
         self._turn = 0
         self._setting = drafting.table.setting
         # One object for all calls, so that policies carry over what they learn.
@@ -229,6 +228,8 @@ class _Target:
     def rounds(self, request: Request, generator: DrawGenerator | None) -> Iterator[Round]:
         """Rounds to the end of the text."""
         self.forget()  # what a call left that ended in an exception
+        for runner in (self.runner, *self._drafts):
+            runner.begin(len(request.prompt))
         self._turn += 1
         turn = self._turn
         target = RuledRunner(self.runner, request.rules) if request.rules.active else self.runner
@@ -259,6 +260,15 @@ class _Target:
             )
         ]
         return compose_for(target, stages, self._setting)
+
+    def plain_cache(self, text: Sequence[int]) -> DynamicCache:
+        """A cache of transformers' own layers that holds this text, of which a beginning is cached here."""
+        self._inner.rollback(len(text))
+        if pending := text[self._inner.length :]:
+            self._inner.extend(pending, keep=0)
+        bare = self._inner.bare
+        assert isinstance(bare, EagerRunner), "its cache is transformers' own"
+        return bare.plain_cache(text)
 
     def forget(self) -> None:
         """Empty all caches."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.models.passes.forward import Forward, joined
+from specctl.models.running.rotating import judged_after, read_after
 from specctl.models.running.runner import RowRequest, Runner
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class RowRunner(Runner):
         self._engine = model.engine
         self._row, self._ask = row, ask
         self._length = 0
+        self._rotated_as = 0
 
     @property
     def engine(self) -> str:
@@ -45,13 +47,19 @@ class RowRunner(Runner):
     def length(self) -> int:
         return self._length
 
+    def rotate_as(self, length: int) -> None:
+        self._rotated_as = length
+
+    def _request(self, tokens: Sequence[int], keep: int, hidden: bool, *reader: Any) -> RowRequest:
+        return RowRequest(self._row, self._length, tokens, keep, hidden, self._rotated_as, *reader)
+
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         parts: list[Forward] = []
         for start in range(0, len(tokens), PIECE):
             piece = tokens[start : start + PIECE]
             behind = len(tokens) - start - len(piece)
             wanted = max(0, min(keep - behind, len(piece)))
-            parts.append(self._ask(RowRequest(self._row, self._length, piece, wanted, hidden)))
+            parts.append(self._ask(self._request(piece, wanted, hidden)))
             self._length += len(piece)
         return parts[0] if len(parts) == 1 else joined(parts)
 
@@ -59,11 +67,8 @@ class RowRunner(Runner):
         self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
     ) -> Any:
         if len(tokens) > PIECE:  # a prompt, with the first draft
-            (found,) = judge.read_rows([self.extend(tokens, keep, hidden=hidden)], [about])
-            if isinstance(found, Exception):
-                raise found
-            return found
-        found = self._ask(RowRequest(self._row, self._length, tokens, keep, hidden, judge, about))
+            return judged_after(self, tokens, keep, judge, about, hidden=hidden)
+        found = self._ask(self._request(tokens, keep, hidden, judge, about))
         self._length += len(tokens)
         return found
 
@@ -79,24 +84,11 @@ class RowRunner(Runner):
         previous: "torch.Tensor | None" = None,
     ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
         ids = cast("Sequence[int]", tokens)  # no step of a text runs ahead of its host
-        if reader.hidden:
-            return self._read_alone(ids, reader, uniform, previous)
-        found: Reading = self._ask(RowRequest(self._row, self._length, ids, 1, False, reader, uniform))
+        if reader.hidden:  # over the last state: a network's, a text at a time
+            return read_after(self, ids, reader, uniform, previous)
+        found: Reading = self._ask(self._request(ids, 1, False, reader, uniform))
         self._length += len(ids)
         return found
-
-    def _read_alone(
-        self, tokens: Sequence[int], reader: "TokenReader", uniform: float | None, previous: "torch.Tensor | None"
-    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-        """A reading over the last hidden state: a network's, a text at a time."""
-        import torch
-
-        forward = self.extend(tokens, keep=1, hidden=True)
-        assert forward.hidden is not None
-        draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
-        columns = forward.columns
-        logits = torch.from_numpy(columns) if not isinstance(columns, torch.Tensor) else columns
-        return reader(logits[-1], draw, forward.hidden[-1], None if previous is None else previous.float())
 
     def rollback(self, length: int) -> None:
         self._length = min(self._length, length)

@@ -28,6 +28,7 @@ class SharedBeginnings:
     def __init__(self, passes: RowPasses) -> None:
         self._passes = passes
         self._held: Texts = {row: [] for row in range(passes.rows)}
+        self._rotated = [0] * passes.rows  # how what each row holds was
         self.kept = [0] * passes.rows
         self._read = [0] * passes.rows
 
@@ -38,6 +39,7 @@ class SharedBeginnings:
     def copy(self, source: int, row: int, start: int, stop: int) -> None:
         self._passes.copy(source, row, start, stop)
         self._held[row][start:] = self._held[source][start:stop]
+        self._rotated[row] = self._rotated[source]
 
     def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
         if not any(_spare(request) for request in requests):
@@ -54,6 +56,7 @@ class SharedBeginnings:
     def _run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
         for request in requests:
             del self._held[request.row][request.after :]  # a pass that fails may have written there
+            self._rotated[request.row] = request.rotated_as
         found = self._passes.run(requests)
         for request in requests:
             self._held[request.row] += request.tokens
@@ -65,9 +68,13 @@ class SharedBeginnings:
         if not (spare := _spare(request)):
             return request
         text = self._text(request)
-        found = {row: common_beginning(held, text) for row, held in self._held.items()}
-        source = max(found, key=lambda row: (found[row], row == request.row))
-        stop = min(found[source], request.after + spare)
+        found = {
+            row: common_beginning(held, text)
+            for row, held in self._held.items()
+            if self._rotated[row] == request.rotated_as
+        }
+        source = max(found, key=lambda row: (found[row], row == request.row), default=request.row)
+        stop = min(found.get(source, 0), request.after + spare)
         if stop - request.after < WORTH_KEEPING:
             return request
         if source != request.row:
@@ -84,7 +91,8 @@ class SharedBeginnings:
             if not (spare := _spare(request)):
                 continue
             text = self._text(request)
-            shared, leader = max(((common_beginning(other, text), row) for row, other in texts.items()), default=(0, 0))
+            alike = {row: other for row, other in texts.items() if asked[row].rotated_as == request.rotated_as}
+            shared, leader = max(((common_beginning(other, text), row) for row, other in alike.items()), default=(0, 0))
             stop = min(shared, request.after + spare)
             if leader in asked and stop:
                 stop = min(stop, asked[leader].after + _spare(asked[leader]))
@@ -116,4 +124,6 @@ def _from(request: RowRequest, start: int) -> RowRequest:
 
 
 def _up_to(request: RowRequest, stop: int) -> RowRequest:
-    return RowRequest(request.row, request.after, request.tokens[: stop - request.after], 0)
+    return RowRequest(
+        request.row, request.after, request.tokens[: stop - request.after], 0, rotated_as=request.rotated_as
+    )

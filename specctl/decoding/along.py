@@ -21,13 +21,15 @@ def read_along(
         prompt: at least one id.
         text: T ids.
         hidden: whether the hidden states of the first model are wanted.
-        cached: whether the caches hold a prefix of the prompt, whatever is behind it; otherwise the prompt is read
-            anew.
+        cached: whether the caches hold a prefix of the prompt, whatever is behind it, of a text that was begun;
+            otherwise the prompt is read anew.
 
     Yields:
         A part of the text, and the pass of each model over it: ``(C, V)`` logits for the C tokens of the part.
     """
     for runner in runners:
+        if not cached:
+            runner.begin(len(prompt))
         runner.rollback(len(prompt) - 1 if cached and not runner.whole_prompts else 0)
         if (pending := prompt[runner.length : -1]) and not runner.whole_prompts:
             runner.extend(pending, keep=0)

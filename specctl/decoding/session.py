@@ -187,6 +187,7 @@ class Session:
         self._cached = ()  # so that nothing is trusted if this prompt ends in an exception
         # Those of models that do not draft at the moment too: they would miss how the text went on without them.
         for runner in (self.pair.target, *self.pair.drafts):
+            runner.begin(len(prompt))
             runner.rollback(length)
         if self.drafter is not None:
             # What another one left in the models' caches this one has not seen.

@@ -279,6 +279,7 @@ class RoundRobin:
         ids = self.prompt_ids(prompt, baseline)[difference.turn]
         text = [*ids, *baseline.turns[difference.turn].tokens[: difference.position]]
         with torch.inference_mode():
+            self._pair.target.begin(len(ids))
             self._pair.target.rollback(0)
             top = self._pair.target.extend(text, keep=1).logits[0].float().topk(2).values
         return float(top[0] - top[1])

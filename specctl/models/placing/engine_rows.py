@@ -58,9 +58,10 @@ class StaticEngine(Engine):
         return "compile = true" if settings.compile is True else f"auto; for {settings.expected_tokens:,} tokens"
 
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":
+        from specctl.models.running.rotating import rotating
         from specctl.models.running.static import StaticRunner
 
-        return StaticRunner(model, vocabulary, compiler=compiler_for(name, settings))
+        return rotating(StaticRunner(model, vocabulary, compiler=compiler_for(name, settings)), model)
 
 
 class GraphEngine(StaticEngine):
@@ -89,8 +90,9 @@ class GraphEngine(StaticEngine):
         from specctl.models.passes.cuda_capture import CudaCapture
         from specctl.models.passes.weights import device_of
         from specctl.models.running.graph import GraphRunner
+        from specctl.models.running.rotating import rotating
 
-        return GraphRunner(
+        runner = GraphRunner(
             model,
             vocabulary,
             CudaCapture(device_of(model)),
@@ -99,6 +101,7 @@ class GraphEngine(StaticEngine):
             notice=settings.notice,
             progress=settings.progress,
         )
+        return rotating(runner, model)
 
 
 class OnnxEngine(Engine):

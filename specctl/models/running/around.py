@@ -60,6 +60,9 @@ class Around(Runner):
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)
 
+    def begin(self, prompt: int) -> None:
+        self.runner.begin(prompt)
+
     def watch(self, layers: Iterable[int]) -> None:
         self.runner.watch(layers)
 

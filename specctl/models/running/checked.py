@@ -35,8 +35,14 @@ class CheckedRunner(Around):
         self._fresh, self._name = fresh, name
         self._text: list[int] = []
         self._first = 0  # tokens of the text's first pass, the prompt
+        self._prompt = 0
         self._went_back = False
         self._tree: Sequence[int] = ()
+
+    def begin(self, prompt: int) -> None:
+        self._prompt = prompt
+        self.runner.begin(prompt)
+        del self._text[self.runner.length :]
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """As in `Runner`.
@@ -84,6 +90,7 @@ class CheckedRunner(Around):
         import torch
 
         fresh = self._fresh()
+        fresh.begin(self._prompt)
         first = min(self._first, len(self._text) - len(logits))
         if first:
             fresh.extend(self._text[:first], keep=0)

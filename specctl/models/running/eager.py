@@ -10,6 +10,7 @@ from specctl.models.passes.cache import BufferedLayer, cache_argument, empty_cac
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.masks import MaskMaker, aligned_mask, attends_to_everything, mask_obstacle
 from specctl.models.passes.recurrent_state import RecurrentState, has_recurrent_state
+from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.stepping import reads_prompts_whole, step_through_blocks
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.tree_sight import TreeSight
@@ -51,6 +52,8 @@ class EagerRunner(Runner):
         self._watch = LayerWatch(model)
         self._last = LayerWatch(model)
         self._sight = TreeSight()
+        self._rotation = rotation_of(model)
+        self._rotated_as = 0
         self.holds_everything = attends_to_everything(model)
         self.no_trees = mask_obstacle(model)
         self.no_rows = self._no_rows(model)
@@ -64,6 +67,9 @@ class EagerRunner(Runner):
         from specctl.models.running.static import obstacle
 
         return obstacle(model)
+
+    def rotate_as(self, length: int) -> None:
+        self._rotated_as = length
 
     def rows(self, count: int, width: int | None = None) -> RowPasses:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
@@ -107,12 +113,13 @@ class EagerRunner(Runner):
         if hidden:
             self._last.watch([LAST])
         more[self._cache_argument] = self._cache
-        output = self._model(
-            input_ids=ids,
-            use_cache=True,
-            logits_to_keep=max(keep, 1),  # 0 would mean all of them
-            **more,
-        )
+        with rotated_by(self._rotation, self._rotated_as):
+            output = self._model(
+                input_ids=ids,
+                use_cache=True,
+                logits_to_keep=max(keep, 1),  # 0 would mean all of them
+                **more,
+            )
         self._state.after_pass()
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
@@ -137,13 +144,14 @@ class EagerRunner(Runner):
     ) -> Forward:
         if hidden:
             self._last.watch([LAST])
-        output = self._model(
-            input_ids=sent(tokens, self.device)[None],
-            position_ids=positions[None],
-            attention_mask=aligned_mask(seen, self._model.dtype)[None, None],  # (1, 1, T, S)
-            use_cache=True,
-            **{self._cache_argument: self._cache},
-        )
+        with rotated_by(self._rotation, self._rotated_as):
+            output = self._model(
+                input_ids=sent(tokens, self.device)[None],
+                position_ids=positions[None],
+                attention_mask=aligned_mask(seen, self._model.dtype)[None, None],  # (1, 1, T, S)
+                use_cache=True,
+                **{self._cache_argument: self._cache},
+            )
         self.length += len(tokens)
         last = self._last_states(slice(None)) if hidden else None
         logits = output.logits[0, :, : self._vocabulary]
@@ -164,13 +172,10 @@ class EagerRunner(Runner):
         self.rollback(self._tree + len(path))
 
     def plain_cache(self, text: Sequence[int]) -> DynamicCache:
-        """A cache of transformers' own layers that holds exactly this text, of which a beginning is cached here.
+        """A cache of transformers' own layers that holds exactly this text, which is cached here.
 
         Layers of full attention are copied; others may have dropped what they held, so that the text is read again.
         """
-        self.rollback(len(text))
-        if pending := text[self.length :]:
-            self.extend(pending, keep=0)
         cache = DynamicCache(config=self._model.config)
         if all(isinstance(layer, BufferedLayer) for layer in self._cache.layers) and not self._recurrent:
             for number, layer in enumerate(self._cache.layers):
@@ -178,7 +183,8 @@ class EagerRunner(Runner):
                 cache.update(layer.keys[:, :, : len(text)], layer.values[:, :, : len(text)], number)
         else:
             arguments: dict[str, Any] = {self._cache_argument: cache, "logits_to_keep": 1}
-            self._model(input_ids=torch.tensor([list(text)], device=self.device), use_cache=True, **arguments)
+            with rotated_by(self._rotation, self._rotated_as):
+                self._model(input_ids=torch.tensor([list(text)], device=self.device), use_cache=True, **arguments)
         return cache
 
     def rollback(self, length: int) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specctl.models.passes.compilation import Compiler
-    from specctl.models.running.eager import EagerRunner
 
 LONG_RUN = 50_000
 """Compiling pays from this many tokens to generate, even for small models."""
@@ -208,20 +207,29 @@ class Choice:
         return self.engine.build(model, vocabulary, name, replace(settings, compile=self.compiles))
 
 
-def eager(model: "PreTrainedModel", vocabulary: int) -> "EagerRunner":
+def eager(model: "PreTrainedModel", vocabulary: int) -> Runner:
     """The runner of the eager engine, which is imported here: other engines need nothing of transformers."""
     from specctl.models.running.eager import EagerRunner
+    from specctl.models.running.rotating import rotating
 
-    return EagerRunner(model, vocabulary)
+    return rotating(EagerRunner(model, vocabulary), model)
 
 
 def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
     """A verifier whose logits do not depend on how many tokens it verifies at once.
 
     Raises:
-        ModelError: the model has layers that cannot be rolled back to the start of a block.
+        ModelError: the model has layers that cannot be rolled back to the start of a block, or rotates positions by
+            the length of the text.
     """
     from specctl.models.passes.masks import attends_to_everything
+    from specctl.models.passes.rotation import rotation_of
+
+    if rotation_of(model) is not None:
+        raise ModelError(
+            "The target cannot verify deterministically: it rotates positions by the length of the text.",
+            "Set deterministic = false.",
+        )
 
     if not attends_to_everything(model):
         raise ModelError(

@@ -98,6 +98,17 @@ class Runner(ABC):
         earlier rounds.
         """
 
+    def begin(self, prompt: int) -> None:  # noqa: B027 - to most models all texts are alike
+        """Begin a text whose prompt has so many tokens, of which the cache may hold some.
+
+        What the model would compute otherwise in that text is dropped: callers continue from ``length``. Only models
+        that rotate positions by the length of the text have such; see `RotatingRunner`.
+        """
+
+    def rotate_as(self, length: int) -> None:
+        """Rotate the tokens of later passes as in a text of at least so many; what is cached stays as it is."""
+        raise NotImplementedError("its model rotates by position alone")
+
     def watch(self, layers: Iterable[int]) -> None:
         """Give the states of these layers with every later pass of `extend`, besides those watched already.
 

@@ -11,6 +11,7 @@ from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, PassKind
 from specctl.models.passes.masks import additive, mask_obstacle
+from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LayerWatch, joined_states
 from specctl.models.passes.weights import device_of
@@ -34,6 +35,8 @@ def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
         return "it is spread over several devices"
     if where.quantised == QuantizationMethod.BITS_AND_BYTES.value:
         return "its weights are quantised with bitsandbytes"
+    if (rotation := rotation_of(model)) is not None and rotation.each:
+        return "it rotates positions anew with every token of a long text"
     return mask_obstacle(model)
 
 
@@ -70,6 +73,12 @@ class StaticRunner(FixedBufferRunner):
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
         self._tree = 0  # the length before the last tree
+        self._rotation = rotation_of(model)
+        with torch.inference_mode(False):  # passes that are compiled or captured read it where it is
+            self._rotated_as = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+
+    def rotate_as(self, length: int) -> None:
+        self._rotated_as.fill_(length)
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._states = given[0].detach()  # as `LayerWatch` does: the hook outlives this runner
@@ -123,14 +132,15 @@ class StaticRunner(FixedBufferRunner):
         rows: torch.Tensor | None,  # noqa: ARG002 - a model reads its tokens and nothing else
     ) -> Found:
         """As in `FixedBufferRunner`; what else it gives are the states ``(T, D)`` by layer, or None."""
-        output = self._model(
-            input_ids=ids,
-            position_ids=positions[None],
-            attention_mask=additive(mask, self._model.dtype)[None, None],  # (1, 1, T, S)
-            use_cache=True,
-            logits_to_keep=keep,
-            **self._cached,
-        )
+        with rotated_by(self._rotation, self._rotated_as):
+            output = self._model(
+                input_ids=ids,
+                position_ids=positions[None],
+                attention_mask=additive(mask, self._model.dtype)[None, None],  # (1, 1, T, S)
+                use_cache=True,
+                logits_to_keep=keep,
+                **self._cached,
+            )
         last = self._states[0] if kind.hidden else None
         states = self._watch.take()
         return output.logits[0, :, : self.vocabulary], last, states if kind.reader is None else None

@@ -46,6 +46,9 @@ class OwnTextRunner(Around):
     @abstractmethod
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward: ...
 
+    def begin(self, prompt: int) -> None:  # noqa: ARG002 - which the draft has in ids of its own
+        self.runner.begin(0)
+
     def rollback(self, length: int) -> None:
         if not length:
             self.runner.rollback(0)

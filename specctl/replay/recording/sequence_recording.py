@@ -60,6 +60,8 @@ def read_sequence(
     """
     require_recordable(len(pair.drafts), any(draft.drafts_by_round for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
+    for runner in (pair.target, *pair.drafts):
+        runner.begin(len(prompt))
     if (draft := pair.drafts[0]).drafts_by_round:
         predictors = pair.named_predictors[0]
         return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)

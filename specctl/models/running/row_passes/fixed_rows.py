@@ -10,6 +10,7 @@ from specctl.models.passes.buffer_layers import RowCursor, RowLayer
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned
+from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
@@ -78,6 +79,7 @@ class FixedRows:
         # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
         self._layers = [RowLayer(self._cursor, self._capacity + 1, rows + 1) for _ in range(layers)]
         self._cached = {cache_argument(type(model)): Cache(layers=list(self._layers))}
+        self._rotation = rotation_of(model)
         self._watch, self._last = watch, last
         self._width = width
 
@@ -148,14 +150,14 @@ class FixedRows:
         return min(span_class(slots), max(aligned(self._context), aligned(slots)))
 
     def _packed(self, requests: Sequence[RowRequest], shape: Shape) -> list[int]:
-        """``(n, 2 W + 1)`` in a row: of each sequence its ids, their slots, and its row."""
-        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, self._rows]
+        """``(n, 2 W + 2)`` in a row: of each sequence its ids, their slots, how they are rotated, and its row."""
+        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self._rows]
         found = [nobody] * shape.count
         for number, request in enumerate(requests):
             padding, last = shape.width - len(request.tokens), request.after + len(request.tokens)
             slots = [*[self._capacity] * padding, *range(request.after, last)]
             place = request.row if self._whole(shape) else number
-            found[place] = [*[0] * padding, *request.tokens, *slots, request.row]
+            found[place] = [*[0] * padding, *request.tokens, *slots, request.rotated_as, request.row]
         return [value for one in found for value in one]
 
     def _whole(self, shape: Shape) -> bool:
@@ -167,20 +169,21 @@ class FixedRows:
 
     def _network(self, shape: Shape, packed: torch.Tensor, hidden: bool) -> Found:
         width = shape.width
-        numbers = packed.view(shape.count, 2 * width + 1)
+        numbers = packed.view(shape.count, 2 * width + 2)
         slots = numbers[:, width : 2 * width]  # (n, W)
         self._cursor.rows, self._cursor.slots, self._cursor.span = numbers[:, -1], slots, shape.span
         self._cursor.whole = self._whole(shape)
         positions = slots.masked_fill(slots == self._capacity, 0)
         seen = torch.arange(shape.span, device=self._device) <= positions[:, :, None]  # (n, W, S)
-        output = self._model(
-            input_ids=numbers[:, :width],
-            position_ids=positions,
-            attention_mask=additive(seen, self._model.dtype)[:, None],  # (n, 1, W, S)
-            use_cache=True,
-            logits_to_keep=shape.keep,
-            **self._cached,
-        )
+        with rotated_by(self._rotation, numbers[:, -2:-1]):  # (n, 1)
+            output = self._model(
+                input_ids=numbers[:, :width],
+                position_ids=positions,
+                attention_mask=additive(seen, self._model.dtype)[:, None],  # (n, 1, W, S)
+                use_cache=True,
+                logits_to_keep=shape.keep,
+                **self._cached,
+            )
         last = self._last.take_all() if hidden else None
         return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
 

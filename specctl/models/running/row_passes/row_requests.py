@@ -20,6 +20,7 @@ class RowRequest:
         tokens: T ids, at least one.
         keep: logits of the last so many are wanted.
         hidden: whether hidden states are wanted of these, too.
+        rotated_as: as of `Runner.rotate_as`; 0 for most models.
         reader: what reads the pass, told ``about``, whose reading is the answer then, without hidden states; or None.
     """
 
@@ -28,6 +29,7 @@ class RowRequest:
     tokens: Sequence[int]
     keep: int
     hidden: bool = False
+    rotated_as: int = 0
     reader: "PassReader | None" = None
     about: Any = None
 
