@@ -9,9 +9,10 @@ import torch
 from checkpoints import tiny_tokenizer
 from pretend_cuda import Devices
 from pretend_cuda.pairs import on
-from toys import Replays, generated, seeded
+from rotating_models import BORDER, CONFIGS, SHAPE, TEXT, VOCABULARY, weights
+from toys import Replays, generated
 from traced import live, shape, trace_of
-from transformers import GenerationConfig, LlamaConfig, Phi3Config, PhimoeConfig, PreTrainedModel
+from transformers import GenerationConfig, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl import speculative
@@ -35,8 +36,7 @@ from specctl.profile.schema import SamplingTable
 from specctl.replay.play import rounds
 from specctl.replicas.window import Task, in_order
 
-BORDER, LENGTH, VOCABULARY = 40, 20, 64
-TEXT: list[int] = torch.randint(1, VOCABULARY, (4 * BORDER,), generator=seeded(11)).tolist()
+LENGTH = 20
 PROMPTS = {
     "crossing": TEXT[: BORDER - 6],
     "one below": TEXT[: BORDER - 1],
@@ -45,56 +45,9 @@ PROMPTS = {
     "above": TEXT[: BORDER + 30],
     "below": TEXT[:12],
 }
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.5,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-LONG: dict[str, Any] = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": BORDER,
-    "factor": 4.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [1.5, 3.0, 5.0, 8.0],
-}
-EXTENDED = {**SHAPE, "max_position_embeddings": 4 * BORDER}
-CONFIGS: dict[str, Any] = {
-    "phi3": lambda: Phi3Config(
-        **EXTENDED, original_max_position_embeddings=BORDER, rope_parameters={**LONG, "partial_rotary_factor": 1.0}
-    ),
-    "phimoe": lambda: PhimoeConfig(
-        **EXTENDED, num_local_experts=2, rope_parameters={**LONG, "short_mscale": 1.1, "long_mscale": 1.6}
-    ),
-    "llama": lambda: LlamaConfig(**EXTENDED, rope_parameters={**LONG}),
-    "dynamic": lambda: LlamaConfig(
-        **SHAPE,
-        max_position_embeddings=BORDER,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
-    ),
-}
 STEADY = [family for family in CONFIGS if family != "dynamic"]
 """Those with one rotation for all long texts, whose passes can be captured."""
 ENGINES = {"eager": list(CONFIGS), "static": STEADY, "graph": STEADY}
-
-
-@cache
-def weights(family: str, noise: float = 0.0) -> PreTrainedModel:
-    """A model of which no text was written: what one with dynamic rotation writes next would depend on that."""
-    config = CONFIGS[family]()
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(3)
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float().eval()
-        for weight in model.parameters():
-            weight.add_(noise * torch.randn_like(weight))
-    return model  # type: ignore[no-any-return]
 
 
 @cache

@@ -1,15 +1,21 @@
 """How many tokens a model holds is what its passes take, whatever its configuration calls it."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import llama_config, save_model
 from torch import nn
-from toys import random_model
+from toys import generated, random_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specctl.models.running.context import ENDLESS, context_length
+from specctl.decoding.session import Session
+from specctl.doctor.diagnosis import diagnose
+from specctl.models.loading.assembly import load_pair
+from specctl.models.running.context import ENDLESS, context_length, extended
 from specctl.models.running.eager import EagerRunner
+from specctl.profile.schema import Profile, SamplingTable
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 
@@ -101,3 +107,57 @@ def test_a_table_of_pictures_is_none_of_the_texts() -> None:
 
     assert context_length(config) == MOST
     assert context_length(LlavaForConditionalGeneration(config)) == MOST
+
+
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 8}
+EXTENDED: list[tuple[str, dict[str, Any], int]] = [
+    ("llama", {"rope_type": "default"}, MOST),
+    ("llama", {**YARN, "factor": 4.0}, 32),
+    ("llama", {"rope_type": "yarn", "factor": 2.5}, 60),  # of the limit, where nothing else is named
+    ("llama", {"rope_type": "linear", "factor": 2.5}, 60),
+    ("llama", {"rope_type": "dynamic", "factor": 4}, 4 * MOST),
+    ("llama", {"type": "dynamic", "factor": 2.0}, 2 * MOST),
+    ("llama", {**YARN, "rope_type": "llama3", "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, MOST),
+    ("llama", {**YARN, "rope_type": "longrope", "factor": 3.0, "short_factor": [1.0], "long_factor": [2.0]}, MOST),
+    ("phi3", {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}, MOST),
+    ("deepseek_v3", {**YARN, "factor": 3.0, "mscale": 1.0, "mscale_all_dim": 1.0}, MOST),
+    ("gemma3_text", {"rope_type": "linear", "factor": 8.0}, MOST),
+]
+"""By family and rotation the tokens that vLLM serves of a model that names 24."""
+
+
+@pytest.mark.parametrize(("family", "rotation", "most"), EXTENDED)
+def test_an_extended_context_ends_where_vllm_ends_it(family: str, rotation: dict[str, Any], most: int) -> None:
+    own = {"max_position_embeddings": MOST, "rope_scaling": {**rotation}}
+    more = {"original_max_position_embeddings": 8} if family == "phi3" else {}
+    assert context_length(AutoConfig.for_model(family, **_H, **own, **more)) == most
+
+
+@pytest.mark.parametrize(
+    ("rotation", "most"),
+    [
+        ({"full_attention": {**YARN, "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}, 32),
+        ({"full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": None}, 4 * MOST),
+        ({"rope_type": "default", "mrope_section": [1, 1, 2]}, MOST),
+        ({**YARN, "factor": 4.0, "mrope_section": [1, 1, 2]}, 32),
+        ({"rope_type": "default", "factor": None}, MOST),
+        ({}, MOST),
+        (None, MOST),
+    ],
+)
+def test_rotations_by_kind_of_layer_and_of_pictures_are_counted(rotation: dict[str, Any] | None, most: int) -> None:
+    assert extended(MOST, rotation, "olmo3") == most
+
+
+@pytest.mark.parametrize("rotation", [{**YARN, "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}])
+def test_a_text_goes_on_to_the_end_of_an_extended_context(rotation: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "target", llama_config(max_position_embeddings=8, rope_parameters=rotation))
+    table = {"model": str(folder), "device": "cpu"}
+    pair = load_pair(Profile.model_validate({"target": table, "engine": "eager"}))
+    assert pair.context == 32
+    (facts,) = diagnose(Profile.model_validate({"target": table})).models
+    assert facts.context == 32
+    written = Session(pair, None).generate([65, 66, 67], SamplingTable(max_new_tokens=100))
+    said = generated(pair.models[0], (65, 66, 67), 29)
+    end = said.index(0) + 1 if 0 in said else 29
+    assert list(written.tokens) == said[:end]

@@ -139,6 +139,18 @@ def test_a_plain_configuration_is_what_transformers_makes_of_it(tmp_path: Path, 
         assert same_as_transformers(each), each
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters", "both"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_an_extended_context_is_counted_without_transformers_too(tmp_path: Path, kind: str, key: str) -> None:
+    told = {"type" if key == "rope_scaling" else "rope_type": kind, "factor": 3.0, "rope_theta": 10000.0}
+    settings = {name: value for name, value in published("llama").items() if name != "rope_scaling"}
+    settings |= {"rope_parameters": {**told, "factor": 7.0}, "rope_scaling": told} if key == "both" else {key: told}
+    assert is_plain(settings)
+    found = checkpoint(tmp_path / kind, settings)
+    assert same_as_transformers(found)
+    assert ModelConfig.read(found).context == 3 * 512
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.representatives("llama", "qwen2", "gemma2", slow=("mistral", "qwen3", "gpt_neox", "gemma", "gemma3_text"))
 def test_an_odd_one_is_left_to_transformers_or_means_the_same(tmp_path: Path, family: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoints import llama_config, save_model
 from pydantic import ValidationError
+from rotating_models import BORDER, TEXT, weights
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig
 
 from specctl.doctor.diagnosis import diagnose
@@ -22,7 +23,7 @@ from specctl.models.passes.compilation import Compiler
 from specctl.models.placing.memory import DeviceMemory, estimate
 from specctl.models.placing.placement import place
 from specctl.models.placing.shard_plan import shard_plan, sharded_placement
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.engines import eager
 from specctl.models.sharding.following import Follower
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
 from specctl.models.sharding.message import SIZE, Message, Order, decoded
@@ -77,6 +78,10 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def ranks(model):
+    return ranks_of(model)
+
+
+def ranks_of(model):
     """A leader whose follower gets every message at once, and both runners."""
     follower = Follower(lambda _: model, lambda _: None)
     follower.obey(Message.of(Order.LOAD, {}))
@@ -90,8 +95,30 @@ def ranks(model):
         follower.obey(sent[-1])
         return found
 
-    leader = LeadingRunner(EagerRunner(model, 258), together, 0, Sharding(2, "tensor", 0))
+    leader = LeadingRunner(eager(model, 258), together, 0, Sharding(2, "tensor", 0))
     return leader, follower._runners[0], sent
+
+
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+def test_a_follower_rotates_by_the_length_of_the_text_too(family):
+    """Shards that rotated in other ways would compute nonsense together; here each is the whole model."""
+    leader, follower, sent = ranks_of(weights(family))
+    single = eager(weights(family), 64)
+    for prompt in (BORDER - 3, BORDER + 9):
+        for runner in (leader, single):
+            runner.begin(prompt)
+            runner.rollback(0)
+            runner.extend(TEXT[: prompt - 1], keep=0)
+            for last in (BORDER + 12, BORDER - 2, BORDER + 12):
+                runner.rollback(last - 5)
+                runner.extend(TEXT[runner.length : last], keep=5)
+        assert leader.length == follower.length == single.length
+        for one, two in zip(leader.bare._cache.layers, single.bare._cache.layers, strict=True):
+            length = single.length
+            torch.testing.assert_close(one.keys[:, :, :length], two.keys[:, :, :length])
+        for one, two in zip(leader.bare._cache.layers, follower.bare._cache.layers, strict=True):
+            torch.testing.assert_close(one.keys[:, :, : leader.length], two.keys[:, :, : leader.length])
+    assert [message.keep for message in sent if message.order is Order.BEGIN] == [BORDER - 3, BORDER + 9]
 
 
 def test_a_follower_takes_back_what_the_leader_did_with_the_next_pass(ranks):

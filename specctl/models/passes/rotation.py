@@ -1,4 +1,4 @@
-"""Rotation of positions by the length of the text (LongRoPE, dynamic NTK scaling) as `generate` of transformers does it.
+"""Rotation of positions by the length of the text (LongRoPE, dynamic NTK scaling), as transformers' `generate` has it.
 
 The rotary embedding of most models turns a key or query by its position alone. These two turn it by the length of the
 text as well, for which transformers takes the largest position of the pass. So a token's keys depend on how the text

@@ -61,12 +61,15 @@ class ModelConfig:
     @classmethod
     def _of_file(cls, settings: dict[str, Any]) -> "ModelConfig":
         """Of the contents of a plain config.json."""
+        from specctl.models.running.context import extended
+
         heads, hidden = settings["num_attention_heads"], settings["hidden_size"]
+        rotation = settings.get("rope_scaling") or settings.get("rope_parameters")
         head_size = settings.get("head_dim", hidden // heads)
         return cls(
             whole=None,
             architecture=", ".join(settings["architectures"]),
-            context=settings["max_position_embeddings"],
+            context=extended(settings["max_position_embeddings"], rotation, settings["model_type"]),
             vocabulary=settings["vocab_size"],
             hidden_size=hidden,
             ties=settings.get("tie_word_embeddings", FAMILIES[settings["model_type"]].ties),

@@ -1,6 +1,6 @@
 """How many tokens a model can hold, and how many of those it holds another text begins with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specctl.models.passes.watching import decoder
@@ -14,6 +14,9 @@ NAMES = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_po
 """What configurations call it, besides the names that transformers' ``attribute_map`` gives to the first."""
 TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed", "wpe"})
 """What models call the embedding of a token's place in the text."""
+
+WHOLE = ("llama3", "longrope", "su")
+"""Rotations of models whose ``max_position_embeddings`` is the extended context already, as vLLM has it."""
 
 WORTH_KEEPING = 32
 """Tokens that two texts must share before the second is read from where they differ. A first token or two that all
@@ -41,7 +44,38 @@ def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
         config = model.config
     text = config.get_text_config(decoder=True)
     limits = (getattr(text, name, None) for name in NAMES)
-    return next((int(limit) for limit in limits if limit is not None and limit > 0), None)
+    found = next((int(limit) for limit in limits if limit is not None and limit > 0), None)
+    return found and extended(found, getattr(text, "rope_parameters", None), text.model_type)
+
+
+def extended(limit: int, rotation: Mapping[str, Any] | None, family: str) -> int:
+    """The most tokens of a sequence where positions may be rotated so that the model holds more than it names.
+
+    It is what vLLM derives (``_get_and_verify_max_len`` in its ``config/model.py``): the limit times the ``factor``,
+    for YaRN ``original_max_position_embeddings`` times the factor. Gemma 3 names its extended context.
+
+    Args:
+        limit: that the configuration names.
+        rotation: ``rope_parameters`` or ``rope_scaling``, also by type of layer; None where there is none.
+        family: ``model_type`` of the text model.
+    """
+    told = rotation or {}
+    if all(each is None or isinstance(each, Mapping) for each in told.values()):
+        parts = [each for each in told.values() if each is not None]
+    else:
+        parts = [told]
+    if "gemma3" in family:
+        return limit
+    factor, start = 1.0, limit
+    for part in parts:
+        kind = part.get("rope_type", part.get("type", "default"))
+        more = part.get("factor")
+        if kind in WHOLE or not isinstance(more, int | float):
+            continue
+        factor = more
+        if kind == "yarn":
+            start = part.get("original_max_position_embeddings") or start
+    return int(start * factor)
 
 
 def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:

@@ -67,6 +67,8 @@ class Follower:
         match message.order:
             case Order.WATCH:
                 runner.watch(message.tokens)
+            case Order.BEGIN:
+                runner.begin(message.keep)
             case Order.EXTEND:
                 runner.extend(message.tokens, message.keep, hidden=message.hidden)
             case Order.EXTEND_TREE:

@@ -8,6 +8,7 @@ import torch
 
 from specctl.errors import ModelError
 from specctl.models.running.around import Around
+from specctl.models.running.rotating import RotatingRunner
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
@@ -70,6 +71,10 @@ class LeadingRunner(Around):
     @torch.inference_mode()
     def _extended(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         return self.runner.extend(tokens, keep, hidden=hidden)
+
+    def begin(self, prompt: int) -> None:
+        if isinstance(self.runner, RotatingRunner):  # to others all texts are alike
+            self._together(self._order(Order.BEGIN, keep=prompt), lambda: self.runner.begin(prompt))
 
     def watch(self, layers: Iterable[int]) -> None:
         self._require_states()

@@ -29,6 +29,8 @@ class Order(IntEnum):
     """`Runner.extend_tree`."""
     CATCH_UP = 6
     """Nothing but what every message asks for first: to keep a path and to roll back."""
+    BEGIN = 7
+    """`Runner.begin` of a prompt of ``keep`` tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,59 @@
+"""Random models that rotate positions by the length of the text."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from toys import seeded
+from transformers import LlamaConfig, Phi3Config, PhimoeConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+BORDER, VOCABULARY = 40, 64
+TEXT: list[int] = torch.randint(1, VOCABULARY, (4 * BORDER,), generator=seeded(11)).tolist()
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.5,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": BORDER,
+    "factor": 4.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.5, 3.0, 5.0, 8.0],
+}
+EXTENDED = {**SHAPE, "max_position_embeddings": 4 * BORDER}
+CONFIGS: dict[str, Any] = {
+    "phi3": lambda: Phi3Config(
+        **EXTENDED, original_max_position_embeddings=BORDER, rope_parameters={**LONG, "partial_rotary_factor": 1.0}
+    ),
+    "phimoe": lambda: PhimoeConfig(
+        **EXTENDED, num_local_experts=2, rope_parameters={**LONG, "short_mscale": 1.1, "long_mscale": 1.6}
+    ),
+    "llama": lambda: LlamaConfig(**EXTENDED, rope_parameters={**LONG}),
+    "dynamic": lambda: LlamaConfig(
+        **SHAPE,
+        max_position_embeddings=BORDER,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+}
+
+
+@cache
+def weights(family: str, noise: float = 0.0) -> PreTrainedModel:
+    """A model of which no text was written: what one with dynamic rotation writes next would depend on that."""
+    config = CONFIGS[family]()
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(3)
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float().eval()
+        for weight in model.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return model  # type: ignore[no-any-return]
