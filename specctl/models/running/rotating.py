@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from specctl.models.passes.rotation import rotation_of
 from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner, joined
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 def rotating(runner: Runner, model: "PreTrainedModel") -> Runner:
     """A runner of a model, with a `RotatingRunner` around it where the model rotates by the length of the text."""
+    from specctl.models.passes.rotation import rotation_of
+
     if (rotation := rotation_of(model)) is None:
         return runner
     rotation.hook(model)

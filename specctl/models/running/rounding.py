@@ -98,9 +98,9 @@ def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
         model: one that torch runs.
         vocabulary: the pair's shared vocabulary.
     """
-    from specctl.models.running.eager import EagerRunner
+    from specctl.models.running.engines import eager
 
-    found, most = widths_apart(EagerRunner(model, vocabulary), vocabulary), ROUNDING.get(model.dtype, 1e-3)
+    found, most = widths_apart(eager(model, vocabulary), vocabulary), ROUNDING.get(model.dtype, 1e-3)
     if found <= most:
         return None
     return (
