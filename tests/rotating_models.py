@@ -22,35 +22,44 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-LONG: dict[str, Any] = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": BORDER,
-    "factor": 4.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [1.5, 3.0, 5.0, 8.0],
-}
-EXTENDED = {**SHAPE, "max_position_embeddings": 4 * BORDER}
 CONFIGS: dict[str, Any] = {
-    "phi3": lambda: Phi3Config(
-        **EXTENDED, original_max_position_embeddings=BORDER, rope_parameters={**LONG, "partial_rotary_factor": 1.0}
+    "phi3": lambda border: Phi3Config(
+        **extended(border),
+        original_max_position_embeddings=border,
+        rope_parameters=long(border, partial_rotary_factor=1.0),
     ),
-    "phimoe": lambda: PhimoeConfig(
-        **EXTENDED, num_local_experts=2, rope_parameters={**LONG, "short_mscale": 1.1, "long_mscale": 1.6}
+    "phimoe": lambda border: PhimoeConfig(
+        **extended(border), num_local_experts=2, rope_parameters=long(border, short_mscale=1.1, long_mscale=1.6)
     ),
-    "llama": lambda: LlamaConfig(**EXTENDED, rope_parameters={**LONG}),
-    "dynamic": lambda: LlamaConfig(
+    "llama": lambda border: LlamaConfig(**extended(border), rope_parameters=long(border)),
+    "dynamic": lambda border: LlamaConfig(
         **SHAPE,
-        max_position_embeddings=BORDER,
+        max_position_embeddings=border,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
     ),
 }
 
 
+def extended(border: int) -> dict[str, Any]:
+    return {**SHAPE, "max_position_embeddings": 4 * border}
+
+
+def long(border: int, **more: Any) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": border,
+        "factor": 4.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.5, 3.0, 5.0, 8.0],
+        **more,
+    }
+
+
 @cache
-def weights(family: str, noise: float = 0.0) -> PreTrainedModel:
+def weights(family: str, noise: float = 0.0, border: int = BORDER) -> PreTrainedModel:
     """A model of which no text was written: what one with dynamic rotation writes next would depend on that."""
-    config = CONFIGS[family]()
+    config = CONFIGS[family](border)
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float().eval()

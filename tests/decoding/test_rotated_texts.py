@@ -27,6 +27,8 @@ from specctl.models.placing.engine_table import build_runner, chosen
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, Where, checked, fixed_width
 from specctl.models.running.graph import GraphRunner
+from specctl.models.running.one_function import LENGTH as LONG_CHECK
+from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
 from specctl.models.running.rotating import rotating
 from specctl.models.running.runner import Runner
@@ -89,8 +91,8 @@ def test_texts_are_those_of_generate(engine: str, family: str, setting: str) -> 
         assert list(session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH)).tokens) == said(family, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["phi3", "llama"])
-@pytest.mark.representatives("phi3", slow=("llama",))
 def test_captured_passes_on_a_card_follow_the_slot(family: str) -> None:
     heard: list[str] = []
     settings = EngineSettings(engine="graph", notice=heard.append)
@@ -134,9 +136,7 @@ def test_a_pass_over_a_text_has_the_logits_of_each_of_its_beginnings(family: str
 @pytest.mark.parametrize("family", STEADY)
 @pytest.mark.parametrize("draft", [None, "phi3", "dynamic"])
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.representatives(
-    "True-phi3-phi3", "False-phi3-llama", "True-dynamic-llama", slow=("phi3", "None", "dynamic")
-)
+@pytest.mark.representatives("True-phi3-phi3", "True-dynamic-llama", slow=("phi3", "None", "dynamic"))
 def test_short_and_long_texts_share_a_batch(family: str, draft: str | None, kept: bool) -> None:
     if draft == "dynamic":
         pair = pair_of(runner_of(family), runner_of("dynamic"))
@@ -181,7 +181,7 @@ def test_a_hierarchy_and_a_draft_that_copies_cross_the_border(family: str) -> No
     setting = Setting.of({"name": "constant", "draft_length": 6})
     hierarchy = Setting("constant", setting.values, below=Setting.of({"name": "constant", "draft_length": 3}))
     session = Session(pair, build_drafter(pair, hierarchy))
-    for name in PROMPTS:
+    for name in ("crossing", "above"):
         assert list(session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH)).tokens) == said(family, name)
 
 
@@ -262,3 +262,12 @@ def test_a_check_reads_as_generate_does(family: str) -> None:
         assert list(session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH)).tokens) == said(family, name)
         assert isinstance(runner, CheckedRunner)
         assert runner.difference is not None
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_passes_over_a_text_on_both_sides_of_a_border_are_one_function(family: str) -> None:
+    model = weights(family, border=LONG_CHECK // 2)
+    reading = over_cache(model, VOCABULARY)
+    assert not reading.wrong, reading.told
+    rows = over_rows(model, VOCABULARY, reading.most)
+    assert rows is None if family == "dynamic" else rows is not None and not rows.wrong

@@ -14,9 +14,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import out_of_memory
+from specctl.models.passes.rotation import rotation_of
 from specctl.models.passes.stepping import reads_prompts_whole
 from specctl.models.passes.weights import device_of
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.engines import eager
 from specctl.models.running.rounding import ROUNDING
 from specctl.models.running.runner import Forward, RowRequest, Runner
 from specctl.models.running.static import obstacle
@@ -82,7 +83,8 @@ def over_cache(model: PreTrainedModel, vocabulary: int, other: Runner | None = N
     text, wrong = _texts(model, vocabulary)
     try:
         with torch.inference_mode():
-            runner = other or EagerRunner(model, vocabulary)
+            runner = other or eager(model, vocabulary)
+            runner.begin(LENGTH)  # rotations go by the whole text, as in one pass
             expected, whole = _expected(model, vocabulary, text, other)
             parts = [_errors(rows, expected[places]) for places, rows in _read(runner, text, wrong)]
             runner.rollback(0)
@@ -110,11 +112,18 @@ def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading |
     try:
         with torch.inference_mode():
             expected = _whole(model, vocabulary, text)
-            passes = EagerRunner(model, vocabulary).rows(2)
-            passes.run([RowRequest(0, 0, text[:PROMPT], 1), RowRequest(1, 0, other[:2], 1)])
+            passes = eager(model, vocabulary).rows(2)
+            rotation = rotation_of(model)
+            by = 0 if rotation is None else rotation.regime(LENGTH)
+            first = RowRequest(0, 0, text[:PROMPT], 1, rotated_as=by)
+            passes.run([first, RowRequest(1, 0, other[:2], 1, rotated_as=by)])
             rows = []
             for start, width in ((PROMPT, 1), (PROMPT + 1, 5)):
-                asked = [RowRequest(1, 2, other[2:4], 1), RowRequest(0, start, text[start : start + width], width)]
+                part = text[start : start + width]
+                asked = [
+                    RowRequest(1, 2, other[2:4], 1, rotated_as=by),
+                    RowRequest(0, start, part, width, rotated_as=by),
+                ]
                 rows.append(torch.as_tensor(passes.run(asked)[1].logits).clone())
             return Reading(_middle(_errors(torch.cat(rows), expected[PROMPT : PROMPT + 6])), most)
     except Exception as error:
@@ -142,13 +151,15 @@ def _expected(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits ``(LENGTH, V)`` behind each token of a text with which others are compared, and those of one pass."""
     if other is not None:
+        other.begin(LENGTH)
         other.rollback(0)
         found = _rows(other.extend(text, len(text)))
         return found, found
     whole = _whole(model, vocabulary, text)
     if not reads_prompts_whole(model):
         return whole, whole
-    runner = EagerRunner(model, vocabulary)
+    runner = eager(model, vocabulary)
+    runner.begin(LENGTH)
     parts = [_whole(model, vocabulary, text[:PROMPT])]
     runner.extend(text[:PROMPT], 1)
     parts += [_rows(runner.extend([token], 1)) for token in text[PROMPT:]]
