@@ -167,16 +167,18 @@ def runs(folder: Path, model: PreTrainedModel, texts: list[list[int]], engine: s
 
 
 def held(model: PreTrainedModel) -> int | None:
-    """Numbers that transformers' cache holds for each token; None where it has no cache of that kind."""
+    """Numbers by which transformers' cache grows with each token; None where it has no cache of that kind."""
     from transformers import DynamicCache
 
     name, cache = cache_argument(type(model)), DynamicCache(config=model.config)
     if not name:
         return None
-    text = PROMPTS[0][:3]  # shorter than any window
-    model(input_ids=torch.tensor([text]), use_cache=True, **{name: cache})
-    parts = [getattr(layer, part, None) for layer in cache.layers for part in ("keys", "values", "indexer_keys")]
-    return sum(part.numel() for part in parts if isinstance(part, torch.Tensor)) // len(text)
+    sizes = []
+    for text in (PROMPTS[1][:3], PROMPTS[1][3:5]):  # shorter than any window
+        model(input_ids=torch.tensor([text]), use_cache=True, **{name: cache})
+        parts = [getattr(layer, part, None) for layer in cache.layers for part in ("keys", "values", "indexer_keys")]
+        sizes.append(sum(part.numel() for part in parts if isinstance(part, torch.Tensor)))
+    return (sizes[1] - sizes[0]) // 2
 
 
 def tried(family: str, engine: str) -> dict[str, Any]:

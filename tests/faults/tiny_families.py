@@ -45,7 +45,7 @@ _NAMED: dict[int, str] = {
     "hidden_size_per_layer_input",
     32: "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size index_n_heads",
     1: "n_group topk_group n_shared_experts first_k_dense_replace",
-    VOCABULARY: "vocab_size vocab_size_per_layer_input",
+    VOCABULARY: "vocab_size vocab_size_per_layer_input unpadded_vocab_size",
 }
 SIZES: dict[str, Any] = {name: size for size, names in _NAMED.items() for name in names.split()}
 SIZES |= {**ENDS, "tie_word_embeddings": False, "is_decoder": True}
@@ -184,11 +184,12 @@ MORE: dict[str, dict[str, Any]] = {
         | {"num_attention_heads": 2, "num_key_value_heads": 2, "global_head_dim": 16}
     },
     "emu3": {"vocabulary_map": {"<image>": 201, "<|extra_200|>": 202, "<|visual token 000000|>": 203}},
-    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32], **_rope(mrope_section=[3, 3, 2])},
     "emu3_vqgan": {"base_channels": 32},
     "glm5_next_text": {"index_kpool": 4, "qk_rope_head_dim": 0, "linear_head_dim": 16, "linear_num_heads": 4}
     | {"num_key_value_heads": 4, "layer_types": ["linear_attention", "indexed_attention"], "head_dim": None},
     "hrm_text": {"H_cycles": 2, "L_cycles": 2},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]]},
     "hunyuan_vl_text": _rope(mrope_section=[2, 2, 2, 2]),
     "hy_v4": _HY,
     "hy_v4_vl_text": {**_HY, **_rope(mrope_section=[2, 1, 1]), "num_key_value_heads": 4},

@@ -30,6 +30,7 @@ REFUSED = {
     "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32},
     "rwkv": {},
     "xlstm": {"num_heads": 4},
+    "kosmos-2.5": {},
     "openai-gpt": {},
     "paligemma": {},
 }

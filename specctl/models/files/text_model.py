@@ -17,6 +17,9 @@ KEPT = {"gemma3n": ("embed_audio", "embed_vision"), "qwen2_audio": ("audio_tower
 """Modules outside of the decoder that a wrapper asks for with text alone, by ``model_type``: Gemma 3n compares every
 token with the first id of each, and Qwen2-Audio moves its input to the device of one."""
 
+WRAPPED = frozenset({"emu3"})
+"""Families whose class for the decoder alone does not find its weights in a wrapper's files, by ``model_type``."""
+
 
 def is_wrapper(config: Any) -> bool:
     """Whether a configuration is one of a text decoder and of more, such as an encoder of pictures.
@@ -70,7 +73,8 @@ def _known(config: Any) -> "list[type[PreTrainedModel]]":
         transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING,
     )
-    found: list[Any] = [mapping.get(type(config), None) for mapping in mappings]
+    first = 1 if config.model_type in WRAPPED else 0
+    found: list[Any] = [mapping.get(type(config), None) for mapping in mappings[first:]]
     return [known[0] if isinstance(known, tuple) else known for known in found if known is not None]
 
 

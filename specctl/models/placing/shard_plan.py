@@ -9,6 +9,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
+from specctl.models.files.text_model import is_wrapper
 from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, query_heads
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.model_config import load_config
@@ -188,6 +189,10 @@ def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]
             role,
             f"is of the family {config.model_type}, whose pipelines specctl has not tested",
             'placement = "tensor" or "spread"',
+        )
+    if is_wrapper(model.config):  # transformers cuts at names that a wrapper's decoder has one level further down
+        raise _refused(
+            role, "is made for more than text, and its pipelines do not load", 'placement = "tensor" or "spread"'
         )
     if why := mask_obstacle(model):
         raise ModelError(f"[{role}] cannot be a pipeline: {why}.", f'Set placement = "tensor" or "spread" in [{role}].')
