@@ -41,6 +41,10 @@ DOTS |= {f"swa_{name}": size for name, size in LATENT.items()} | {"shared_expert
 DOTS |= {"swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_kv_lora_rank": 16, "swa_head_dim": 12}
 DEEPSEEK = PLAIN | LATENT | EXPERTS | {"num_key_value_heads": 4, "num_hidden_layers": 2, "first_k_dense_replace": 1}
 DEEPSEEK |= {"n_group": 1, "topk_group": 1, "head_dim": 4}
+INKLING = PLAIN | {"num_hidden_layers": 2, "layer_types": ["hybrid_sliding", "hybrid"], "sliding_window_size": 8}
+INKLING |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 16, "head_dim": 8, "d_rel": 8}
+INKLING |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "unpadded_vocab_size": 258}
+INKLING |= {"rel_extent": 16}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "shared": ("gemma4_text", GEMMA | INPUTS | {"num_kv_shared_layers": 2}),
     "experts": (
@@ -54,6 +58,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "dots": ("dots3_note_text", DOTS),
     "latent": ("deepseek_v3", DEEPSEEK),
     "indexed": ("deepseek_v32", DEEPSEEK | INDEXED),
+    "one key": ("gpt_bigcode", {"vocab_size": 258, "n_embd": 32, "n_layer": 2, "n_head": 4, "multi_query": True}),
+    "own windows": ("inkling_text", INKLING),
     "plain": ("llama", PLAIN | {"num_hidden_layers": 2}),
 }
 
@@ -65,7 +71,10 @@ def config_of(name: str) -> Any:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.representatives(
-    "shared", "key is value", "dots", slow=("experts", "unified", "latent", "indexed", "plain")
+    "shared",
+    "key is value",
+    "dots",
+    slow=("experts", "unified", "latent", "indexed", "plain", "one key", "own windows"),
 )
 def test_what_layers_cache_is_what_a_pass_caches(name: str) -> None:
     config = config_of(name)

@@ -36,6 +36,9 @@ def query_heads(layer: Any) -> int:
 
 def key_value_heads(layer: Any) -> int:
     """Heads of its keys and of its values."""
+    # Falcon and StarCoder (GPT-BigCode) have one for all queries, and Falcon's newer models say otherwise.
+    if getattr(layer, "multi_query", False) and not getattr(layer, "new_decoder_architecture", False):
+        return 1
     return int(getattr(layer, "num_key_value_heads", None) or query_heads(layer))
 
 
@@ -44,11 +47,17 @@ def head_size(layer: Any) -> int:
     return int(getattr(layer, "head_dim", None) or layer.hidden_size // query_heads(layer))
 
 
-def attention_values(layer: Any) -> int:
+def attention_values(layer: Any, *, windowed: bool = False) -> int:
     """Numbers that a layer's attention caches for a token.
 
     Latent attention (DeepSeek-V2 and later) caches what it makes keys and values from.
+
+    Args:
+        layer: its entry in `layer_configs`.
+        windowed: whether it has a sliding window. Inkling names such layers' sizes apart.
     """
+    if windowed and (groups := getattr(layer, "swa_num_key_value_heads", None)):
+        return 2 * int(groups) * int(layer.swa_head_dim)
     if latent := getattr(layer, "kv_lora_rank", None):
         return int(latent + layer.qk_rope_head_dim)
     return 2 * key_value_heads(layer) * head_size(layer)
@@ -64,7 +73,7 @@ def cached_values(config: Any) -> int:
         config: transformers' configuration of the model; of a wrapper its text decoder counts.
     """
     from transformers import DynamicCache
-    from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+    from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
     values = 0
     layers: list[Any] = DynamicCache(config=config).layers
@@ -73,7 +82,7 @@ def cached_values(config: Any) -> int:
             indexed = int(layer.index_head_dim) if "indexer" in cached.compressed_kv else 0
             values += -(-(head_size(layer) + indexed) // rate)
         elif isinstance(cached, DynamicLayer):
-            values += attention_values(layer)
+            values += attention_values(layer, windowed=isinstance(cached, DynamicSlidingWindowLayer))
         if isinstance(cached, DynamicIndexedLayer):
             values += int(layer.index_head_dim)  # one key for all of the indexer's heads
     return values
