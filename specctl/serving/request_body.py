@@ -51,7 +51,7 @@ class NamedSchema(Body):
     """A JSON schema as OpenAI's clients send it; every one is held to, ``strict`` or not."""
 
     name: str
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -63,7 +63,7 @@ class ResponseFormat(Body):
     json_schema: NamedSchema | None = None
 
     @property
-    def asked(self) -> dict[str, Any] | None:
+    def asked(self) -> dict[str, Any] | bool | None:
         """The schema that the text must fit; None for any text."""
         if self.type == "text":
             return None

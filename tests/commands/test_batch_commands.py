@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from invoked import invoke
@@ -11,7 +12,9 @@ from onnx_models import needs_onnx, small_pair
 
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
+from specctl.models.running.grammars import trial_process
 from specctl.models.running.pair import Pair
+from specctl.models.running.rules import grammar
 from specctl.observing.prompt_answers import Answered
 from specctl.observing.results import read_results
 from specctl.prompts.suites import Suite, SuitePrompt
@@ -115,3 +118,28 @@ def test_records_with_grammars_are_written_in_rows_as_alone(folder: Path, tmp_pa
     assert [one.get("completion") for one in alone] == [one.get("completion") for one in rows]
     assert json.loads(alone[1]["completion"]) in ("red", 7)
     assert rows[3]["error"]["type"] == "invalid_grammar"
+
+
+def test_records_whose_grammars_take_too_much_or_do_not_hold_are_errors_of_their_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
+    only_k = {"type": "object", "patternProperties": {"^k$": {"enum": [1]}}, "additionalProperties": False}
+    rules: list[dict[str, Any]] = [
+        {"regex": "slow"},
+        {"schema": {"enum": ["red", 7]}},
+        {"regex": "large"},
+        {"schema": {**only_k, "minProperties": 2, "maxProperties": 2}},
+        {"schema": False},
+    ]
+    records = [{"prompt": text, **rule} for text, rule in zip(TEXTS, rules, strict=False)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    asked = ("--policy", "constant", "-i", tmp_path / "in.jsonl", "-n", 200, "-t", 1, "-q")
+    for count in (1, 3):
+        told = invoke("generate", *models(folder), *asked, "--batch", count, code=1).stdout.splitlines()
+        found = [json.loads(line) for line in told]
+        kinds = [one.get("error", {}).get("type") for one in found]
+        assert kinds == ["invalid_grammar", None, "invalid_grammar", "unfit_text", "invalid_grammar"]
+        assert json.loads(found[1]["completion"]) in ("red", 7)

@@ -195,6 +195,7 @@ RIGHT: list[tuple[Any, str, str]] = [
     ({"minimum": 0.1, "exclusiveMaximum": 0.3}, "0.1", "0.3"),
     ({"exclusiveMinimum": 0.1}, "0.10000000000000000001", "0.1"),
     ({"const": 2.5}, "2.50", "2.6"),
+    ({"type": "integer"}, "1.0", "1.5"),
     ({"enum": [0.1]}, "1e-1", "0.2"),
     ({"format": "ipv4"}, '"127.0.0.1"', '"127.0.0.256"'),
     ({"format": "ipv6"}, '"::1"', '"::g"'),

@@ -182,6 +182,9 @@ def test_a_text_fits_its_schema(client: TestClient, monkeypatch: pytest.MonkeyPa
     wrong = {**schema, "json_schema": {"name": "hue", "schema": {"type": "colour"}}}
     answer = client.post(TEXT, json={**body, "response_format": wrong})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    for schema, status in ((True, 200), (False, 400)):
+        form = {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}
+        assert client.post(TEXT, json={**body, "response_format": form}).status_code == status
 
 
 TWICE = {

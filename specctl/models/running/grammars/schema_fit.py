@@ -148,11 +148,12 @@ def _bytes() -> LLTokenizer:
 _BYTES: LLTokenizer | None = None
 
 
-def _number(text: str) -> Decimal:
-    """A number as it is written; raises ValueError where no parser can give it."""
+def _number(text: str) -> Decimal | int:
+    """A number as it is written, 1.0 an integer; raises ValueError where no parser can give it."""
     if float(text) in (float("inf"), float("-inf")):
         raise ValueError(f"{_short(text)} is beyond float64")
-    return Decimal(text)
+    number = Decimal(text)
+    return int(number) if number == number.to_integral_value() else number
 
 
 def _exact(value: Any) -> Any:
