@@ -2,7 +2,7 @@ from unittest.mock import patch
 
 import pytest
 from checkpoints import tiny_tokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_tokenizers import sentence_pieces
 from transformers import AutoTokenizer
@@ -168,6 +168,7 @@ def characters(tokenizer, tokens):
 
 
 @pytest.mark.parametrize("tokenizer", SPELLED, ids=["whole", "bare"])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_a_completion_begins_where_the_prompt_ends_whatever_it_ends_with(tokenizer, data):
     """Also inside a character, and where the tokens that are decoded along begin inside one."""
@@ -182,6 +183,7 @@ def test_a_completion_begins_where_the_prompt_ends_whatever_it_ends_with(tokeniz
 
 
 @pytest.mark.parametrize("tokenizer", SPELLED, ids=["whole", "bare"])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_bytes_that_are_no_characters_take_none_along(tokenizer, data):
     """Any tokens: a stream cannot take back what it has shown."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from checkpoints import tiny_tokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_tokenizers import byte_level, sentence_pieces
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -85,6 +85,7 @@ def told(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_names_together_are_the_text_and_offsets_its_places(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
@@ -107,6 +108,7 @@ def test_names_together_are_the_text_and_offsets_its_places(name: str, data: st.
 
 
 @pytest.mark.parametrize("name", ["byte level", "bare byte level", "pieces", "bare pieces"])
+@settings(max_examples=30)
 @given(data=st.data())
 def test_bytes_together_are_those_of_the_text(name: str, data: st.DataObject) -> None:
     """Also where the prompt ends inside a character."""

@@ -402,7 +402,7 @@ def test_which_fault_is_named_does_not_depend_on_hashes() -> None:
         "body = {'tools': [{}], 'tool_choice': 'required', 'n': 2, 'functions': [{}], 'store': True}\n"
         "try: body_of(ChatBody, body, 'm')\nexcept Exception as error: print(error.param)"
     )
-    for seed in "123":
+    for seed in "12":
         done = run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
         )
