@@ -4,18 +4,25 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from attended import Attended
 from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 from transformers import AutoTokenizer
+from waiting_grammars import gone
 
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.models.files.tokenizer import BareTokenizer
+from specctl.models.running.grammars import trial_process
+from specctl.models.running.rules import grammar
 from specctl.serving.endpoints import application
+from specctl.serving.order import Order
 from specctl.serving.service import Limits, Service
 from specctl.serving.workers.replica_writer import ReplicaWriter
 from specctl.serving.workers.replicated_pair import PairFacts, ReplicatedPair
@@ -121,3 +128,24 @@ def test_without_a_spelling_the_whole_tokenizer_is_taken(
     monkeypatch.setattr("specctl.serving.workers.replicated_pair.light", lambda tokenizer: tokenizer)
     whole = AutoTokenizer.from_pretrained(decoder.profile.target.model)
     assert PairFacts.of(replace(decoder.pair, tokenizer=whole), {}, 1).spelling is None
+
+
+def test_a_grammar_that_nobody_waits_for_is_compiled_no_longer(
+    decoder: specctl.Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
+    writer, answers = ReplicaWriter(decoder.pair, decoder.profile, "toy"), list[Any]()
+    writer._answer = lambda *told: answers.append(told)
+    path = tmp_path / "process"
+    schema = {"json_schema": {"title": f"works {path}"}}
+    writer._begin(0, Order((1,), decoder.profile.sampling.model_copy(update=schema)), True)
+    until = monotonic() + 60
+    while not path.exists() and monotonic() < until:
+        sleep(0.01)
+    assert not gone(path)
+    writer._withdraw(0)
+    while not gone(path) and monotonic() < until:
+        sleep(0.01)
+    assert gone(path)
+    assert answers == [(0, None)]
