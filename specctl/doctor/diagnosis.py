@@ -22,7 +22,7 @@ from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.target_check import check_target, kept_check
 from specctl.models.loading.vocabularies import notice_of, token_map
-from specctl.models.placing.absent import bytes_by_name, lacking_devices
+from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, working_bytes
@@ -140,6 +140,14 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
     for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
             _examine_predictor(key, table, verifier, table.head, report)
+    if not report.here:
+        room = sum(device.free for device in report.devices if device.name != "cpu") or report.devices[-1].free
+        there = f"--memory describes {size_text(room)}"
+        report.advice += [
+            f"By its name {one.model} takes about {size_text(one.about)} in 16 bits; {there}."
+            for one in report.models
+            if one.about is not None
+        ]
     if report.placed and not report.here:
         report.advice.append("All weights fit on the devices that --memory describes.")
     if report.ready and report.here:

@@ -60,3 +60,18 @@ def test_the_verdict_names_the_first_unless_no_draft_pays() -> None:
     assert verdict_of(predicted([dear, dearer])).startswith("use none")
     level = replace(second, behind=Interval(1.01, 0.9, 1.1))
     assert "fast and slow are level on these prompts" in verdict_of([first, level])
+
+
+def test_what_was_measured_is_written_for_the_profile_that_is_used() -> None:
+    (best,) = predicted([entrant("fast", 1.0)])
+    assert not best.decision.advice.measured
+    live = replace(best, measured=150.0, speedup=Interval(1.5, 1.4, 1.6, 12))
+    assert live.decision.setting == best.entrant.setting
+    assert live.decision.advice.measured
+    assert live.decision.advice.rival_used.speedup == live.speedup
+    assert verdict_of([live]).startswith(
+        f"use fast with {best.entrant.setting.label}: measured 1.50x (1.40 to 1.60), predicted "
+    )
+    slow = replace(best, measured=90.0, speedup=Interval(0.9, 0.8, 0.95, 12))
+    assert slow.decision.setting == NONE
+    assert verdict_of([slow]).startswith("use none")

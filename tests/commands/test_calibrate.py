@@ -330,7 +330,7 @@ def _names(policy):
 @pytest.mark.slow
 def test_the_profile_of_a_hierarchy_contains_the_policy_of_every_level(hierarchy):
     found = resolve(str(hierarchy / "fast.toml")).profile
-    chosen = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))["chosen"]
+    chosen = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))["use"]
     for level in found.draft.levels:
         expected = {key: value for key, value in chosen.items() if key not in ("name", "pre_verify", "draft")}
         assert level.policy.setting.build() == POLICIES[chosen["name"]](**expected)

@@ -55,6 +55,12 @@ def test_what_is_not_known_of_a_missing_model_is_left_out(tmp_path: Path, monkey
     assert "  weights: about 16 GB in 16 bits, by its name" in result.stdout
     assert "Only facts of the GPUs" in result.stdout
     assert "asks for cuda:0, which this machine does not have" in result.stdout
+    asked = ["-p", "llama70b-svip", "--memory", "cuda:0=24GB"]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert result.exit_code == 3
+    told = "By its name meta-llama/Meta-Llama-3-70B takes about 140 GB in 16 bits; --memory describes 24 GB."
+    assert told in result.stdout
+    assert "does not have" not in result.stdout, "cuda:0 is there"
 
 
 def test_the_embedded_models_have_a_licence() -> None:

@@ -155,11 +155,12 @@ def _show(
 
     facts = command_facts(entrants[0].decision.traces)
     tables = {one.name: calibration_tables(one.decision) for one in entrants}
+    live = {one.entrant.name: one.decision for one in standings}
     if show.json_:
         document = {
             "provenance": facts,
             "verdict": verdict_of(standings),
-            "profiles": {one.entrant.name: as_document(one.decision) for one in standings},
+            "profiles": {one.name: as_document(live.get(one.name, one.decision)) for one in entrants},
             "side_by_side": [
                 {
                     "profile": one.entrant.name,
