@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -42,7 +43,18 @@ def _clean_usage_errors() -> Iterator[None]:
     except Exception as error:
         if hasattr(error, "format_message"):  # typer exports no class of usage errors
             error.message = one_line(error.message)  # type: ignore[attr-defined]
+            if getattr(error, "possibilities", None) is not None:
+                _suggest(error)
         raise
+
+
+def _suggest(error: Any) -> None:
+    """Keep of an unknown option's suggestions those that are near, or say where all options are."""
+    bare = {one.lstrip("-"): one for one in error.possibilities}
+    near = get_close_matches(error.option_name.lstrip("-"), bare, n=2, cutoff=0.75)
+    error.possibilities = [bare[one] for one in near]
+    if not near and error.ctx is not None:
+        error.message += f"; all options: {error.ctx.command_path} --help-all"
 
 
 app = typer.Typer(

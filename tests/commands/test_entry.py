@@ -301,3 +301,18 @@ def test_a_traceback_is_clean(capsys, monkeypatch):
     said = capsys.readouterr().err
     assert said.count("PWNED") == 3
     assert commands(said) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["generate", "--report", "x"], r"No such option: --report; all options: .*specctl generate --help-all"),
+        (["generate", "--temprature", "1"], r"No such option: --temprature \(Possible options: --temperature\)"),
+        (["profiles", "list", "--x"], r"No such option: --x; all options: .*specctl profiles list --help-all"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_near_ones_or_where_all_are(capsys, monkeypatch, line, said):
+    monkeypatch.setattr(sys, "argv", ["specctl", *line])
+    monkeypatch.setenv("COLUMNS", "120")
+    assert entry._run() == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.replace("│", " ").split()))
