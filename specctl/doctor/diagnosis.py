@@ -33,7 +33,7 @@ from specctl.models.placing.requirements import placed, weighed
 from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.engines import EngineSettings
+from specctl.models.running.engines import EngineSettings, require_fixed_width
 from specctl.models.running.rules.generation_rules import prompt_rules_in, rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
@@ -231,6 +231,9 @@ def _examine(
     facts.vocabulary = config.vocabulary
     facts.eos_ids = _eos_ids(checkpoint, config)
     need = weighed(checkpoint, table, free, profile.engine)
+    if facts.key == "target" and profile.deterministic:
+        whole = load_config(checkpoint, table.trust_remote_code)
+        require_fixed_width(skeleton(checkpoint, whole, table.trust_remote_code))
     if facts.key == "target" and profile.generation_config:
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)

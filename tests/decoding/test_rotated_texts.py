@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from checkpoints import tiny_tokenizer
 from pretend_cuda import Devices
 from pretend_cuda.pairs import on
 from rotating_models import BORDER, CONFIGS, SHAPE, TEXT, VOCABULARY, weights
-from toys import Replays, generated
+from toys import Replays, generated, random_model
 from traced import live, shape, trace_of
 from transformers import GenerationConfig, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -21,6 +22,7 @@ from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.passes.rotation import rotation_of
 from specctl.models.placing.engine_table import build_runner, chosen
@@ -34,7 +36,7 @@ from specctl.models.running.rotating import rotating
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import Profile, SamplingTable
 from specctl.replay.play import rounds
 from specctl.replicas.window import Task, in_order
 
@@ -248,6 +250,17 @@ def test_engines_say_what_they_cannot_rotate() -> None:
     assert runner_of("phi3").no_trees == f"it reads the text anew at {BORDER} tokens"
     plain = MODEL_FOR_CAUSAL_LM_MAPPING[LlamaConfig](LlamaConfig(**SHAPE))
     assert rotation_of(plain) is None
+
+
+@pytest.mark.parametrize("family", ["phi3", "mistral"])
+def test_doctor_tells_what_cannot_verify_deterministically(family: str, tmp_path: Path) -> None:
+    model = weights("phi3") if family == "phi3" else random_model("mistral")
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    table = {"target": {"model": str(tmp_path), "device": "cpu"}, "deterministic": True}
+    (problem,) = diagnose(Profile.model_validate(table)).problems
+    assert problem.message.startswith("The target cannot verify deterministically: it ")
+    assert problem.hint == "Set deterministic = false."
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))

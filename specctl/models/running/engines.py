@@ -215,28 +215,31 @@ def eager(model: "PreTrainedModel", vocabulary: int) -> Runner:
     return rotating(EagerRunner(model, vocabulary), model)
 
 
-def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
-    """A verifier whose logits do not depend on how many tokens it verifies at once.
+def require_fixed_width(model: "PreTrainedModel") -> None:
+    """Raise a ModelError if a target's logits cannot be made independent of how many tokens it verifies at once.
 
-    Raises:
-        ModelError: the model has layers that cannot be rolled back to the start of a block, or rotates positions by
-            the length of the text.
+    Args:
+        model: loaded, or its skeleton.
     """
     from specctl.models.passes.masks import attends_to_everything
     from specctl.models.passes.rotation import rotation_of
 
     if rotation_of(model) is not None:
-        raise ModelError(
-            "The target cannot verify deterministically: it rotates positions by the length of the text.",
-            "Set deterministic = false.",
-        )
+        why = "it rotates positions by the length of the text"
+    elif not attends_to_everything(model):
+        why = "it has layers with a sliding window or with a state of their own"
+    else:
+        return
+    raise ModelError(f"The target cannot verify deterministically: {why}.", "Set deterministic = false.")
 
-    if not attends_to_everything(model):
-        raise ModelError(
-            "The target cannot verify deterministically: it has layers with a sliding window or with a state of their "
-            "own.",
-            "Set deterministic = false.",
-        )
+
+def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
+    """A verifier whose logits do not depend on how many tokens it verifies at once.
+
+    Raises:
+        ModelError: as of `require_fixed_width`.
+    """
+    require_fixed_width(model)
     return FixedWidthRunner(runner)
 
 
