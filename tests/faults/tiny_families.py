@@ -199,6 +199,7 @@ MORE: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 8, "num_layers": 2, "num_hidden_layers": None, "zero_expert_num": 2},
     "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "muse_spark_vision": {"num_hidden_layers": 4},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 205, "vision_end_token_id": 206},
     "qwen3_vl_moe_text": {**_MIXED_AXES, "sliding_window": None},
     "qwen3_vl_text": _MIXED_AXES,
     "xlm": {"emb_dim": WIDTH},

@@ -85,6 +85,8 @@ class ModelConfig:
         from specctl.models.running.context import context_length
 
         text = config.get_text_config(decoder=True)
+        if getattr(text, "vocab_size", None) is None:
+            raise ValueError("Unrecognized configuration class")  # as transformers says of models that write no text
         ends = config if text_only_class(config) is not None else text
         return cls(
             whole=config,
