@@ -97,7 +97,7 @@ def automatic_runner(
     eager = 0.0
     if known is None:  # one after the other, for each holds the weights
         eager = milliseconds(EagerRunner(model, vocabulary), vocabulary)
-        page_out(model)
+        page_out(model.parameters())
     runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
     if known is None:
         known = {} if runner is None else {EAGER: eager, ONNX: milliseconds(runner, vocabulary)}

@@ -14,6 +14,7 @@ from specctl.models.onnx.graph_quantization import BITS, nearest
 from specctl.models.onnx.onnx_passes import Passes
 from specctl.models.passes.layer_sizes import sizes
 from specctl.models.passes.tree_sight import TreeSight
+from specctl.models.passes.weights import page_out
 from specctl.models.running.rounding import ROUNDING, apart
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ INPUTS = 0.1
 mean square of the logits' differences as a share of their standard deviation."""
 STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
 """Passes after the first: tokens, and how many of them are taken back."""
-FIRST = 24
+FIRST, ROWS = 24, 8
+"""Tokens of the first pass; and of a pass, how many rows of logits are compared at most where states are compared too,
+for those of a large vocabulary take much memory. Where weights are rounded, FIRST."""
 LONGEST_WINDOW = 512
 """Sliding windows up to here are filled before the comparison."""
 
@@ -76,7 +79,7 @@ def expectations(
     with nullcontext() if quantize is None else _rounded(model, BITS[quantize]):
         for width, back in ((first, 0), *STEPS):
             block = tokens(width)
-            rows = range(max(0, width - FIRST), width)
+            rows = range(max(0, width - (ROWS if quantize is None else FIRST)), width)
             logits, states = whole_pass(model, [*text, *block], len(rows))
             kept = {} if quantize is not None else {layer: each[-width:] for layer, each in states.items()}
             found.append(Expected(block, len(text), rows, logits[:, :vocabulary], kept))
@@ -138,6 +141,7 @@ def _rounded(model: PreTrainedModel, bits: int) -> Iterator[None]:
         for layer, weight in whole.items():
             values = nearest(weight.float().cpu().numpy(), bits)
             layer.weight.data = torch.from_numpy(values).to(weight)
+            page_out([weight])
         yield
     finally:
         for layer, weight in whole.items():

@@ -267,7 +267,7 @@ def _require_equal(
     from specctl.models.running.rounding import ROUNDING, widths_apart
 
     expected = expectations(model, vocabulary, quantize, trees=trees)
-    page_out(model)
+    page_out(model.parameters())
     try:
         runner = open_runner()
         found = difference(runner.passes, expected, quantize)

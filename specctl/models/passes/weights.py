@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import sys
 from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ def weight_bytes(model: "nn.Module") -> int:
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
-def page_out(model: "nn.Module") -> None:
+def page_out(weights: "Iterable[torch.Tensor]") -> None:
     """Give back the memory of weights that are mapped from files, until they are read again.
 
     It is a hint, which Linux takes: the contents stay what they are, whether they were changed since or not. Weights
@@ -32,7 +33,7 @@ def page_out(model: "nn.Module") -> None:
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     mapped = _mapped_files()
     starts = [start for start, _ in mapped]
-    for weight in model.parameters():
+    for weight in weights:
         if weight.device.type != "cpu":
             continue
         start, end = weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
