@@ -86,8 +86,8 @@ KINDS: dict[str, tuple[Setting, int]] = {
     "cost-optimal": (chain("cost-optimal", max_draft=DEPTH), 1),
     "tree": (replace(FOUR, tree=TreeSize(12, 3)), 1),
     "leaves": (replace(FOUR, leaves=2), 1),
-    "with a lookup": (replace(chain("svip", c=1.0, threshold=1.2), lookup=True), 1),
-    "in parallel": (replace(FOUR, parallel="force"), 1),
+    "lookup": (replace(chain("svip", c=1.0, threshold=1.2), lookup=True), 1),
+    "parallel": (replace(FOUR, parallel="force"), 1),
     "hierarchy": (replace(chain(draft_length=6), below=chain(draft_length=2)), 2),
 }
 
@@ -114,6 +114,9 @@ def assert_stopped_drafting(rounds: Sequence[Round], prompt: Sequence[int], cont
 
 @pytest.mark.usefixtures("drafts_at_will", "timeless")
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives(
+    "chain", "tree", "parallel", "hierarchy", slow=("svip", "cost-optimal", "leaves", "lookup")
+)
 def test_the_target_writes_on_where_a_draft_holds_no_more(kind: str) -> None:
     setting, count = KINDS[kind]
     target = EagerRunner(random_model("llama"), 64)
@@ -122,7 +125,7 @@ def test_the_target_writes_on_where_a_draft_holds_no_more(kind: str) -> None:
         rounds = written(pair, setting, prompt)
         tokens = [token for one in rounds for token in one.emitted]
         assert tokens == generated(random_model("llama"), tuple(prompt), LENGTH)
-        if kind != "in parallel":  # whose rounds say nothing of where they began
+        if kind != "parallel":  # whose rounds say nothing of where they began
             assert_stopped_drafting(rounds, prompt)
         if len(prompt) > CONTEXT:
             assert not any(draft.read for draft in pair.drafts if isinstance(draft, Short)), "it is not read at all"
@@ -194,13 +197,14 @@ def answered(session: Session, number: int) -> tuple[int, list[int]]:
 
 
 REPLAYED = {
-    **{kind: KINDS[kind] for kind in ("chain", "svip", "cost-optimal", "with a lookup", "hierarchy")},
+    **{kind: KINDS[kind] for kind in ("chain", "svip", "cost-optimal", "lookup", "hierarchy")},
     "agreement": (chain("cost-optimal", max_draft=DEPTH, use_agreement=True), 1),
 }
 
 
 @pytest.mark.usefixtures("drafts_at_will", "timeless")
 @pytest.mark.parametrize("kind", REPLAYED)
+@pytest.mark.representatives("svip", "lookup", slow=("chain", "cost-optimal", "hierarchy", "agreement"))
 def test_replayed_rounds_are_those_of_a_live_run(kind: str) -> None:
     setting, count = REPLAYED[kind]
     for prompt in PROMPTS:
