@@ -17,10 +17,10 @@ from specctl.models.files.terms import terms_of
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
-from specctl.models.loading.target_check import check_target, kept_check
 from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.architecture import generation_config, require_supported_rules
@@ -154,6 +154,7 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
         try:
             _check_target(read["target"], profile, report.models[0], tries=tries)
         except ModelError as error:
+            report.models[0].checked = None
             report.problems.append(Problem("target", error.message, error.hint))
     return report
 
@@ -182,11 +183,11 @@ def _check_target(checkpoint: Checkpoint, profile: Profile, facts: ModelFacts, *
         found = Found.of("target", table, None, device_memory(named_devices(table)), profile.engine)
         network = found.load()
         assert network is not None, "a target is no draft head"
-        check_target(network, found, network.vocabulary)
+        check_model(network, found, network.vocabulary)
         if form is not None:
             as_run, _ = model_runner(found, network, network.vocabulary, EngineSettings.of(profile))
             if as_run is not network:
-                check_target(as_run, found, as_run.vocabulary)
+                check_model(as_run, found, as_run.vocabulary)
         facts.checked = True
 
 

@@ -32,10 +32,10 @@ from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
-from specctl.models.loading import target_check
+from specctl.models.loading import model_check
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.loaded_target import in_memory
-from specctl.models.loading.target_check import check_target, kept_check
+from specctl.models.loading.loaded_target import assembled, in_memory
+from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.passes.cache import cannot_go_back
 from specctl.models.passes.masks import mask_obstacle
 from specctl.models.running import one_function
@@ -44,7 +44,7 @@ from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
-from specctl.profile.schema import ModelTable, Profile, SamplingTable
+from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile, SamplingTable
 
 SHAPE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0}
@@ -99,13 +99,13 @@ def test_what_sees_later_tokens_is_found_out(kind: str, dtype: torch.dtype) -> N
     model = made("gemma3_text", **GEMMA) if kind == "bidirectional" else encoder(kind)
     reading = over_cache(deepcopy(model).to(dtype), 64)  # type: ignore[no-untyped-call]
     assert reading.wrong
-    assert "% of their spread between one pass over a text and passes of 1 and 5 tokens" in reading.told
+    assert "% of their spread between one pass over a text and passes of 1 and 5 tokens" in reading.told()
 
 
 def test_a_cache_that_fails_is_found_out() -> None:
     reading = over_cache(dory("last_loop"), 64)
     assert reading.wrong
-    assert "its passes over a cache fail (RuntimeError: " in reading.told
+    assert "its passes over a cache fail (RuntimeError: " in reading.told()
 
 
 def test_what_a_rollback_leaves_behind_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +134,24 @@ def test_a_model_that_differs_over_rows_alone_runs_one_text_at_a_time() -> None:
     model = dory("per_loop")
     assert not over_cache(model, 64).wrong
     assert EagerRunner(model, 64).no_rows is None
-    check_target(in_memory(model, "target"), None, 64)
-    assert "its passes over a cache fail" in str(EagerRunner(model, 64).no_rows)
+    check_model(in_memory(model, "target"), None, 64)
+    assert "its passes over buffers of fixed size fail" in str(EagerRunner(model, 64).no_rows)
     assert mask_obstacle(model) is not None, "nor over fixed buffers, nor in trees"
+
+
+def test_a_draft_may_differ_but_not_fail() -> None:
+    table = DraftTable(model="given", policy=PolicyTable(name="constant"))
+    target, differs = in_memory(random_model("llama"), "target"), made("gemma3_text", **GEMMA)
+    runner = assembled(target, table, differs).drafts[0]
+    drafter = ModelDrafter(runner, Constant(4))
+    with torch.inference_mode():
+        rounds = list(decode(EagerRunner(random_model("llama"), 64), drafter, (7, 3, 12), 12, Sampling()))
+    assert [token for round_ in rounds for token in round_.emitted] == generated(random_model("llama"), (7, 3, 12), 12)
+    with pytest.raises(ModelError, match=r"cannot draft: its passes over a cache fail \(RuntimeError"):
+        assembled(target, table, dory("last_loop"))
+    copies = dory("per_loop")
+    assembled(target, table, copies)
+    assert mask_obstacle(copies) is not None
 
 
 @pytest.fixture
@@ -166,7 +181,7 @@ def test_it_is_refused_with_the_number_and_known_from_then_on(folder: Path, monk
         raise AssertionError("it was checked before")
 
     monkeypatch.setattr(one_function, "over_cache", never)
-    target_check._MADE.clear()
+    model_check._MADE.clear()
     with pytest.raises(ModelError) as second:
         load_pair(refused)
     assert second.value.message == first.value.message
@@ -190,14 +205,14 @@ def test_doctor_finds_it_out_too(folder: Path) -> None:
     assert diagnose(right).models[0].checked
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema_version": 1, "fault": 3}', '{"schema_version": 0}'])
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema_version": 2, "fault": 3}', '{"schema_version": 0}'])
 def test_a_kept_check_that_is_damaged_is_made_again(folder: Path, damage: str) -> None:
     right = profile(folder / "right")
     load_pair(right)
-    (kept,) = (folder / "cache" / "specctl" / "targets").iterdir()
+    (kept,) = (folder / "cache" / "specctl" / "checks").iterdir()
     told = json.loads(kept.read_text())
     kept.write_text(damage)
-    target_check._MADE.clear()
+    model_check._MADE.clear()
     load_pair(right)
     assert json.loads(kept.read_text()) == told
 

@@ -10,11 +10,11 @@ from specctl.models.loading.fewer_tokens import write_fewer
 from specctl.models.loading.fileless_drafts import runner_without_files
 from specctl.models.loading.kept_model import keep_known
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model_check import check_model
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.parallel_runner import in_parallel
 from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
-from specctl.models.loading.target_check import check_target
 from specctl.models.loading.vocabularies import notice_of, own_text_runner, require_own_tokenizers, translated
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
@@ -209,11 +209,13 @@ def assemble(
     for one, upper in zip(levels[1:], above, strict=True):
         if one.network is not None and one.model is None:
             needed.add(0 if upper is None else upper + 1)
-    check_target(target, files, vocabulary)
+    check_model(target, files, vocabulary)
     levels, runners = list(levels), list[Runner]()
     for place, level in enumerate(levels):
         asked = replace(settings, trees=settings.draft_trees) if place else settings
         verifier = reader_of(runners, above[place - 1]).bare if place else None
+        if place and level.model is not None and level.model.sharding is None:
+            check_model(level.model, level.found, level.model.vocabulary, drafts=True)
         levels[place], runner = _runner(level, vocabulary, asked, verifier, keeps=torch_weights or place in needed)
         found = levels[place].model
         if place and found is not None and place - 1 not in above:
@@ -222,7 +224,7 @@ def assemble(
     whole, target, bare = target, levels[0].model, runners[0]
     assert target is not None, "the target is no draft head"
     if target is not whole:  # onnxruntime cannot run it as it is quantised there, and torch quantises it otherwise
-        check_target(target, files, vocabulary)
+        check_model(target, files, vocabulary)
     verifier = fixed_width(bare, target.model) if settings.deterministic else bare
     if checks and files is not None:
         verifier = checked_runner(verifier, bare, target, files, vocabulary)

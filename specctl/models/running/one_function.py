@@ -55,14 +55,13 @@ class Reading:
     def wrong(self) -> bool:
         return self.failure is not None or not self.apart <= self.most
 
-    @property
-    def told(self) -> str:
-        """What is wrong, as the end of a sentence."""
+    def told(self, over: str = "a cache") -> str:
+        """What is wrong, as the end of a sentence, with what the passes were over."""
         if self.failure is not None:
-            return f"its passes over a cache fail ({self.failure})"
+            return f"its passes over {over} fail ({self.failure})"
         return (
             f"its logits differ by {self.apart:.1%} of their spread between one pass over a text and passes of 1 and 5 "
-            f"tokens over its cache, of which rounding explains {100 * self.most:.2g}%"
+            f"tokens over {over}, of which rounding explains {100 * self.most:.2g}%"
         )
 
 

@@ -1,4 +1,4 @@
-"""A check of a target by its behaviour when it is first loaded, kept so that it is made once."""
+"""A check of a model by its behaviour when it is first loaded, kept so that it is made once."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
     from specctl.models.loading.profile_models import Found
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the check; what another one found is not read."""
 ELSEWHERE = (
     "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
@@ -28,37 +28,44 @@ OTHER_WEIGHTS = "Choose another value of quantize or another checkpoint."
 
 
 @dataclass(frozen=True, slots=True)
-class TargetCheck:
-    """What the check of a target has found.
+class ModelCheck:
+    """What the check of a model has found.
 
     Attributes:
-        fault: why drafting would change what it writes, as the end of a sentence; None if it would not.
+        fault: why drafting would change what it writes as a target, as the end of a sentence; None if it would not.
         hint: what to take instead.
+        fails: whether its passes over a cache end in an error, so that it cannot draft either.
         no_buffers: why it cannot run over fixed buffers, of one text or several; None if it can.
     """
 
     fault: str | None = None
     hint: str = ELSEWHERE
+    fails: bool = False
     no_buffers: str | None = None
 
-    def require(self, name: str) -> None:
-        """Raise a ModelError if the model of this name cannot be a target."""
-        if self.fault is not None:
+    def require(self, name: str, *, drafts: bool = False) -> None:
+        """Raise a ModelError if the model of this name cannot be a target, or cannot draft."""
+        if drafts and self.fails:
+            raise ModelError(f"{name} cannot draft: {self.fault}.", self.hint)
+        if self.fault is not None and not drafts:
             raise ModelError(f"{name} cannot be a target: {self.fault}, so drafting would change its text.", self.hint)
 
 
-def check_target(network: "LoadedModel", found: "Found | None", vocabulary: int) -> None:
+def check_model(network: "LoadedModel", found: "Found | None", vocabulary: int, *, drafts: bool = False) -> None:
     """Make sure that a target computes one function of a text, in whatever passes it is read.
+
+    A draft need not: whatever law it draws from is known to the verdict. But its passes have to come to an end.
 
     A model that differs over fixed buffers alone is not refused: `mask_obstacle` says so then, and engines ask it.
 
     Args:
-        network: the target, in torch.
+        network: the model, in torch.
         found: its files; None for a model that came from elsewhere.
-        vocabulary: the pair's shared vocabulary.
+        vocabulary: V, ids are drawn from below it.
+        drafts: whether it drafts, and does not decide.
 
     Raises:
-        ModelError: it cannot be a target; the message has the number.
+        ModelError: it cannot be a target, and the message has the number; or it cannot draft.
     """
     from specctl.models.passes.masks import rule_out_masks
 
@@ -72,14 +79,14 @@ def check_target(network: "LoadedModel", found: "Found | None", vocabulary: int)
         known = _made(network, vocabulary)
         _write(path, known)
     _MADE[network.model] = known
-    known.require(network.name)
+    known.require(network.name, drafts=drafts)
     if known.no_buffers is not None:
         rule_out_masks(network.model, known.no_buffers)
 
 
 def kept_check(
     checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None
-) -> TargetCheck | None:
+) -> ModelCheck | None:
     """What an earlier check of a model has found, without loading it; None if there was none.
 
     Args:
@@ -91,7 +98,7 @@ def kept_check(
     return _read(_path(checkpoint, table, kind, dtype, quantize))
 
 
-def _made(network: "LoadedModel", vocabulary: int) -> TargetCheck:
+def _made(network: "LoadedModel", vocabulary: int) -> ModelCheck:
     from specctl.models.running.one_function import over_cache, over_rows
     from specctl.models.running.rounding import width_fault
 
@@ -100,16 +107,16 @@ def _made(network: "LoadedModel", vocabulary: int) -> TargetCheck:
 
         other = checking_runner(network.model, sharding, vocabulary, network.name)
         reading = over_cache(network.model, vocabulary, other)
-        return TargetCheck(reading.told if reading.wrong else None)
+        return ModelCheck(reading.told() if reading.wrong else None, fails=reading.failure is not None)
     if (reading := over_cache(network.model, vocabulary)).wrong:
-        return TargetCheck(reading.told)
+        return ModelCheck(reading.told(), fails=reading.failure is not None)
     if _is_quantised(network) and (fault := width_fault(network.model, vocabulary)) is not None:
-        return TargetCheck(fault, OTHER_WEIGHTS)
+        return ModelCheck(fault, OTHER_WEIGHTS)
     rows = over_rows(network.model, vocabulary, reading.most)
-    return TargetCheck(no_buffers=None if rows is None or not rows.wrong else rows.told)
+    return ModelCheck(no_buffers=None if rows is None or not rows.wrong else rows.told("buffers of fixed size"))
 
 
-_MADE: "WeakKeyDictionary[Any, TargetCheck]" = WeakKeyDictionary()
+_MADE: "WeakKeyDictionary[Any, ModelCheck]" = WeakKeyDictionary()
 """By model of transformers, for those that came without files."""
 
 
@@ -123,22 +130,22 @@ def _path(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quan
     if (files := model_hash(checkpoint, table.trust_remote_code, whole=False)) is None:
         return None
     key = hashlib.sha256(key_of_files(files, kind, dtype, quantize).encode()).hexdigest()[:32]
-    return cache_folder().parent / "targets" / f"{key}.json"
+    return cache_folder().parent / "checks" / f"{key}.json"
 
 
-def _read(path: Path | None) -> TargetCheck | None:
+def _read(path: Path | None) -> ModelCheck | None:
     if path is None:
         return None
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         told = json.loads(path.read_text(encoding="utf-8"))
         if told.pop("schema_version") == SCHEMA_VERSION and all(
-            value is None or isinstance(value, str) for value in told.values()
+            value is None or isinstance(value, str | bool) for value in told.values()
         ):
-            return TargetCheck(**told)
+            return ModelCheck(**told)
     return None
 
 
-def _write(path: Path | None, made: TargetCheck) -> None:
+def _write(path: Path | None, made: ModelCheck) -> None:
     """Keep it, as a whole; where that cannot be, it is made again."""
     if path is None:
         return
