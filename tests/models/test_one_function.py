@@ -205,7 +205,16 @@ def test_doctor_finds_it_out_too(folder: Path) -> None:
     assert diagnose(right).models[0].checked
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema_version": 2, "fault": 3}', '{"schema_version": 0}'])
+def test_an_error_that_may_pass_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(one_function, "_whole", Mock(side_effect=RuntimeError("a device fell off")))
+        with pytest.raises(ModelError, match="its passes over a cache fail"):
+            load_pair(profile(folder / "right"))
+    model_check._MADE.clear()
+    load_pair(profile(folder / "right"))
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema_version": 3, "fault": 3}', '{"schema_version": 0}'])
 def test_a_kept_check_that_is_damaged_is_made_again(folder: Path, damage: str) -> None:
     right = profile(folder / "right")
     load_pair(right)

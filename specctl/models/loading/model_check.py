@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
     from specctl.models.loading.profile_models import Found
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the check; what another one found is not read."""
 ELSEWHERE = (
     "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
@@ -76,8 +76,9 @@ def check_model(network: "LoadedModel", found: "Found | None", vocabulary: int, 
         path = _path(found.checkpoint, found.table, network.device.type, dtype, quantize)
     known = _MADE.get(network.model) or _read(path)
     if known is None:
-        known = _made(network, vocabulary)
-        _write(path, known)
+        known, lasting = _made(network, vocabulary)
+        if lasting:
+            _write(path, known)
     _MADE[network.model] = known
     known.require(network.name, drafts=drafts)
     if known.no_buffers is not None:
@@ -98,7 +99,8 @@ def kept_check(
     return _read(_path(checkpoint, table, kind, dtype, quantize))
 
 
-def _made(network: "LoadedModel", vocabulary: int) -> ModelCheck:
+def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
+    """What a check finds, and whether it would find it again: a pass may end in an error for once."""
     from specctl.models.running.one_function import over_cache, over_rows
     from specctl.models.running.rounding import width_fault
 
@@ -107,13 +109,16 @@ def _made(network: "LoadedModel", vocabulary: int) -> ModelCheck:
 
         other = checking_runner(network.model, sharding, vocabulary, network.name)
         reading = over_cache(network.model, vocabulary, other)
-        return ModelCheck(reading.told() if reading.wrong else None, fails=reading.failure is not None)
+        fails = reading.failure is not None
+        return ModelCheck(reading.told() if reading.wrong else None, fails=fails), not fails
     if (reading := over_cache(network.model, vocabulary)).wrong:
-        return ModelCheck(reading.told(), fails=reading.failure is not None)
+        fails = reading.failure is not None
+        return ModelCheck(reading.told(), fails=fails), not fails
     if _is_quantised(network) and (fault := width_fault(network.model, vocabulary)) is not None:
-        return ModelCheck(fault, OTHER_WEIGHTS)
+        return ModelCheck(fault, OTHER_WEIGHTS), True
     rows = over_rows(network.model, vocabulary, reading.most)
-    return ModelCheck(no_buffers=None if rows is None or not rows.wrong else rows.told("buffers of fixed size"))
+    why = None if rows is None or not rows.wrong else rows.told("buffers of fixed size")
+    return ModelCheck(no_buffers=why), rows is None or rows.failure is None
 
 
 _MADE: "WeakKeyDictionary[Any, ModelCheck]" = WeakKeyDictionary()

@@ -123,7 +123,7 @@ def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading |
                     RowRequest(1, 2, other[2:4], 1, rotated_as=by),
                     RowRequest(0, start, part, width, rotated_as=by),
                 ]
-                rows.append(torch.as_tensor(passes.run(asked)[1].logits).clone())
+                rows.append(_rows(passes.run(asked)[1]))
             return Reading(_middle(_errors(torch.cat(rows), expected[PROMPT : PROMPT + 6])), most)
     except Exception as error:
         if out_of_memory(error):
@@ -234,7 +234,7 @@ def jittered(model: torch.nn.Module) -> Iterator[None]:
 
 def _rows(forward: Forward) -> torch.Tensor:
     """The logits of a pass, which the next may overwrite."""
-    return torch.as_tensor(forward.logits).float().clone()
+    return torch.as_tensor(forward.columns).float().clone()
 
 
 def _errors(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:  # (R, V), (R, V) -> (R,)
