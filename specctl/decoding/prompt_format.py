@@ -134,13 +134,14 @@ class PromptFormat:
         """Whether the template reads a content as a list of parts only, as those of many models that read pictures."""
         mark = "Qzparts9"
         asked = {"role": "user", "content": mark}
-        found = []
-        for message in (asked, _in_parts(asked)):
+
+        def says(message: dict[str, Any]) -> bool:
             try:
-                found.append(mark in self._said([message]))
+                return mark in self._said([message])
             except Exception:  # a template is a program of its own and may raise anything
-                found.append(False)
-        return found == [False, True]
+                return False
+
+        return not says(asked) and says(_in_parts(asked))  # parts are written by transformers alone
 
     def _said(self, copied: list[dict[str, Any]]) -> str:
         return str(self.tokenizer.apply_chat_template(copied, add_generation_prompt=True, tokenize=False))
