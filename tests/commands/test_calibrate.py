@@ -194,7 +194,7 @@ def test_ctrl_c_in_the_live_runs_keeps_what_was_computed(folder, tmp_path, monke
     files = ("-o", tmp_path / "own.toml", "--report", tmp_path / "report")
     shown = calibrate(*asked, *files, code=130)
     how, said = ("measured", "after 1 of 2 prompts") if prompts else ("predicted", "before any prompt was run")
-    assert f": {how} " in next(line for line in shown.stdout.splitlines() if "oracle" in line and ": " in line)
+    assert f": {how} " in shown.stdout.splitlines()[-1], "whether a draft pays here or not"
     assert f"warning: live runs were interrupted {said}" in shown.stderr
     assert tomllib.loads((tmp_path / "own.toml").read_text("utf-8"))["provenance"]["left_out"] == 0
     for name in ("report.md", "report.html"):
@@ -223,7 +223,7 @@ def test_the_report_has_the_measured_number_and_what_to_doubt(folder):
     assert document["warnings"]
     html = (folder / "report" / "report.html").read_text("utf-8")
     text = (folder / "report" / "report.md").read_text("utf-8")
-    assert document["verdict"].split(": ")[1].split(",")[0].split(" (")[0] in text
+    assert " ".join(document["verdict"].partition(":")[0].split()[:2]) in text
     assert "only 2 prompts" in document["verdict"]
     for warning in document["warnings"]:
         assert warning.split(":")[0][1:] in text
