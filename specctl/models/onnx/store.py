@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the graphs; graphs of another version are made anew."""
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
