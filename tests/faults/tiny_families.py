@@ -200,6 +200,8 @@ MORE: dict[str, dict[str, Any]] = {
     "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "muse_spark_vision": {"num_hidden_layers": 4},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 205, "vision_end_token_id": 206},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 205, "vision_end_token_id": 206},
+    "qwen3_omni_moe_text": {**_MIXED_AXES, "sliding_window": None},
     "qwen3_vl_moe_text": {**_MIXED_AXES, "sliding_window": None},
     "qwen3_vl_text": _MIXED_AXES,
     "xlm": {"emb_dim": WIDTH},

@@ -7,7 +7,7 @@ import pytest
 import torch
 from checkpoints import save_model
 from invoked import invoke
-from recurrent_models import recurrent_model
+from recurrent_models import RECURRENT, recurrent_model
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -60,6 +60,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "indexed": ("deepseek_v32", DEEPSEEK | INDEXED),
     "one key": ("gpt_bigcode", {"vocab_size": 258, "n_embd": 32, "n_layer": 2, "n_head": 4, "multi_query": True}),
     "own windows": ("inkling_text", INKLING),
+    "another index": ("qwen4_exp_text", {**RECURRENT["qwen4_exp_text"], "vocab_size": 258}),
     "plain": ("llama", PLAIN | {"num_hidden_layers": 2}),
 }
 
@@ -74,7 +75,7 @@ def config_of(name: str) -> Any:
     "shared",
     "key is value",
     "dots",
-    slow=("experts", "unified", "latent", "indexed", "plain", "one key", "own windows"),
+    slow=("experts", "unified", "latent", "indexed", "plain", "one key", "own windows", "another index"),
 )
 def test_what_layers_cache_is_what_a_pass_caches(name: str) -> None:
     config = config_of(name)

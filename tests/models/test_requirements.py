@@ -29,6 +29,7 @@ REFUSED = {
     "minimax": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32},
     "rwkv": {},
+    "unlimited_ocr": {},
     "xlstm": {"num_heads": 4},
     "kosmos-2.5": {},
     "openai-gpt": {},

@@ -30,6 +30,7 @@ CANNOT_GO_BACK = {
     "paligemma": "it reads a prompt in both directions, and what it writes in one",
     "recurrent_gemma": "it keeps its recurrent state inside its layers, outside the cache",
     "rwkv": "it keeps its state outside transformers' caches",
+    "unlimited_ocr": "its cache keeps a prompt and a window of its own, which cannot be cropped",
     "xlstm": "it keeps its state in a cache of its own",
 }
 """Families of models that cannot forget tokens, by ``model_type``, and why."""

@@ -79,13 +79,17 @@ def cached_values(config: Any) -> int:
     layers: list[Any] = DynamicCache(config=config).layers
     for cached, layer in zip(layers, layer_configs(config), strict=True):
         if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for so many tokens, beside a window
-            indexed = int(layer.index_head_dim) if "indexer" in cached.compressed_kv else 0
+            indexed = _index_size(layer) if "indexer" in cached.compressed_kv else 0
             values += -(-(head_size(layer) + indexed) // rate)
         elif isinstance(cached, DynamicLayer):
             values += attention_values(layer, windowed=isinstance(cached, DynamicSlidingWindowLayer))
         if isinstance(cached, DynamicIndexedLayer):
-            values += int(layer.index_head_dim)  # one key for all of the indexer's heads
+            values += _index_size(layer)  # one key for all of the indexer's heads
     return values
+
+
+def _index_size(layer: Any) -> int:
+    return int(_first(layer, ("index_head_dim", "indexer_head_dim")) or 0)
 
 
 def _first(layer: Any, names: Sequence[str]) -> Any:

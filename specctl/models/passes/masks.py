@@ -45,13 +45,14 @@ def takes_masks(model: "PreTrainedModel") -> bool:
 
     It is so for decoders without windows that go through torch's scaled dot-product attention. Others read the mask
     differently (additive in the models' own attention, ``(1, S)`` in flash attention) or need one for each kind of
-    layer; models that count the ones of a mask to find positions (OPT, Bloom) take no positions or ignore them.
+    layer; models that count the ones of a mask to find positions (OPT, Bloom) take no positions or ignore them, and
+    Dory copies the layers of a cache for its loops.
     """
     known = inspect.signature(model.forward).parameters
     return (
         "position_ids" in known
         and "logits_to_keep" in known
-        and model.config.model_type not in {"bloom", "falcon", "mpt", "opt", "xglm"}
+        and model.config.model_type not in {"bloom", "dory", "falcon", "mpt", "opt", "xglm"}
         and getattr(model.config, "_attn_implementation", None) in WITH_MASKS
         and attends_to_everything(model)
     )
