@@ -9,17 +9,20 @@ from recurrent_models import RECURRENT
 from safetensors.torch import load_file, save_file
 from toys import random_model
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, judge
 from specctl.decoding.sampling import Sampling
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, RecordError
+from specctl.models.files.checkpoint import locate
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import CANNOT_GO_BACK
+from specctl.models.placing.architecture import NEEDS_MORE, require_runnable
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
-from specctl.profile.schema import Profile
+from specctl.profile.schema import ModelTable, Profile
 
 _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
 REFUSED = {
@@ -34,6 +37,13 @@ REFUSED = {
     "kosmos-2.5": {},
     "openai-gpt": {},
     "paligemma": {},
+    "prophetnet": {},
+}
+NOT_TEXT_ALONE = {
+    "idefics": "a picture with every text",
+    "kosmos-2": "a picture with every text",
+    "shieldgemma2": "classifies pictures",
+    "voxtral_realtime": "sound with every token",
 }
 
 
@@ -70,8 +80,22 @@ def test_models_that_cannot_forget_are_refused_by_name(tmp_path: Path, family: s
     assert (problems[0].message, problems[0].hint) == (found.value.message, found.value.hint)
 
 
-def test_every_family_on_the_list_is_tried() -> None:
+@pytest.mark.parametrize("family", NOT_TEXT_ALONE)
+@pytest.mark.representatives("kosmos-2", slow=("idefics", "shieldgemma2", "voxtral_realtime"))
+def test_models_that_need_more_than_text_are_refused_by_name(tmp_path: Path, family: str) -> None:
+    if family not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"this version of transformers has no {family}")
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+
+    with pytest.raises(ModelError, match=f"cannot write from text alone: .*{NOT_TEXT_ALONE[family]}") as found:
+        require_runnable(locate(ModelTable(model=str(tmp_path)), "target"), trust_remote_code=False)
+    assert family in found.value.hint
+
+
+def test_every_family_on_the_lists_is_tried() -> None:
     assert REFUSED.keys() >= CANNOT_GO_BACK.keys()
+    assert NOT_TEXT_ALONE.keys() == NEEDS_MORE.keys()
 
 
 @pytest.mark.parametrize("family", ["mamba", "qwen3_next"])

@@ -186,6 +186,23 @@ def test_the_text_model_keeps_the_name_that_renames_weights() -> None:
     assert (made.__name__, made.__module__.split(".")[0]) == ("LlavaForConditionalGeneration", "transformers")
 
 
+@pytest.mark.parametrize("family", ["glmga", "pp_chart2table"])
+def test_a_wrapper_may_have_the_class_of_another_family(family: str) -> None:
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {family}")
+    config = CONFIG_MAPPING[family]()
+
+    made = text_only_class(config)
+
+    assert made is not None
+    assert made.config_class is not type(config)
+
+
+@pytest.mark.parametrize("family", ["llama4", "qwen3_5"])
+def test_a_class_of_the_decoder_alone_needs_nothing_left_out(family: str) -> None:
+    assert text_only_class(CONFIG_MAPPING[family]()) is None
+
+
 def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:
     folder = saved(tmp_path / "llava", "llava")
     table, file = ModelTable(model=str(folder)), folder / "chat_template.json"

@@ -61,8 +61,10 @@ def _wraps(known: "type[PreTrainedModel]", config: Any) -> bool:
     """Whether a class makes more than the text decoder of what a configuration describes."""
     import transformers
 
-    causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return known.config_class is type(config) and (causal is None or is_wrapper(config))
+    if not is_wrapper(config):
+        return transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is None
+    # A class may be made for another family's wrapper, so its own configuration is compared with the decoder's alone.
+    return known.config_class is not type(config.get_text_config(decoder=True))
 
 
 def _known(config: Any) -> "list[type[PreTrainedModel]]":

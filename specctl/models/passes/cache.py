@@ -28,6 +28,7 @@ CANNOT_GO_BACK = {
     "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
     "moshi": "its cache has a window that its attention mask does not know of",
     "paligemma": "it reads a prompt in both directions, and what it writes in one",
+    "prophetnet": "over a cache it reads one token at a time",
     "recurrent_gemma": "it keeps its recurrent state inside its layers, outside the cache",
     "rwkv": "it keeps its state outside transformers' caches",
     "unlimited_ocr": "its cache keeps a prompt and a window of its own, which cannot be cropped",

@@ -15,6 +15,14 @@ from specctl.models.running.rules.generation_rules import unsupported_in
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
+NEEDS_MORE = {
+    "idefics": "it needs a picture with every text",
+    "kosmos-2": "it needs a picture with every text",
+    "shieldgemma2": "it classifies pictures, and transformers reads its weights for nothing else",
+    "voxtral_realtime": "it needs sound with every token",
+}
+"""Families whose class in transformers does not run on text alone, by ``model_type``, and why."""
+
 
 def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
     """Raise a ModelError if a model has no decoder that writes text, or cannot take back the tokens that are rejected.
@@ -31,16 +39,16 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
     if known is None and not (remote and trust_remote_code):
         text = "trust_remote_code" if remote else "Unrecognized configuration class"
         raise explain(ValueError(text), checkpoint.role, checkpoint.name)
+    lacks, why = "write from text alone", NEEDS_MORE.get(config.model_type)
     if known is not None and is_wrapper(config) and config.is_encoder_decoder:
+        why = "it is an encoder with a decoder, and what it writes depends on what the encoder is given"
+    if why is None:
+        lacks, why = "take back rejected tokens", cannot_go_back(config, known)
+    if why is not None:
         raise ModelError(
-            f"{checkpoint} is an encoder with a decoder: what it writes depends on an input besides the text.",
-            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or LLaVA.",
-        )
-    if why := cannot_go_back(config, known):
-        raise ModelError(
-            f"{checkpoint} cannot take back rejected tokens: {why}.",
+            f"{checkpoint} cannot {lacks}: {why}.",
             f"Models of the family {config.model_type} can be neither target nor draft; take one of another family, "
-            "such as Llama, Qwen, Gemma, Mistral or Pythia.",
+            "such as Llama, Qwen, Gemma, Mistral, Pythia or LLaVA.",
         )
 
 
