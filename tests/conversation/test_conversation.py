@@ -137,7 +137,7 @@ def test_undo_reset_and_the_same_again(chat: Chat) -> None:
 def test_a_conversation_that_fills_the_context_says_what_to_do(chat: Chat) -> None:
     first = said(chat, "Tell me a story.")
     chat.say("word " * 5000)
-    with pytest.raises(SpecctlError, match=r"the conversation has \d+ tokens; the models hold 1024.*\n/undo"):
+    with pytest.raises(SpecctlError, match=r"the conversation has \d+ tokens; the target holds 1024.*\n/undo"):
         chat.answer()
     assert [turn.answer for turn in chat.transcript.turns] == [first]
     chat.say("word " * 900)

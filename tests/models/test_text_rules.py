@@ -79,7 +79,7 @@ def test_presence_and_frequency_count_what_was_written(kind) -> None:
 
 
 def test_a_bias_of_what_is_no_id_is_an_error() -> None:
-    with pytest.raises(RecordError, match="9 is no id"):
+    with pytest.raises(RecordError, match="9 is not an id"):
         rule(logit_bias={"9": 1.0})
     with pytest.raises(ValueError, match="pattern"):
         SamplingTable.model_validate({"logit_bias": {"the": 1.0}})
