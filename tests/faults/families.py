@@ -234,7 +234,8 @@ def unbuilt(family: str, folder: Path, why: str) -> dict[str, Any]:
         outcome, details = failure(error)
         if outcome == ERROR:
             return {"alone": ERROR, "notes": [details]}
-        if "no weights" not in details and "cannot be loaded: " not in details:
+        lacks = ("no weights", "of its config.json: ", "for its weights in")  # the folder has a configuration alone
+        if not any(each in details for each in lacks):
             return {"alone": REFUSED, "refused": details}
     return {"alone": UNBUILT, "notes": [why]}
 

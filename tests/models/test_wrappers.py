@@ -203,6 +203,29 @@ def test_a_class_of_the_decoder_alone_needs_nothing_left_out(family: str) -> Non
     assert text_only_class(CONFIG_MAPPING[family]()) is None
 
 
+@pytest.mark.parametrize(
+    ("part", "settings", "message"),
+    [
+        ("text_config", None, "the files hold 8"),
+        ("text_config", "llama", "makes no model of its config.json: Field 'text_config' with value 'llama'"),
+        ("text_config", {"model_type": "nosuch"}, "has an architecture this version of transformers does not know"),
+        ("text_config", {"model_type": "llama", "vocab_size": None}, "Field 'vocab_size' expected int, got NoneType"),
+        ("text_config", {"model_type": "llama", "num_attention_heads": 0}, "ZeroDivisionError: "),
+        ("text_config", {"model_type": "bert"}, "AttributeError: .*embed_tokens"),
+        ("vision_config", {"model_type": "nosuch"}, "has an architecture this version of transformers does not know"),
+        ("vision_config", {"model_type": "clip_vision_model", "num_hidden_layers": "x"}, "'num_hidden_layers'"),
+    ],
+)
+def test_a_damaged_configuration_is_one_short_message(tmp_path: Path, part: str, settings: Any, message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", part: settings}))
+    save_file({"lm_head.weight": torch.zeros(2, 4)}, tmp_path / "model.safetensors")
+
+    with pytest.raises(ModelError, match=message) as caught:
+        estimate(locate(ModelTable(model=str(tmp_path)), "target"))
+    assert "config.json" in caught.value.told
+    assert len(caught.value.told) < 600
+
+
 def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:
     folder = saved(tmp_path / "llava", "llava")
     table, file = ModelTable(model=str(folder)), folder / "chat_template.json"

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,18 +24,29 @@ MEMORY_HINT = (
 
 
 @contextmanager
-def explained(role: str, name: str) -> Iterator[None]:
-    """Turn any exception raised inside into a ModelError about this model, with the original as its cause."""
+def explained(role: str, name: str, *, by_config: bool = False) -> Iterator[None]:
+    """Turn any exception raised inside into a ModelError about this model, with the original as its cause.
+
+    Args:
+        role: of the model.
+        name: of the model.
+        by_config: whether its config.json is all that is read inside.
+    """
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
-        raise explain(error, role, name) from error
+        raise explain(error, role, name, by_config=by_config) from error
 
 
-def explain(error: BaseException, role: str, name: str) -> ModelError:
-    """The ModelError for an exception: from the first of its causes that is known, exception types before messages."""
+def explain(error: BaseException, role: str, name: str, *, by_config: bool = False) -> ModelError:
+    """The ModelError for an exception: from the first of its causes that is known, exception types before messages.
+
+    Args:
+        error: as it was raised.
+        role, name, by_config: as for `explained`.
+    """
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -50,6 +62,11 @@ def explain(error: BaseException, role: str, name: str) -> ModelError:
     for cause in chain:
         if found := _from_message(str(cause), subject, role):
             return ModelError(*found)
+    if by_config:
+        return ModelError(
+            f"{subject}: transformers makes no model of its config.json: {_innermost(error)}.",
+            "Copy or download that file again, or correct it; a new model may need a newer transformers.",
+        )
     return ModelError(
         f"{subject} cannot be loaded: {type(error).__name__}: {_first_line(error)}",
         "SPECCTL_DEBUG=1 shows the full traceback.",
@@ -122,7 +139,8 @@ def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
         )
     if "not a valid JSON file" in text:
         return f"{subject} has a damaged config.json.", "Copy or download that file again."
-    if "does not recognize this architecture" in text or "Should have a `model_type` key" in text:
+    unknown = ("does not recognize this architecture", "Should have a `model_type` key", "Unrecognized model type")
+    if any(said in text for said in unknown):
         return (
             f"{subject} has an architecture this version of transformers does not know.",
             "Update transformers, or check `model_type` in its config.json.",
@@ -198,6 +216,14 @@ def similar_models(name: str) -> str:
     ]
     names += difflib.get_close_matches(name, [model for model in cached if model != name], n=2)
     return f"Did you mean {' or '.join(repr(near) for near in names)}? " if names else ""
+
+
+def _innermost(error: BaseException) -> str:
+    """What the first cause of an exception says, shortened, with its type unless that is of wrong values."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = textwrap.shorten(_first_line(error), 200, placeholder=" ...")
+    return said if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {said}"
 
 
 def _first_line(error: BaseException) -> str:

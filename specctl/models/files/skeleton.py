@@ -29,7 +29,7 @@ def skeleton(checkpoint: Checkpoint, config: Any, trust_remote_code: bool = Fals
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     model: PreTrainedModel
-    with explained(checkpoint.role, checkpoint.name), torch.device("meta"), hushed():
+    with explained(checkpoint.role, checkpoint.name, by_config=True), torch.device("meta"), hushed():
         try:
             if known is not None:
                 made: Any = known(plain)

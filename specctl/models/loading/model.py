@@ -272,10 +272,13 @@ def _read(
 def _require_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
     """Raise a ModelError if transformers made up weights, because they are missing or have a wrong shape."""
     missing = sorted(report["missing_keys"])
-    shapes = sorted(str(key) for key in report["mismatched_keys"])
+    shapes = sorted((name, tuple(stored), tuple(made)) for name, stored, made in report["mismatched_keys"])
     if not (missing or shapes):
         return
-    what = f"lacks {len(missing)} weight(s), first {missing[0]}" if missing else f"has a wrong shape: {shapes[0]}"
+    if missing:
+        what = f"lacks {len(missing)} weight(s), first {missing[0]}"
+    else:
+        what = "has a wrong shape: {} is {}, not {}".format(*shapes[0])
     raise ModelError(
         f"{checkpoint}: the checkpoint does not match its config.json; it {what}.",
         "Copy or download it again, and check that it is a language model with its output head.",

@@ -151,7 +151,8 @@ def estimate(
         quantization: how its weights are quantised while they are loaded.
 
     Raises:
-        ModelError: local files are damaged or not safetensors, or the configuration cannot be loaded.
+        ModelError: local files are damaged or not safetensors, the configuration cannot be loaded, or it is of a model
+            much larger than the files.
     """
     config = ModelConfig.read(checkpoint, trust_remote_code)
     headers, unread = None, None
@@ -162,7 +163,7 @@ def estimate(
             raise
         unread = error
     parameters = sum(headers.counts.values()) if headers else 0
-    with explained(checkpoint.role, checkpoint.name):
+    with explained(checkpoint.role, checkpoint.name, by_config=True):
         cached = config.cached_values
     dtype, not_loaded = _meant_dtype(config.dtype, headers), 0
     if config.quantised or headers is None or config.wraps:
@@ -171,6 +172,13 @@ def estimate(
         parameters = sum(weight.numel() for weight in model.parameters())
         if config.quantised and config.wraps:
             not_loaded = left_out(whole) * ITEM_BYTES[dtype]  # encoders of pictures are not quantised
+        elif headers is not None and parameters > 2 * (held := sum(headers.counts.values())):
+            # Of files that hold tied weights once, at most half is missing.
+            raise ModelError(
+                f"{checkpoint}: the checkpoint does not match its config.json, whose text model has {parameters:,} "
+                f"weights; the files hold {held:,}.",
+                f"Copy or download {checkpoint.folder / 'config.json'} again; its text_config may be missing.",
+            )
     return Estimate(
         parameters=parameters,
         stored_bytes=headers.stored_bytes if headers else parameters * ITEM_BYTES[dtype],

@@ -55,7 +55,9 @@ class ModelConfig:
         if is_plain(settings):
             return cls._of_file(settings)
         config = load_config(checkpoint, trust_remote_code)
-        with explained(checkpoint.role, checkpoint.name):  # configurations of new families may lack what is asked
+        with explained(
+            checkpoint.role, checkpoint.name, by_config=True
+        ):  # configurations of new families may lack what is asked
             return cls._of(config)
 
     @classmethod
@@ -113,5 +115,5 @@ def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig
 
     checkpoint.settings()
-    with explained(checkpoint.role, checkpoint.name):
+    with explained(checkpoint.role, checkpoint.name, by_config=True):
         return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
