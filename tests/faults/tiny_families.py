@@ -144,7 +144,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         **_rope(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
         | {"original_max_position_embeddings": 16},
     },
-    "llama,yarn": {**_TWO, **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)},
+    "llama,yarn": {**_TWO, **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=PLACES // 4)},
     "mistral,window": {**_TWO, "sliding_window": WINDOW, "head_dim": 16},
     "modernbert-decoder": {**_TWO, "local_attention": 16, "cls_token_id": 1, "sep_token_id": 2},
     "mpt": {"d_model": WIDTH, "n_heads": 4, "n_layers": 2, "max_seq_len": PLACES, "vocab_size": VOCABULARY, **ENDS}

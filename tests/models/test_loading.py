@@ -8,10 +8,11 @@ from checkpoints import Hub, llama_config, save_model
 from transformers import ByT5Tokenizer, GPTNeoXConfig, LlamaModel, Qwen3Config
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import SMALL_FILES
+from specctl.models.files.checkpoint import SMALL_FILES, locate
 from specctl.models.files.loading_failures import explain
 from specctl.models.loading import model as loading
 from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, loading_order, model_tables
+from specctl.models.placing.absent import download_note
 from specctl.models.placing.memory import DeviceMemory
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -422,6 +423,15 @@ def test_a_gated_repository(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: st
     assert "is gated" in error.message
     assert "https://huggingface.co/org/gated" in error.hint
     assert advice in error.hint
+
+
+def test_a_model_that_was_downloaded_in_part(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.folders["org/part"] = save_model(tmp_path / "published")
+    checkpoint = locate(ModelTable(model="org/part"), "target")  # which fetches the small files
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    assert "HF_HUB_OFFLINE forbids a download" in refusal("org/part").message
+    assert download_note(checkpoint) is None
 
 
 def test_a_hub_repository_with_pickled_weights_only(hub: Hub, tmp_path: Path) -> None:

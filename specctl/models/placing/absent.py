@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
@@ -81,14 +80,18 @@ def commands(models: Iterable[str]) -> list[str]:
 
 
 def download_note(checkpoint: Checkpoint) -> str | None:
-    """What a user should know before the weights of a model are fetched; None where they are here."""
+    """What a user should know before the weights of a model are fetched; None where they are not fetched."""
     from huggingface_hub import constants
 
     if checkpoint.source != "hub" or checkpoint.has_weights():
         return None
     parts = [f"downloading {checkpoint.name}"]
-    with suppress(ModelError):  # told when it is fetched
+    try:
         parts.append(size_text(checkpoint.headers().stored_bytes))
+    except AbsentError:
+        return None  # nothing will be downloaded
+    except ModelError:
+        pass  # told when it is fetched
     if licence := terms_of(checkpoint)[0]:
         parts.append(f"licence {licence}")
     return f"{', '.join(parts)}, from {constants.ENDPOINT} to {constants.HF_HUB_CACHE}"
