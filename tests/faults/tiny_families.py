@@ -146,7 +146,13 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "llama,yarn": {**_TWO, **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=PLACES // 4)},
     "mistral,window": {**_TWO, "sliding_window": WINDOW, "head_dim": 16},
-    "modernbert-decoder": {**_TWO, "local_attention": 16, "cls_token_id": 1, "sep_token_id": 2},
+    "modernbert-decoder": {
+        **_OLD,
+        "intermediate_size": 96,
+        "local_attention": 16,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
     "mpt": {"d_model": WIDTH, "n_heads": 4, "n_layers": 2, "max_seq_len": PLACES, "vocab_size": VOCABULARY, **ENDS}
     | {"tie_word_embeddings": False},
     "opt,post-norm": {**_OLD, "word_embed_proj_dim": 32, "ffn_dim": 96, "do_layer_norm_before": False},

@@ -45,6 +45,13 @@ INKLING = PLAIN | {"num_hidden_layers": 2, "layer_types": ["hybrid_sliding", "hy
 INKLING |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 16, "head_dim": 8, "d_rel": 8}
 INKLING |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "unpadded_vocab_size": 258}
 INKLING |= {"rel_extent": 16}
+DORY = PLAIN | {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1}
+DORY |= {"n_recurrent_loops": 3, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+DORY |= {"head_dim": 8}
+MIMO = PLAIN | {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+MIMO |= {"head_dim": 8, "v_head_dim": 4, "mlp_layer_types": ["dense"] * 2}
+HY = PLAIN | LATENT | EXPERTS | INDEXED | {"num_hidden_layers": 2, "indexer_types": ["full", "shared"]}
+HY |= {"num_key_value_heads": 4, "mlp_layer_types": ["dense"] * 2}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "shared": ("gemma4_text", GEMMA | INPUTS | {"num_kv_shared_layers": 2}),
     "experts": (
@@ -61,12 +68,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "one key": ("gpt_bigcode", {"vocab_size": 258, "n_embd": 32, "n_layer": 2, "n_head": 4, "multi_query": True}),
     "own windows": ("inkling_text", INKLING),
     "another index": ("qwen4_exp_text", {**RECURRENT["qwen4_exp_text"], "vocab_size": 258}),
+    "loops": ("dory", DORY),
+    "wider windows": ("mimo_v2_flash", MIMO),
+    "shared index": ("hy_v4", HY),
     "plain": ("llama", PLAIN | {"num_hidden_layers": 2}),
 }
 
 
 def config_of(name: str) -> Any:
     family, settings = CONFIGS[name]
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {family}")
     return CONFIG_MAPPING[family](**settings)
 
 
@@ -75,7 +87,10 @@ def config_of(name: str) -> Any:
     "shared",
     "key is value",
     "dots",
-    slow=("experts", "unified", "latent", "indexed", "plain", "one key", "own windows", "another index"),
+    slow=(
+        *("experts", "unified", "latent", "indexed", "plain", "one key", "own windows", "another index"),
+        *("loops", "wider windows", "shared index"),
+    ),
 )
 def test_what_layers_cache_is_what_a_pass_caches(name: str) -> None:
     config = config_of(name)

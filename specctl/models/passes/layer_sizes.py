@@ -54,20 +54,23 @@ def attention_values(layer: Any, *, windowed: bool = False) -> int:
 
     Args:
         layer: its entry in `layer_configs`.
-        windowed: whether it has a sliding window. Inkling names such layers' sizes apart.
+        windowed: whether it has a sliding window. Inkling names such layers' sizes apart, MiMo-V2-Flash does not.
     """
     if windowed and (groups := getattr(layer, "swa_num_key_value_heads", None)):
         return 2 * int(groups) * int(layer.swa_head_dim)
     if latent := getattr(layer, "kv_lora_rank", None):
         return int(latent + layer.qk_rope_head_dim)
-    return 2 * key_value_heads(layer) * head_size(layer)
+    heads = key_value_heads(layer)
+    if windowed and layer.model_type == "mimo_v2_flash":
+        heads *= 2
+    return heads * (head_size(layer) + int(getattr(layer, "v_head_dim", None) or head_size(layer)))
 
 
 def cached_values(config: Any) -> int:
     """Numbers that a model's layers cache for a token.
 
     Sliding windows count as if they kept all tokens. Recurrent states do not grow with the text and do not count, nor
-    do layers that read another one's keys and values.
+    do layers that read another one's keys and values. Dory's recurrent layers keep those of each loop.
 
     Args:
         config: transformers' configuration of the model; of a wrapper its text decoder counts.
@@ -76,20 +79,25 @@ def cached_values(config: Any) -> int:
     from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
     values = 0
+    text = config.get_text_config(decoder=True)
+    first, looped = getattr(text, "n_input_layers", 0), getattr(text, "n_recurrent_layers", 0)
+    indexers = getattr(text, "indexer_types", None) or ()
     layers: list[Any] = DynamicCache(config=config).layers
-    for cached, layer in zip(layers, layer_configs(config), strict=True):
+    for index, (cached, layer) in enumerate(zip(layers, layer_configs(config), strict=True)):
         if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for so many tokens, beside a window
             indexed = _index_size(layer) if "indexer" in cached.compressed_kv else 0
             values += -(-(head_size(layer) + indexed) // rate)
         elif isinstance(cached, DynamicLayer):
-            values += attention_values(layer, windowed=isinstance(cached, DynamicSlidingWindowLayer))
-        if isinstance(cached, DynamicIndexedLayer):
+            each = attention_values(layer, windowed=isinstance(cached, DynamicSlidingWindowLayer))
+            values += each * (text.n_recurrent_loops if first <= index < first + looped else 1)
+        if isinstance(cached, DynamicIndexedLayer) and "shared" not in indexers[index : index + 1]:
             values += _index_size(layer)  # one key for all of the indexer's heads
     return values
 
 
 def _index_size(layer: Any) -> int:
-    return int(_first(layer, ("index_head_dim", "indexer_head_dim")) or 0)
+    size = int(_first(layer, ("index_head_dim", "indexer_head_dim")) or 0)
+    return 2 * size + 1 if hasattr(layer, "index_kpool") else size  # GLM-5-Next keeps a gate and a mark beside the key
 
 
 def _first(layer: Any, names: Sequence[str]) -> Any:
