@@ -1,11 +1,13 @@
 """Random models that rotate positions by the length of the text."""
 
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from toys import seeded
-from transformers import LlamaConfig, Phi3Config, PhimoeConfig, PreTrainedModel
+from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM, PhimoeConfig, PhimoeForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 BORDER, VOCABULARY = 40, 64
@@ -66,3 +68,21 @@ def weights(family: str, noise: float = 0.0, border: int = BORDER) -> PreTrained
         for weight in model.parameters():
             weight.add_(noise * torch.randn_like(weight))
     return model  # type: ignore[no-any-return]
+
+
+def reading_anew(prepare: Any) -> Any:
+    """The same, with all tokens for the pass after the cache is dropped, and not the newest one alone."""
+
+    @wraps(prepare)
+    def prepared(self: Any, input_ids: torch.Tensor, past_key_values: Any = None, **more: Any) -> Any:
+        border = self.config.original_max_position_embeddings
+        if past_key_values and past_key_values.get_seq_length() <= border < input_ids.shape[1]:
+            more["next_sequence_length"] = None
+        return prepare(self, input_ids, past_key_values=past_key_values, **more)
+
+    return prepared
+
+
+if Version(transformers.__version__) < Version("5.20"):  # whose `generate` forgets the text at the border
+    for kind in (Phi3ForCausalLM, PhimoeForCausalLM):
+        kind.prepare_inputs_for_generation = reading_anew(kind.prepare_inputs_for_generation)

@@ -19,6 +19,7 @@ from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.loading.model_runners import model_runner
+from specctl.models.loading.parallel_runner import TRAINED
 from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.vocabularies import notice_of, token_map
@@ -133,7 +134,9 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
                 report.advice += lacking_devices([(key, table)], (device.name for device in report.devices))
     tokenizers = _tokenizers(report, read, dict(tables))
     _compare(report, tokenizers, dict(tables))
-    report.advice += _short_contexts(report.models)
+    lowest = read.get(report.models[-1].key)
+    masks = TRAINED - 1 if lowest is not None and "pard_token" in lowest.settings() else 0
+    report.advice += _short_contexts(report.models, masks)
     for key, table in tables:
         if _is_cut(table) and "target" in tokenizers:
             _examine_tokens(key, table, tokenizers["target"], report)
@@ -364,17 +367,24 @@ def _compare(report: Diagnosis, tokenizers: Mapping[str, Tokenizer], tables: Map
             report.advice += filter(None, [large_draft(*sizes_of)])
 
 
-def _short_contexts(models: Sequence[ModelFacts]) -> Iterator[str]:
+def _short_contexts(models: Sequence[ModelFacts], masks: int) -> Iterator[str]:
     """Where drafts stop drafting because their context ends before that of the model they draft for.
 
     One with another tokenizer goes on with the end of the text in its place.
+
+    Args:
+        models: from the target down.
+        masks: how many the lowest reads behind a text, for which its context needs room too.
     """
     whole = models[0].context
     reached = ENDLESS if whole is None else whole
     for draft in models[1:]:
-        if draft.context is None or draft.overlap is not None or draft.context >= reached:
+        if draft.context is None or draft.overlap is not None:
             continue
-        reached = draft.context
+        holds = draft.context - (masks if draft is models[-1] else 0)
+        if holds >= reached:
+            continue
+        reached = holds
         end = "of any number" if whole is None else f"of {whole:,}"
         told = f"{draft.key} drafts until token {reached:,} {end}"
         yield f"{told}: its context ends there, and the text goes on without it."

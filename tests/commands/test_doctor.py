@@ -209,6 +209,10 @@ def test_where_a_draft_stops_drafting_is_told_in_a_line(pair: Path, tmp_path: Pa
     code, shown = examine(pair, "--devices")
     assert code == 0
     assert "caches of 4,096 tokens" in shown
+    path = tmp_path / "draft" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pard_token": 3}))
+    _, report = document(pair)
+    assert "draft drafts until token 2,041 of 4,096" in " ".join(report["advice"]), "seven masks need places too"
 
 
 def test_a_hierarchy_lists_every_model(pair: Path, tmp_path: Path) -> None:

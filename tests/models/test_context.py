@@ -50,6 +50,7 @@ def model_of(family: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config).float().eval()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # transformers 5.17's
 @pytest.mark.parametrize("family", BOUND)
 def test_a_model_holds_as_many_tokens_as_it_says_and_no_more(family: str) -> None:
     model = model_of(family)

@@ -67,7 +67,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "indexed": ("deepseek_v32", DEEPSEEK | INDEXED),
     "one key": ("gpt_bigcode", {"vocab_size": 258, "n_embd": 32, "n_layer": 2, "n_head": 4, "multi_query": True}),
     "own windows": ("inkling_text", INKLING),
-    "another index": ("qwen4_exp_text", {**RECURRENT["qwen4_exp_text"], "vocab_size": 258}),
+    "another index": ("qwen4_exp_text", {**RECURRENT.get("qwen4_exp_text", {}), "vocab_size": 258}),
     "loops": ("dory", DORY),
     "wider windows": ("mimo_v2_flash", MIMO),
     "shared index": ("hy_v4", HY),

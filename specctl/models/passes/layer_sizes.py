@@ -83,7 +83,8 @@ def cached_values(config: Any) -> int:
     first, looped = getattr(text, "n_input_layers", 0), getattr(text, "n_recurrent_layers", 0)
     indexers = getattr(text, "indexer_types", None) or ()
     layers: list[Any] = DynamicCache(config=config).layers
-    for index, (cached, layer) in enumerate(zip(layers, layer_configs(config), strict=True)):
+    # Caches of transformers 5.17 have no layers for the last ones, where these read others' keys.
+    for index, (cached, layer) in enumerate(zip(layers, layer_configs(config), strict=False)):
         if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for so many tokens, beside a window
             indexed = _index_size(layer) if "indexer" in cached.compressed_kv else 0
             values += -(-(head_size(layer) + indexed) // rate)
