@@ -271,6 +271,15 @@ def test_an_unforeseen_failure_still_names_the_model() -> None:
     assert error.message == "The draft model 'some/model' cannot be loaded: KeyError: 'odd'"
 
 
+def test_a_package_that_is_missing_is_named() -> None:
+    told = "TimmWrapperModel requires the timm library but it was not found.\nInstall it with pip: `pip install timm`."
+
+    error = explain(ImportError(told), "target", "some/model")
+
+    assert error.message == "The target model 'some/model' needs timm, which is not installed."
+    assert error.hint == 'Run `pip install "timm"`.'
+
+
 def test_a_checkpoint_without_a_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()

@@ -28,6 +28,7 @@ _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
 REFUSED = {
     "blt": {},
     "cpmant": {},
+    "diffusion_gemma": {},
     "moshi": {"num_attention_heads": 4},
     "minimax": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32},
@@ -37,7 +38,7 @@ REFUSED = {
     "kosmos-2.5": {},
     "openai-gpt": {},
     "paligemma": {},
-    "prophetnet": {},
+    "prophetnet": {"num_hidden_layers": None, "is_encoder_decoder": False},
 }
 NOT_TEXT_ALONE = {
     "idefics": "a picture with every text",
@@ -48,8 +49,9 @@ NOT_TEXT_ALONE = {
 
 
 def saved(folder: Path, family: str, **settings: object) -> Path:
-    """A checkpoint with a configuration and a tokenizer, and weights that must not be needed."""
-    AutoConfig.for_model(family, **{**_SMALL, **settings}).save_pretrained(folder)
+    """A checkpoint with a configuration, a tokenizer, and weights that must not be needed; None leaves out a size."""
+    sizes = {name: size for name, size in {**_SMALL, **settings}.items() if size is not None}
+    AutoConfig.for_model(family, **sizes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     save_file({"lm_head.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
     return folder
@@ -68,6 +70,8 @@ def saved(folder: Path, family: str, **settings: object) -> Path:
     "paligemma-target",
 )
 def test_models_that_cannot_forget_are_refused_by_name(tmp_path: Path, family: str, role: str) -> None:
+    if family not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"this version of transformers has no {family}")
     refused, fine = saved(tmp_path / "state", family, **REFUSED[family]), save_model(tmp_path / "fine")
     tables = {"target": {"model": str(fine)}, "draft": {"model": str(fine)}} | {role: {"model": str(refused)}}
     profile = Profile.model_validate(tables)

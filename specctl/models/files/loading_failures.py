@@ -2,12 +2,13 @@
 
 import difflib
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.errors import AbsentError, ModelError, out_of_memory, reason
+from specctl.errors import AbsentError, ModelError, out_of_memory, pip_install, reason
 
 CONVERT = (
     "Convert it once on a machine where you trust the files: "
@@ -17,6 +18,8 @@ CONVERT = (
 )
 ADAPTER = "adapter_config.json"
 """What peft writes beside an adapter's weights."""
+_PACKAGE = re.compile(r"pip install ([A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9])")
+"""In transformers' messages about a package that it lacks."""
 MEMORY_HINT = (
     "Free memory on the device, set quantize or a smaller dtype, choose a smaller checkpoint, or spread it with "
     'device = "balanced"; `specctl doctor` shows which model fits on which device.'
@@ -125,6 +128,8 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
             return _not_cached(subject, name)
         case PermissionError():
             return f"{subject} cannot be read: {_first_line(error)}", "Fix the permissions of that file or folder."
+        case ImportError() if named := _PACKAGE.search(str(error)):
+            return f"{subject} needs {named[1]}, which is not installed.", f"Run `{pip_install(named[1])}`."
         case ImportError():
             return f"{subject} needs a package that is not installed: {_first_line(error)}", "Install it and try again."
     return None

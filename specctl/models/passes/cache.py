@@ -24,6 +24,7 @@ CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
 CANNOT_GO_BACK = {
     "blt": "it divides the whole text into patches anew in every pass",
     "cpmant": "it numbers positions from the whole text in every pass",
+    "diffusion_gemma": "it writes by diffusion, a block of tokens at a time",
     "kosmos-2.5": "generate gives it no positions, and it then numbers tokens anew in every pass",
     "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
     "moshi": "its cache has a window that its attention mask does not know of",
