@@ -14,6 +14,7 @@ from specctl.models.running.grammars.grammar_text import compiled, grammar_text
 from specctl.models.running.grammars.schema_fit import SchemaFit
 from specctl.models.running.grammars.schema_form import FORMATS, SchemaError, formed
 
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 TOKENS = LLTokenizer("byte")
 
@@ -75,6 +76,18 @@ MEANT: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, ["3"], ["2"]),
     ({"items": [{"type": "null"}], "additionalItems": {"type": "integer"}}, ["[null, 1]"], ["[null, null]"]),
     ({"type": "string", "format": "password"}, ['"a"'], ["1"]),
+    ({"$schema": DRAFT_4, "type": "integer", "minimum": 3, "exclusiveMinimum": True}, ["4"], ["3"]),
+    ({"$schema": DRAFT_4, "type": "integer", "maximum": 3, "exclusiveMaximum": False}, ["3"], ["4"]),
+    (
+        {
+            "$schema": DRAFT_4,
+            "definitions": {"a": {"id": "http://a/b", "type": "null"}},
+            "properties": {"id": {"$ref": "http://a/b"}},
+        },
+        ['{"id": null}'],
+        ['{"id": 1}'],
+    ),
+    ({"$schema": "http://json-schema.org/schema#", "type": "null"}, ["null"], ["1"]),
     ({"enum": [0.5, 9007199254740992]}, ["0.5", "9007199254740992"], ["1"]),
 ]
 
@@ -116,6 +129,8 @@ def test_keywords_that_ask_for_nothing_are_no_error(keywords: dict[str, Any]) ->
     ("schema", "message"),
     [
         (False, "false is a schema that no text fits"),
+        ({"$schema": 5}, "\\$schema is the address of a draft"),
+        ({"$schema": None}, "\\$schema is the address of a draft"),
         ({"const": 9007199254740993}, "const: 9007199254740993 is beyond 2"),
         ({"properties": {"a": {"enum": [1, [{"b": -(1 << 60)}]]}}}, "enum: -1152921504606846976 is beyond 2"),
     ],
@@ -123,6 +138,12 @@ def test_keywords_that_ask_for_nothing_are_no_error(keywords: dict[str, Any]) ->
 def test_what_cannot_be_written_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         formed(schema)
+
+
+@pytest.mark.parametrize("schema", [{"format": ["date"]}, {"type": ["null", ["null"]]}, {"properties": {"a": 5}}])
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(ValueError, match="is no schema"):
+        grammar_text("json_schema", json.dumps(schema), checked=True)
 
 
 @pytest.mark.parametrize("schema", [{"uniqueItems": True}, {"items": {"not": {}}}, {"format": "unheard-of"}])

@@ -28,6 +28,11 @@ FREE_FORMATS = frozenset({"binary", "password"})
 """Formats of OpenAPI that every string has."""
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 """In which nothing beside a ``$ref`` counts."""
+FIRST_DRAFTS = ("draft-03", "draft-04")
+"""In which a schema's address is its ``id``."""
+LATEST = r"https?://json-schema\.org/schema#?"
+"""The address of no draft, which stands for the latest one."""
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTHS = "(?:0[48]|[2468][048]|[13579][26])"
@@ -67,11 +72,17 @@ def formed(schema: Any) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise SchemaError("a schema is an object, true or false")
-    draft = schema.get("$schema")
-    old = isinstance(draft, str) and any(name in draft for name in OLD_DRAFTS)
-    listed = isinstance(draft, str) and (old or "2019-09" in draft)  # whose items may be a list
-    found: dict[str, Any] = _Form(old, listed).of(schema)
-    return found
+    draft = schema.get("$schema", "")
+    if not isinstance(draft, str):
+        raise SchemaError("$.$schema is the address of a draft of JSON Schema, as a text; leave it out for 2020-12")
+    old = any(name in draft for name in OLD_DRAFTS)
+    listed = old or "2019-09" in draft  # whose items may be a list
+    first = any(name in draft for name in FIRST_DRAFTS)
+    found: dict[str, Any] = _Form(old, listed, first).of(schema)
+    if re.fullmatch(LATEST, draft):
+        del found["$schema"]
+    # Its limits that are excluded are numbers by now, as of this draft on.
+    return {**found, "$schema": DRAFT_7} if first else found
 
 
 class _Form:
@@ -80,15 +91,18 @@ class _Form:
     Args:
         old: whether nothing beside a ``$ref`` counts.
         listed: whether ``items`` may be a list.
+        first: whether a schema's address is its ``id``.
     """
 
-    def __init__(self, old: bool, listed: bool) -> None:
-        self._old, self._listed = old, listed
+    def __init__(self, old: bool, listed: bool, first: bool) -> None:
+        self._old, self._listed, self._first = old, listed, first
 
     def of(self, schema: Any) -> Any:
         if not isinstance(schema, dict):
             return schema
         found = {key: self._value(key, value) for key, value in schema.items() if key not in LIBRARY_KEYS}
+        if self._first and isinstance(found.get("id"), str):
+            found["$id"] = found.pop("id")
         if self._old and "$ref" in found:
             found.pop("$id", None)
         for key in ("const", "enum"):
@@ -160,7 +174,7 @@ _NOTHING: Mapping[str, Callable[[dict[str, Any]], bool]] = {
     "if": lambda schema: all(_any(schema.get(key, True)) for key in ("then", "else")),
     "then": lambda schema: "if" not in schema or _any(schema["then"]),
     "else": lambda schema: "if" not in schema or _any(schema["else"]),
-    "format": lambda schema: schema["format"] in FREE_FORMATS,
+    "format": lambda schema: isinstance(schema["format"], str) and schema["format"] in FREE_FORMATS,
 }
 """Keywords that may ask for nothing, with the test whether they do; each is asked once those before it are judged."""
 

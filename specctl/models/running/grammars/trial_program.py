@@ -34,7 +34,7 @@ def library_maker(tokenizer: str, eos: list[int]) -> Maker:
     """What compiles for a tokenizer, written as the library ``tokenizers`` does."""
     from llguidance import LLTokenizer
 
-    from specctl.models.running.grammars.grammar_text import compiled, grammar_text
+    from specctl.models.running.grammars.grammar_text import compiled, grammar_text, one_line
 
     tokens = LLTokenizer(tokenizer, eos_token=eos)
 
@@ -46,6 +46,12 @@ def library_maker(tokenizer: str, eos: list[int]) -> Maker:
             return {"error": f"{asked['kind']}: {error}"}
         except RecursionError:
             return {"error": f"{asked['kind']}: it is nested too deeply"}
+        except MemoryError:
+            raise
+        except Exception as error:  # of libraries, over what they did not expect
+            return {
+                "error": f"{asked['kind']}: it cannot be read ({type(error).__name__}: {one_line(str(error))[:200]})"
+            }
         return {"grammar": text.grammar, "schema": text.schema}
 
     make({"kind": "json_schema", "text": "{}"})  # what is imported and made once is there before the forks
