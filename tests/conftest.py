@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import hypothesis
 import pytest
 from durations import Durations, budgets
 from tiers import LOST, sort_into_tiers
@@ -44,6 +45,9 @@ def _own_policies_alone() -> None:
 
 
 _own_policies_alone()
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 # Imports and collection only add objects: looking through all of them again and again took a third of the time.
 gc.disable()
 
