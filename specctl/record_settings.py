@@ -61,6 +61,8 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
 }  # fmt: skip
 """Settings of other programs that have no effect here, each with the values besides null that ask for nothing."""
+_EMPTY: Mapping[str, tuple[Any, ...]] = {"stop": ("",), "guided_regex": ("",)}
+"""Of settings that have an effect the values besides null with which other programs have none."""
 _OFF: Mapping[str, Mapping[Any, Any]] = {"top_k": {-1: 0}}
 """Values by which other programs switch a setting off, each with the one that does so here."""
 _LIKE = 0.85
@@ -71,13 +73,13 @@ _SHORT = 6
 def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """What a record sets, by key of the ``[sampling]`` table: how the record calls it, and the value, not checked.
 
-    At the top level null is no value, ``stop`` may be one string, ``logprobs`` true or false, as chats have it, and a
-    ``schema`` that is not a JSON schema is none of specctl's.
+    At the top level null and an empty string of ``stop`` are no value, ``stop`` may be one string, ``logprobs`` true or
+    false, as chats have it, and a ``schema`` that is not a JSON schema is none of specctl's.
 
     Raises:
         RecordError: two names set one key to different values.
     """
-    given = [(key, NAMES[key], data[key]) for key in NAMES if data.get(key) is not None]
+    given = [(key, NAMES[key], data[key]) for key in NAMES if not asks_for_nothing(key, data.get(key))]
     if not isinstance(data.get("schema"), dict | bool):  # that of a data set, such as a database's
         given = [one for one in given if one[0] != "schema"]
     given += [(f"{PLACE}.{key}", NAMES.get(key, key), value) for key, value in (data.get(PLACE) or {}).items()]
@@ -104,8 +106,8 @@ def switched_off(key: str, value: Any) -> Any:
 
 
 def asks_for_nothing(key: str, value: Any) -> bool:
-    """Whether a setting with this value changes no text: null, or what one in `FOREIGN` is without asking."""
-    return value is None or any(_same(value, nothing) for nothing in FOREIGN.get(key, ()))
+    """Whether a setting with this value changes no text: null, or what one is without asking."""
+    return value is None or any(_same(value, nothing) for nothing in FOREIGN.get(key, _EMPTY.get(key, ())))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -112,3 +112,9 @@ def test_other_programs_switch_top_k_off_by_minus_one():
 def test_a_schema_that_is_none_of_json_belongs_to_the_data():
     assert own_settings({"schema": "CREATE TABLE t (a int)"}) == {}
     assert own_settings({"schema": {"type": "null"}}) == {"json_schema": ("schema", {"type": "null"})}
+
+
+@pytest.mark.parametrize("data", [{"stop": ""}, {"guided_regex": ""}, {"stop": None, "top_p": None}])
+def test_what_is_empty_sets_nothing(data):
+    assert own_settings(data) == {}
+    assert "stop" in own_settings({"stop": [""]})  # an error, as it is in OpenAI's interface

@@ -14,8 +14,10 @@ from specctl.profile.wording import did_you_mean
 from specctl.record_settings import FOREIGN, NAMES, TOOLS, asks_for_nothing, switched_off
 from specctl.serving.api_errors import ApiError
 
-IGNORED = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
-"""Those that say who asks, which changes no text."""
+IGNORED = frozenset({
+    "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+})  # fmt: skip
+"""Those that say who asks or how long a prompt is kept, which changes no text."""
 
 
 class Body(BaseModel):
@@ -200,7 +202,7 @@ def body_of(kind: type[TextBody], data: Any, model: str) -> TextBody:
     given: dict[str, Any] = {}
     for key, value in data.items():
         known = key in kind.model_fields
-        if key in IGNORED or (_empty(key, value, data) if known else asks_for_nothing(key, value)):
+        if key in IGNORED or asks_for_nothing(key, value) or (known and _empty(key, value, data)):
             continue
         if not known and (key in FOREIGN or key in NAMES):
             faults.append(ApiError(400, _unsupported(key, kind), key, "unsupported_parameter"))
@@ -226,8 +228,6 @@ def body_of(kind: type[TextBody], data: Any, model: str) -> TextBody:
 
 def _empty(key: str, value: Any, data: Mapping[str, Any]) -> bool:
     """Whether a known parameter's value asks for nothing, and is not one that it has by its type."""
-    if key == "stop":
-        return isinstance(value, str) and not value
     if key == "stream_options":
         return not data.get("stream") and isinstance(value, Mapping) and not any(value.values())
     if key == "top_logprobs":

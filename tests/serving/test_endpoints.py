@@ -362,6 +362,7 @@ NOTHING: dict[str, Any] = {
     "n": 1, "best_of": 1, "echo": False, "suffix": "", "user": "me", "tools": [], "guided_json": None,
     "prompt_logprobs": None, "ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "length_penalty": 1.0,
     "use_beam_search": False, "top_k": -1, "response_format": {"type": "text"}, "stop": "", "specctl": None,
+    "guided_regex": "", "prompt_cache_key": "k", "prompt_cache_options": {}, "prompt_cache_retention": "24h",
     "stream_options": {"include_usage": False}, "logit_bias": {}, "unheard": None, "temperature": None,
     "skip_special_tokens": True, "repeat_penalty": None, "tool_choice": "auto", "metadata": None,
 }  # fmt: skip
