@@ -14,8 +14,10 @@ def json_fault(error: ValueError | RecursionError) -> str:
         return "nested too deeply"
     if not isinstance(error, JSONDecodeError):
         return str(error)
-    line = f"line {error.lineno}, " if "\n" in error.doc.strip() else ""
-    return f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"
+    place = min(error.pos, len(error.doc.rstrip()))  # a text that ends too soon is at fault at its end
+    column = place - error.doc.rfind("\n", 0, place)
+    line = f"line {error.doc.count(chr(10), 0, place) + 1}, " if "\n" in error.doc.strip() else ""
+    return f"{error.msg.removesuffix(' at')} at {line}column {column}"
 
 
 def too_deep(value: Any, most: int = DEEPEST) -> bool:

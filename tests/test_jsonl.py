@@ -87,6 +87,8 @@ def test_lines_of_text_lose_their_line_break_and_nothing_else():
         ("Once upon a time", "invalid_json", "at column 1); for plain lines of text use --input-format text"),
         ('{"prompt": "a\tb"}', "invalid_json", "(Invalid control character at column 14)"),
         ('{"prompt": "x",, "id": 1}', "invalid_json", "enclosed in double quotes at column 16)"),
+        ('{"prompt": "x"', "invalid_json", "(Expecting ',' delimiter at column 15)"),
+        ('{"prompt": ', "invalid_json", "(Expecting value at column 11)"),
         ('[{"prompt": "x"}]', "invalid_record", "but not an object; make a line of each record with: jq -c '.[]'"),
         ("42", "invalid_record", "--input-format text"),
         ('["x"]', "invalid_record", "not an object"),

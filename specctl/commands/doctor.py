@@ -71,7 +71,7 @@ def doctor(
 ) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
-    Exits with 3 when the pair cannot be loaded.
+    Exits with 3 when the pair cannot be loaded, or does not fit on what --memory describes.
 
     Examples:
 
@@ -320,6 +320,6 @@ def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str
         lines += [(line, "") for line in _pass_lines(tried)]
         lines.append((f"Run: {_run_line(tried)}.", ""))
     if report.ready:
-        return [*lines, ("Verdict: ready.", "bold green")]
+        return [*lines, (f"Verdict: {'ready' if report.here else 'fits'}.", "bold green")]
     count = len(report.problems)
     return [*lines, (f"Verdict: cannot run, {count} problem{'s'[: count > 1]}.", "bold red")]

@@ -247,7 +247,9 @@ def _examine(
     output = config.vocabulary * config.hidden_size
     facts.output_share = output / max(need.parameters - (0 if config.ties else output), output)
     facts.weights_by_dtype = _sizes(table, need, free)
-    if need.unread:
+    if need.unread and not report.here:  # what fits is known without them
+        report.advice.append(f"{need.unread.message} What they take is known from its configuration.")
+    elif need.unread:
         absent = checkpoint.source == "hub"
         report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint, absent=absent))
     elif not checkpoint.has_weights():

@@ -297,7 +297,8 @@ def test_another_machine_is_described_and_nothing_has_to_be_here(models: Path, t
     pair = without_weights(models, tmp_path)
     shown = CliRunner().invoke(app, [*pair, "--memory", "cuda:0=24GiB", "--json"], catch_exceptions=False)
     document = json.loads(shown.stdout)
-    assert shown.exit_code == 3, "its weights are not here"
+    assert shown.exit_code == 0, "its weights are not here, and what they take is known"
+    assert document["ready"]
     card = document["devices"][0]
     assert (card["name"], card["free"]) == ("cuda:0", 24 * GIB)
     assert "All weights fit on the devices that --memory describes." in document["advice"]
@@ -310,6 +311,11 @@ def test_another_machine_is_described_and_nothing_has_to_be_here(models: Path, t
     assert "  is: as --memory describes it" in told
     assert "cuda:0, once the models run" in told
     assert "NVIDIA cards" not in told
+    assert "holds no weights" in told
+    assert told.endswith("Verdict: fits.\n")
+    small = CliRunner().invoke(app, [*pair, "--memory", "cuda:0=2KiB"], catch_exceptions=False)
+    assert small.exit_code == 3
+    assert "Verdict: cannot run" in small.stdout
 
 
 def test_a_card_that_is_too_small_or_a_second_one(models: Path) -> None:
