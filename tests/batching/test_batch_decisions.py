@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import count, product
 from math import prod
 
 import pytest
@@ -15,6 +15,8 @@ from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.batching.read_passes import ReadPasses
 from specctl.batching.row_runner import RowRunner
+from specctl.decoding import drafters
+from specctl.decoding import round as round_
 from specctl.decoding.copying.chained import ChainedDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -25,9 +27,17 @@ from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.joint import JointRow
 from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 
-pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode")
+pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode", "even_times")
 
 COST_OPTIMAL = Setting.of({"name": "cost-optimal", "max_draft": 3})
+
+
+@pytest.fixture
+def even_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a millisecond when it is read, so that `cost-optimal` always decides the same."""
+    read = count()
+    for module in (round_, drafters):
+        monkeypatch.setattr(module, "working_seconds", lambda: next(read) / 1000)
 
 
 class Counted(Decisions):
