@@ -21,7 +21,7 @@ from specctl.serving.event_stream import EventStream
 from specctl.serving.hearing import Gone, Hearing
 from specctl.serving.http_manners import AccessLog, Hosts, Key
 from specctl.serving.json_body import json_body
-from specctl.serving.order import Ended, Ticket
+from specctl.serving.order import Ended, Order, Ticket
 from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
 from specctl.serving.server_metrics import ServerMetrics
@@ -77,11 +77,10 @@ class Endpoints:
         with ExitStack() as stack:
             try:
                 data, size = await json_body(request, self.service.limits.body, self.service.limits.body_seconds)
-                body = body_of(kind, data, self.service.name)
                 if size > LONG:
-                    order = await asyncio.to_thread(self.service.order, body)
+                    body, order = await asyncio.to_thread(self._read, kind, data)
                 else:
-                    order = self.service.order(body)
+                    body, order = self._read(kind, data)
                 if self._log_prompts:
                     log["request"] = data
                 text = AnswerText(
@@ -121,6 +120,10 @@ class Endpoints:
                 raise told(error) from error
             ended(found)
             return JSONResponse(answer.whole(found, text.end(found.completion)))
+
+    def _read(self, kind: type[TextBody], data: Any) -> tuple[TextBody, Order]:
+        body = body_of(kind, data, self.service.name, self.service.faults)
+        return body, self.service.order(body)
 
     def _body(self, body: TextBody) -> AnswerBody:
         return AnswerBody(

@@ -1,7 +1,7 @@
 """The bodies of requests, as OpenAI's clients send them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -173,6 +173,10 @@ CHOICES = {
 """What parameters must be that may be of several types."""
 
 
+SOME = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+"""What stands for a prompt that is missing or wrong while the rest of a body is judged."""
+NEEDS = {"stream_options": "stream", "top_logprobs": "logprobs"}
+"""Parameters that need another one, of which nothing is said where that one is wrong."""
 MUSTS = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
@@ -184,13 +188,16 @@ MUSTS = {
 """What is wrong with a value, by pydantic's name of the mistake, where that is no word of JSON's."""
 
 
-def body_of(kind: type[TextBody], data: Any, model: str) -> TextBody:
+def body_of(
+    kind: type[TextBody], data: Any, model: str, more: Callable[[TextBody], Iterable[ApiError]] = lambda _: ()
+) -> TextBody:
     """A checked body.
 
     Args:
         kind: of the request.
         data: its body, from JSON.
         model: the one that is served.
+        more: further faults of a body of right types; asked where there is a fault, which may stand behind these.
 
     Raises:
         ApiError: it has faults; told is that of the parameter that stands first in the body, and last what is missing.
@@ -215,12 +222,19 @@ def body_of(kind: type[TextBody], data: Any, model: str) -> TextBody:
         for detail in error.errors(include_url=False, include_input=False, include_context=False):
             details.setdefault(str(detail["loc"][0]), []).append(detail)
         faults += [_mistake(several, kind, given) for several in details.values()]
+        rest = {key: value for key, value in given.items() if key not in details}
+        body = kind.model_validate({key: SOME[key] for key in SOME if key in kind.model_fields} | rest)
+        body._order = order
+        faults += (one for one in _disagreements(body) if NEEDS.get(one.param or "") not in details)
     else:
         body._order = order
         faults += _disagreements(body)
-        if body.model not in (None, model):
-            what = f"there is no model {body.model!r} here, only {model!r}"
-            faults.append(ApiError(404, what, "model", "model_not_found"))
+    asked = given.get("model")
+    if isinstance(asked, str) and asked != model:
+        what = f"there is no model {asked!r} here, only {model!r}"
+        faults.append(ApiError(404, what, "model", "model_not_found"))
+    if faults:
+        faults += more(body)
     if (fault := _first(faults, order)) is not None:
         raise fault
     return body

@@ -142,6 +142,17 @@ class Service:
         Raises:
             ApiError: it asks for what cannot be.
         """
+        prompt, faults = self._read(body)
+        if (fault := body.first(faults)) is not None:
+            raise fault
+        return Order(tuple(prompt), self._settings(body), body.specctl.policy, body.specctl.draft)
+
+    def faults(self, body: TextBody) -> list[ApiError]:
+        """Why `order` would not take a body."""
+        return self._read(body)[1]
+
+    def _read(self, body: TextBody) -> tuple[list[int], list[ApiError]]:
+        """The prompt of a body, and what it asks that cannot be."""
         faults = list(self._beyond(body))
         prompt: list[int] = []
         try:
@@ -153,9 +164,7 @@ class Service:
             code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
             param = "messages" if isinstance(body, ChatBody) else "prompt"
             faults.append(ApiError(400, error.message, param, code))
-        if (fault := body.first(faults)) is not None:
-            raise fault
-        return Order(tuple(prompt), self._settings(body), body.specctl.policy, body.specctl.draft)
+        return prompt, faults
 
     async def compiled(self, order: Order, ended: asyncio.Future[Any]) -> Compiled | None:
         """The grammar of an order, compiled before its turn, in which all other texts would wait for it.

@@ -386,8 +386,8 @@ def test_of_several_faults_the_first_in_the_body_is_named(client: TestClient) ->
     for keys in (list(faults), list(faults)[::-1], ["n", "tools"], ["temprature", "n"], ["stop", "model"]):
         for at in range(len(keys)):
             body = {key: faults[key] for key in [*keys[at:], *keys[:at]]}
-            shape = [key for key in body if key not in ("model", "stream_options")] or list(body)
-            assert client.post(TEXT, json=body).json()["error"]["param"] == named.get(shape[0], shape[0])
+            first = next(iter(body))
+            assert client.post(TEXT, json=body).json()["error"]["param"] == named.get(first, first)
     for keys in (("model", "stream_options"), ("stream_options", "model")):
         body = {key: faults[key] for key in keys} | {"prompt": "a"}
         assert client.post(TEXT, json=body).json()["error"]["param"] == keys[0]
@@ -395,6 +395,17 @@ def test_of_several_faults_the_first_in_the_body_is_named(client: TestClient) ->
         wrong = {"max_tokens": 2001, "logit_bias": {"x": 1}, "prompt": [5] * 3000}
         body = {"prompt": "a"} | wrong if "prompt" not in keys else {key: wrong[key] for key in keys}
         assert client.post(TEXT, json=body).json()["error"]["param"] == keys[0]
+
+
+@pytest.mark.parametrize("other", [{"n": 2}, {"temperature": -1}, {"stream_options": {}, "n": 2}, {"model": "gpt"}])
+def test_what_the_models_refuse_stands_in_its_place_among_faults(client: TestClient, other: dict[str, Any]) -> None:
+    """Though it takes them to find out."""
+    name = next(key for key in other if key != "stream_options")
+    for wrong in ({"logit_bias": {"999999": 1}}, {"max_tokens": 2001}, {"prompt": [5] * 3000}, {"prompt": [99999]}):
+        (key,) = wrong
+        rest: dict[str, Any] = {} if key == "prompt" else {"prompt": "a"}
+        assert client.post(TEXT, json=wrong | other | rest).json()["error"]["param"] == key
+        assert client.post(TEXT, json=other | wrong | rest).json()["error"]["param"] == name
 
 
 def test_which_fault_is_named_does_not_depend_on_hashes() -> None:
