@@ -1,5 +1,6 @@
 """Entry point: turns exceptions into messages and exit codes."""
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def main() -> NoReturn:
     name_standard_output()
     _wait_passively()
     code = _run()
+    gc.freeze()  # Python would look through all objects of the libraries once more, which can take a second
     sys.exit(_flush(silent=code != 0) or code)
 
 
