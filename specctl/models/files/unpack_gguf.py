@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import ModelError, pip_install
+from specctl.errors import ModelError, SpecctlError, UsageError, pip_install
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,13 +32,14 @@ def unpack(file: Path, folder: Path) -> None:
         folder: must not exist; appears whole or not at all.
 
     Raises:
+        UsageError: the folder exists, or the file does not.
         ModelError: the file is damaged, one of several, of an architecture that transformers does not read, or rotates
-            positions in a way that is not known; the folder exists; or the package gguf is missing.
+            positions in a way that is not known; or the package gguf is missing.
     """
     if folder.exists():
-        raise ModelError(f"{folder} exists already.", "Name a folder that does not exist.")
+        raise UsageError(f"{folder} exists already.", "Name a folder that does not exist.")
     if not file.is_file():
-        raise ModelError(f"There is no file {file}.", "Paths are relative to the current directory.")
+        raise UsageError(f"There is no file {file}.", "Paths are relative to the current directory.")
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -156,9 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         unpack(asked.file, asked.folder)
-    except ModelError as error:
+    except SpecctlError as error:
         print(f"error: {error.message}\n  {error.hint}", file=sys.stderr)
-        return 3
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     print(asked.folder)
