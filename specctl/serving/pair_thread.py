@@ -156,7 +156,9 @@ class PairThread(Writers):
                 assert isinstance(event, Answered), "rows end with this process"
                 ticket, told = self._running.pop(event.replica), event.answer
                 if isinstance(told, Ended):
-                    told = replace(told, kept=told.kept + self._shared(event.replica) - self._kept[event.replica])
+                    kept = told.kept + self._shared(event.replica) - self._kept[event.replica]
+                    # A text that is read anew on the other side of a rotation's border finds its prompt a second time.
+                    told = replace(told, kept=min(kept, told.completion.prompt_tokens - 1))
                 self._happened.append((ticket, told))
 
     def _row(self, pair: Pair) -> Callable[[Ticket], Ended | SpecctlError]:

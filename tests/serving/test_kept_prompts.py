@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import save_model
 from onnx_models import needs_onnx
+from rotating_models import CONFIGS
 from starlette.testclient import TestClient
 
 import specctl
@@ -80,3 +83,17 @@ def test_a_conversation_that_comes_again_reads_what_is_new(decoder: specctl.Deco
         again = client.post("/v1/completions", json={"prompt": [*COMMON, 5, 6, 7], "max_tokens": 4})
         assert again.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": len(COMMON)}
         assert counted(client) == (len(COMMON) + 3, len(COMMON))
+
+
+@pytest.mark.slow
+def test_a_text_that_is_read_anew_does_not_count_its_prompt_twice(tmp_path: Path) -> None:
+    """It crosses the border at which its model rotates otherwise, and so did the one whose text another row holds."""
+    config = CONFIGS["phi3"](70)
+    config.vocab_size = 258
+    where = ["target.device=cpu", "target.dtype=float32", "engine=eager"]
+    decoder = specctl.load(target=str(save_model(tmp_path, config)), draft="prompt:lookup", overrides=where)
+    with client_of(decoder, 2) as client, ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: told(client, COMMON), range(6)))
+        assert len(set(map(str, found))) == 1
+        read, kept = counted(client)
+    assert read + kept == 6 * len(COMMON)
