@@ -97,7 +97,7 @@ def bounds_passed(found: Calibration) -> list[str]:
             what = bound.score.setting.policy
             why = "its costs are noisy" if bound is found.oracle else "it is fitted to these prompts, and bounds only"
             why += "" if bound is found.oracle else " rules that read entropy and top probability"
-            said.append(f"The {what} is no bound here, for {passing.score.setting.label} is above it: {why}")
+            said.append(f"The {what} bounds nothing here, for {passing.score.setting.label} is above it: {why}")
     return said
 
 

@@ -223,7 +223,7 @@ def test_more_than_the_oracle_is_said_to_be_noise():
     assert "noise" not in calibration_tables(decision)[0].note.replace("within the noise", "")
     found.oracle = replace(found.oracle, score=replace(found.oracle.score, ms=1.2 * found.ranking[0].score.ms))
     label = found.ranking[0].score.setting.label
-    told = f" The oracle is no bound here, for {label} is above it: its costs are noisy."
+    told = f" The oracle bounds nothing here, for {label} is above it: its costs are noisy."
     assert told in calibration_tables(decision)[0].note
     assert calibration_tables(decision)[0].rows[-1][0] == "oracle (no bound here)"
     below = replace(found.oracle, score=replace(found.oracle.score, ms=0.5 * found.ranking[0].score.ms))

@@ -110,7 +110,7 @@ def test_a_text_that_ends_without_fitting_its_schema_is_an_error(pair: Pair, pol
 
 def test_a_stop_string_may_not_cut_a_text_that_is_to_fit(pair: Pair) -> None:
     with pytest.raises(
-        RecordError, match="the text, which a stop string ended, does not fit the schema: it is no JSON"
+        RecordError, match="the text, which a stop string ended, does not fit the schema: it is not JSON"
     ):
         written(pair, "svip", json_schema=SCHEMA, stop=['"'])
     assert written(pair, "svip", json_schema=SCHEMA, stop=["unheard of"])[1] is FinishReason.STOP

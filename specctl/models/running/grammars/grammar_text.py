@@ -60,7 +60,7 @@ def grammar_text(kind: str, text: str, *, checked: bool = False) -> GrammarText:
         try:
             SchemaFit(schema).require_schema()
         except SchemaError as error:
-            raise ValueError(f"{error.json_path} is no schema: {one_line(error.message)[:200]}") from error
+            raise ValueError(f"{error.json_path} is not a schema: {one_line(error.message)[:200]}") from error
     return GrammarText(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=WRITTEN), json.dumps(schema))
 
 

@@ -34,7 +34,7 @@ class SchemaFit:
         schema: as `specctl.models.running.grammars.schema_form.formed` gives it.
 
     Raises:
-        jsonschema.SchemaError: from `require_schema`, where it is no schema.
+        jsonschema.SchemaError: from `require_schema`, where it is not a schema.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -56,7 +56,7 @@ class SchemaFit:
         except RecursionError:
             return "it is nested too deeply to be read"
         except ValueError as error:
-            return f"it is no JSON ({error})"
+            return f"it is not JSON ({error})"
         with self._lock:
             if self._validator is None:
                 self._validator = self._made()
@@ -125,7 +125,7 @@ class SchemaFit:
             if name in schema.get("properties", ()) or any(self._matches(pattern, name) for pattern in patterns):
                 continue
             if rest is False:
-                yield ValidationError(f"{name!r} is no property")
+                yield ValidationError(f"{name!r} is not a property")
             else:
                 yield from validator.descend(value, rest, path=name)
 
@@ -134,7 +134,7 @@ def _multiple(validator: Any, step: Any, instance: Any, schema: Any) -> Found:  
     """Exact, where dividing float64 numbers is not."""
     number = isinstance(instance, int | Decimal) and not isinstance(instance, bool)
     if number and _EXACTLY.remainder(Decimal(instance), Decimal(step)):
-        yield ValidationError(f"{instance} is no multiple of {step}")
+        yield ValidationError(f"{instance} is not a multiple of {step}")
 
 
 def _bytes() -> LLTokenizer:
