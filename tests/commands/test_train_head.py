@@ -127,14 +127,14 @@ def test_bench_compares_heads(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"prompt": "the moon"}\n')
     pair = str(folder / "pair.toml")
     shown = invoke(
-        "bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", "-q"
+        "bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", "-q", "--details"
     ).stdout
     assert "specdec++" in shown
     assert "The draft's head adds" in shown
     (folder / "results.jsonl").unlink(missing_ok=True)
     kept = ["-o", str(folder / "results.jsonl"), "-q"]
     invoke("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", *kept)
-    assert "The draft's head adds" in invoke("bench", "--from", str(folder / "results.jsonl")).stdout
+    assert "The draft's head adds" in invoke("bench", "--details", "--from", str(folder / "results.jsonl")).stdout
 
 
 @pytest.mark.exhaustive
