@@ -1,8 +1,8 @@
 """The program that tries to compile grammars: a process that forks for each, so that one may be ended.
 
-No torch and no numpy here, so that it starts at once. It is told of grammars on standard input and answers on what was
-standard output, a line of JSON each, and ends with whoever started it. A grammar that takes longer than most is begun
-again when it disturbs nobody: those that have taken as long wait for each other, and for no others.
+It imports neither torch nor numpy, so that it starts at once. It reads grammars from standard input, answers with a
+line of JSON each on what was standard output, and ends with the process that started it. A grammar that takes longer
+than most is begun again where it holds up no quick one: those that have taken as long wait for each other alone.
 """
 
 import json
