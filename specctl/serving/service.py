@@ -173,7 +173,7 @@ class Service:
 
         Args:
             order: that is to be taken.
-            ended: done when nobody waits for it any more, which ends the compiling.
+            ended: done when the client has left or its time is up, which ends the compiling.
 
         Raises:
             RecordError: it cannot be compiled.
@@ -194,7 +194,7 @@ class Service:
             return compiling.result()
         finally:
             if not (compiling.cancel() or compiling.cancelled()):
-                compiling.exception()  # has been heard of, or nobody wants to
+                compiling.exception()  # read it, so that asyncio does not report it
 
     def _prompt(self, body: TextBody) -> list[int]:
         if isinstance(body, ChatBody):

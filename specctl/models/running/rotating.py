@@ -58,11 +58,11 @@ class RotatingRunner(Around):
         self._rotate_as(prompt)
 
     def _regime_of(self, length: int) -> int:
-        """The regime of tokens that are read while the text has so many; those of the prompt are read at once."""
+        """The regime of tokens that are read in a text of ``length``; the prompt's are read at once."""
         return self._rotation.regime(max(length, self._prompt) if self._rotation.rereads else self._prompt)
 
     def _rotate_as(self, length: int) -> bool:
-        """Let passes be those of a text of so many tokens; whether that has emptied the cache."""
+        """Let passes be those of a text of ``length`` tokens; returns whether that emptied the cache."""
         if (regime := self._regime_of(length)) == self._regime:
             return False
         self._regime = regime
@@ -72,7 +72,7 @@ class RotatingRunner(Around):
         return True
 
     def _crosses(self, count: int) -> bool:
-        """Whether the text has to be read anew for some of so many further tokens."""
+        """Whether the text has to be read anew for one of the next ``count`` tokens."""
         return self._rotation.rereads and self._regime_of(self.length + count) != self._regime
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:

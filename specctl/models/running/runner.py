@@ -99,14 +99,14 @@ class Runner(ABC):
         """
 
     def begin(self, prompt: int) -> None:  # noqa: B027 - to most models all texts are alike
-        """Begin a text whose prompt has so many tokens, of which the cache may hold some.
+        """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.
 
         What the model would compute otherwise in that text is dropped: callers continue from ``length``. Only models
         that rotate positions by the length of the text have such; see `RotatingRunner`.
         """
 
     def rotate_as(self, length: int) -> None:
-        """Rotate the tokens of later passes as in a text of at least so many; what is cached stays as it is."""
+        """Rotate the tokens of later passes as in a text of at least ``length``; what is cached stays."""
         raise NotImplementedError("its model rotates by position alone")
 
     def watch(self, layers: Iterable[int]) -> None:

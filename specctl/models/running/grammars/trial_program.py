@@ -97,7 +97,7 @@ class Trial:
 
 
 def _try(make: Maker, asked: Mapping[str, str], level: int, writing: int) -> None:
-    os.closerange(3, writing)  # nobody is to wait for this process because it holds what the other one had open
+    os.closerange(3, writing)  # so that no reader waits for this process to close what the other one had open
     os.closerange(writing + 1, 256)
     os.nice(NICE[level])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -193,7 +193,7 @@ def _why(status: int) -> str:
 
 def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
     """Try what standard input tells of, until that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process decides what Ctrl-C ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides what Ctrl-C ends
     asked, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(0, 1)
@@ -226,7 +226,7 @@ def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
         finally:
             trials.close()
     except BrokenPipeError:
-        pass  # nobody is left who could be told
+        pass  # the reader has ended
 
 
 class _Lines:
