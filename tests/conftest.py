@@ -1,6 +1,6 @@
 """One thread a process, tests sorted into tiers, and what they cost.
 
-pytest puts this file's folder on the path, so that every test can import the shared helpers.
+Shared helpers are in `tests/support/`.
 """
 
 import gc
@@ -135,7 +135,7 @@ def shipped_models_read_once() -> Iterator[None]:
 
 
 def _shipped_models() -> Any:
-    import shipped_models
+    from tests.support import shipped_models
 
     return shipped_models
 
@@ -143,7 +143,8 @@ def _shipped_models() -> Any:
 @pytest.fixture(autouse=True, scope="session")
 def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every model is exported for onnxruntime once, by whichever worker comes first."""
-    models = sys.modules.get("onnx_models")  # where no test needs it, it is not imported: that takes seconds
+    # Importing it takes seconds, so only tests that need it do.
+    models = sys.modules.get("tests.support.onnx_models")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"  # of all workers
     with nullcontext() if models is None or models.missing else models.exported_once(folder):

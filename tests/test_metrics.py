@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter
-from toys import round_of
 
 from specctl.jsonl import Record
 from specctl.metrics import Metrics, shown_rates
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
 from specctl.round_trace import TracedRound, trace_line
+from tests.support.toys import round_of
 
 NOT_OF_A_ROUND = {"kind", "id", "turn", "round"}
 

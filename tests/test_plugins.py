@@ -11,11 +11,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from enumeration import largest_difference, law_of, walk
-from invoked import invoke
-from plugged import installed, write_distribution
-from toys import EOS, TableRunner, law, noisy_copy, random_model, table
-from traced import pair_of, shape, trace_of
 
 from specctl import speculative
 from specctl.__main__ import _run
@@ -33,6 +28,11 @@ from specctl.profile import parse_policy, resolve
 from specctl.records import StopReason
 from specctl.replay.play import rounds
 from specctl.replay.recording import metering
+from tests.support.enumeration import largest_difference, law_of, walk
+from tests.support.invoked import invoke
+from tests.support.plugged import installed, write_distribution
+from tests.support.toys import EOS, TableRunner, law, noisy_copy, random_model, table
+from tests.support.traced import pair_of, shape, trace_of
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 HEADER = """

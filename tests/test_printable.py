@@ -2,9 +2,9 @@ import json
 import sys
 
 import pytest
-from hostile import HOSTILE, commands
 
 from specctl.printable import escaped, gib, harmless, one_line, printable
+from tests.support.hostile import HOSTILE, commands
 
 EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
 

@@ -1,9 +1,9 @@
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from toys import round_of
 
 from specctl.records import StopReason
+from tests.support.toys import round_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import TableRunner, related_table, table
 
 from specctl.analysis.analysis_figures import draw_analysis
 from specctl.analysis.analysis_tables import analysis_tables
@@ -27,6 +26,7 @@ from specctl.reporting.plain import plain
 from specctl.reporting.table import as_text
 from specctl.round_trace import trace_line
 from specctl.statistics.association import auroc, binned, quantiles, spearman, wilson
+from tests.support.toys import TableRunner, related_table, table
 
 GREEDY = Sampling()
 FIELDS = ("entropy", "cross_entropy", "top_prob", "acceptance", "divergence", "agrees", "kept")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_models import needs_onnx, small_pair
 
 import specctl
 from specctl.errors import RecordError, UsageError
+from tests.support.onnx_models import needs_onnx, small_pair
 
 pytestmark = needs_onnx
 PROMPTS: list[Any] = ["the th", {"prompt": "a", "max_new_tokens": 2}, "", {"prompt": "he said", "temperature": 1.0}]

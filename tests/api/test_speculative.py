@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import largest_difference, law_of, walk
-from toys import FAMILIES, STOPPING, noisy_copy, random_model
 from transformers import (
     ExponentialDecayLengthPenalty,
     LlamaConfig,
@@ -28,6 +26,8 @@ from specctl.decoding.loop import decode
 from specctl.errors import ProfileError, SpecctlError, UsageError
 from specctl.policies import Setting
 from specctl.profile.known_names import model_path
+from tests.support.enumeration import largest_difference, law_of, walk
+from tests.support.toys import FAMILIES, STOPPING, noisy_copy, random_model
 
 PROMPT = torch.tensor([[1, 5, 9]])
 LONG = torch.tensor([[*range(1, 20)]])
@@ -397,7 +397,7 @@ def test_mistakes_are_told_before_anything_is_loaded(arguments, message):
 
 
 def test_a_draft_with_another_tokenizer_drafts_what_both_have(embedded, tmp_path):
-    from checkpoints import llama_config, save_model
+    from tests.support.checkpoints import llama_config, save_model
 
     fast = speculative(str(save_model(tmp_path / "other", llama_config(258))), "constant:draft_length=2")
     found = embedded.generate(PROMPT, max_new_tokens=6, do_sample=False, custom_generate=fast)

@@ -7,9 +7,7 @@ from itertools import count, product
 from math import prod
 
 import pytest
-from enumeration import largest_difference, law_of, walk
 from test_hub import DRAFT, ENDS, GREEDY, PLAIN, PROMPTS, TARGET, TableRows, greedy_alone
-from toys import TableRunner, law
 
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
@@ -26,6 +24,8 @@ from specctl.policies import Setting, agreement_curve
 from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.joint import JointRow
 from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
+from tests.support.enumeration import largest_difference, law_of, walk
+from tests.support.toys import TableRunner, law
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode", "even_times")
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
-from onnx_models import needs_onnx, one_layer, sure_runner
-from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded
 
 from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.copying.lookup import LookupDrafter
@@ -28,6 +25,9 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
+from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
+from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
+from tests.support.toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 PROMPTS: list[list[int]] = [torch.randint(1, 64, (width,), generator=seeded(width)).tolist() for width in (3, 21, 9, 1)]

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import largest_difference, law_of, walk
-from toys import EOS, TableRunner, law, related_table, table
 
 from specctl.batching.hub import Hub
 from specctl.batching.read_passes import ReadPasses
@@ -25,6 +23,8 @@ from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.running.runner import RowRequest
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
+from tests.support.enumeration import largest_difference, law_of, walk
+from tests.support.toys import EOS, TableRunner, law, related_table, table
 
 PROMPTS = ([1, 2], [2, 1, 2], [2])
 GREEDY, PLAIN = Sampling(temperature=0.0), Sampling(temperature=1.0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from toys import TableRunner, table
 
 from specctl.batching import row_count
 from specctl.batching.row_count import MOST, chosen_passes, fastest_passes, most_rows, worthwhile
@@ -14,6 +13,7 @@ from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowRequest
 from specctl.models.running.threads import Threads
+from tests.support.toys import TableRunner, table
 
 LONG = 1 << 40
 

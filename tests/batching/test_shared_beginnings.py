@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from onnx_models import needs_onnx, one_layer, sure_runner
-from toys import noisy_copy, random_model, seeded
 
 from specctl.batching.pair_rows import passes_of
 from specctl.batching.row_replicas import RowReplicas
@@ -22,6 +19,9 @@ from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
 from specctl.replicas.window import Task, in_order
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
+from tests.support.toys import noisy_copy, random_model, seeded
 
 ROWS = 3
 PREFIX = torch.randint(1, 64, (60,), generator=seeded(6)).tolist()

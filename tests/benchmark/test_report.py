@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 
 import pytest
 from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, write_report
-from hostile import HOSTILE, commands
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
 from specctl.benchmark.figures.candidate_panels import looks
@@ -14,6 +13,7 @@ from specctl.observing.results import Difference, PassTimes, Run, RunSet
 from specctl.reporting import document
 from specctl.reporting.document import _Drawn
 from specctl.statistics.pareto import pareto
+from tests.support.hostile import HOSTILE, commands
 
 pytest.importorskip("matplotlib")
 

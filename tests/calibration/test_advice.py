@@ -7,7 +7,6 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from made_traces import SIGNALS, flat_costs, traces
 
 from specctl.calibration.advice import Advice, fastest
 from specctl.calibration.calibrated import calibrated_profile, profile_text
@@ -20,6 +19,7 @@ from specctl.calibration.search import Calibration, search
 from specctl.policies import NONE, Setting
 from specctl.profile import resolve
 from specctl.statistics.intervals import Interval
+from tests.support.made_traces import SIGNALS, flat_costs, traces
 
 COSTS = flat_costs(1, 10)
 OLD = Setting.of({"name": "svip", "threshold": 0.9})

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from made_traces import flat_costs, traces
 
 from specctl.calibration.batch_sizes import finalists, require_priced, search_sizes, with_batches
 from specctl.calibration.scores import EACH, score, score_together
@@ -12,6 +11,7 @@ from specctl.calibration.size_tables import by_size, size_document
 from specctl.errors import UsageError
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
+from tests.support.made_traces import flat_costs, traces
 
 LENGTHS = [Setting.of({"name": "constant", "draft_length": length}) for length in (1, 2, 4, 6)]
 LEARNING = Setting("cost-optimal")

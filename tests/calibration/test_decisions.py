@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from made_traces import SIGNALS, flat_costs, traces
 
 from specctl.calibration import decision
 from specctl.calibration.compared_settings import ComparedSettings
@@ -14,6 +13,7 @@ from specctl.errors import UsageError
 from specctl.observing.progress import SILENT
 from specctl.policies import Setting
 from specctl.profile import resolve
+from tests.support.made_traces import SIGNALS, flat_costs, traces
 
 SETTING = Setting("constant")
 ASKED = ComparedSettings(SETTING, grid("constant", "paper", SIGNALS), [], None)

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 from pydantic import TypeAdapter
 
 from specctl.calibration.advice import Advice
@@ -26,6 +25,7 @@ from specctl.replay.recorded import recorded_by_place
 from specctl.replay.replayed import Replay
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Interval
+from tests.support.made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 
 
 def verdict(found):

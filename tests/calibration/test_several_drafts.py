@@ -3,8 +3,6 @@
 from dataclasses import replace
 from functools import cache
 
-from made_traces import SIGNALS, flat_costs, traces
-
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import decide
 from specctl.calibration.grids import grid
@@ -13,6 +11,7 @@ from specctl.observing.progress import SILENT
 from specctl.policies import NONE
 from specctl.profile import resolve
 from specctl.statistics.intervals import Interval
+from tests.support.made_traces import SIGNALS, flat_costs, traces
 
 ASKED = ComparedSettings(NONE, [*grid("constant", "paper", SIGNALS), NONE], [], None)
 

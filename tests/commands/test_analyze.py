@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import typer
-from checkpoints import llama_config, save_model
 from typer.testing import CliRunner
 
 from specctl.commands.analyze import analyze
 from specctl.errors import UsageError
+from tests.support.checkpoints import llama_config, save_model
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -7,8 +7,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
-from invoked import invoke
-from onnx_models import needs_onnx, small_pair
 
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
@@ -21,6 +19,8 @@ from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.replay.recording import collecting
 from specctl.replay.recording.collecting import collect_traces
 from specctl.replay.trace_files import TracedPrompt
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx, small_pair
 
 pytestmark = needs_onnx
 TEXTS = ("the th", "a", "and then it was", "he said", "of the")
@@ -124,7 +124,7 @@ def test_records_whose_grammars_take_too_much_or_do_not_hold_are_errors_of_their
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     only_k = {"type": "object", "patternProperties": {"^k$": {"enum": [1]}}, "additionalProperties": False}
     rules: list[dict[str, Any]] = [

@@ -4,11 +4,11 @@ import json
 from functools import partial
 
 import pytest
-from invoked import invoke
 
 from specctl.benchmark.cost_model import CostModel, oracle_bound, signal_speed
 from specctl.errors import UsageError
 from specctl.observing.results import read_results
+from tests.support.invoked import invoke
 
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from invoked import invoke
 
 from specctl.errors import UsageError
 from specctl.observing.results import read_results
+from tests.support.invoked import invoke
 
 pytestmark = pytest.mark.slow
 

@@ -4,11 +4,11 @@ import json
 from functools import partial
 
 import pytest
-from invoked import invoke
 from transformers import GenerationMixin
 
 from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.observing.results import read_results
+from tests.support.invoked import invoke
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from fake_peer import ended, install
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -18,6 +17,7 @@ from specctl.errors import ModelError, UsageError
 from specctl.observing.results import read_results
 from specctl.peers.converted import Converted, write_manifest
 from specctl.peers.names import ENGINES, NO_DRAFT
+from tests.support.fake_peer import ended, install
 
 PEER = "onnxruntime-genai"
 LABEL = f"{PEER}:constant:5"

@@ -8,8 +8,6 @@ from functools import partial
 from unittest.mock import patch
 
 import pytest
-from invoked import invoke
-from toy_heads import random_eagle3
 
 from specctl.errors import UsageError
 from specctl.models.draft_heads.head_layers import LayerShape
@@ -22,6 +20,8 @@ from specctl.profile.known_names import predictor_path
 from specctl.replay.recording import batch_metering
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
+from tests.support.invoked import invoke
+from tests.support.toy_heads import random_eagle3
 
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},

@@ -4,11 +4,11 @@ import json
 from unittest.mock import patch
 
 import pytest
-from invoked import invoke
 
 from specctl.errors import UsageError
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
+from tests.support.invoked import invoke
 
 pytestmark = pytest.mark.slow
 

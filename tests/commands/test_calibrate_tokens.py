@@ -8,13 +8,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from invoked import invoke
 
 from specctl.errors import UsageError
 from specctl.models.files.token_counts import TokenCounts
 from specctl.models.loading.assembly import load_pair
 from specctl.profile import resolve
 from specctl.replay.recording import metering as costs
+from tests.support.invoked import invoke
 
 PROMPTS = [
     {"id": name, "prompt": text} for name, text in (("kite", "Tom had a red kite."), ("dog", "Sam saw a big dog."))

@@ -8,8 +8,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from invoked import invoke
-from onnx_models import small_pair
 from test_entry import IMPORTS, forked
 from transformers import AutoTokenizer
 
@@ -18,6 +16,8 @@ from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.placing.accelerator import may_be_there
+from tests.support.invoked import invoke
+from tests.support.onnx_models import small_pair
 
 DATA = Path(__file__).parents[1] / "data"
 HEAVY = ["torch", "transformers", "accelerate", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "matplotlib"]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from checkpoints import llama_config, save_model
 from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
@@ -15,6 +14,7 @@ from specctl.errors import ModelError
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.placing.memory import DeviceMemory
 from specctl.processes.cores import CoreTime
+from tests.support.checkpoints import llama_config, save_model
 
 app = typer.Typer()
 app.command()(doctor)

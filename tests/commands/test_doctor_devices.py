@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import typer
-from checkpoints import llama_config, save_model
-from toys import random_model
 from transformers import LlamaForCausalLM, MixtralConfig
 from typer.testing import CliRunner
 
@@ -31,6 +29,8 @@ from specctl.models.placing.memory import DeviceMemory, described
 from specctl.models.placing.placement import Placement
 from specctl.models.running.engines import EngineSettings, Where
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.toys import random_model
 
 GIB = 1 << 30
 H100 = Card("NVIDIA H100 80GB HBM3", 81559 << 20, "9.0")

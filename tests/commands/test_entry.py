@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from hostile import HOSTILE, commands
 
 from specctl import __main__ as entry
 from specctl import __version__
 from specctl.commands.app import app
+from tests.support.hostile import HOSTILE, commands
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}

@@ -10,9 +10,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from checkpoints import llama_config, save_model
-from invoked import invoke
-from other_tokenizers import byte_level, sentence_pieces
 
 from specctl.doctor import draft_candidates, draft_places
 from specctl.doctor.diagnosis import diagnose
@@ -20,6 +17,9 @@ from specctl.doctor.draft_places import models_here, models_on_hub
 from specctl.errors import UsageError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.profile.schema import ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.invoked import invoke
+from tests.support.other_tokenizers import byte_level, sentence_pieces
 
 
 def of_hub(name: str = "org/big") -> Checkpoint:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from checkpoints import save_model
 from transformers import MptConfig
 
 from specctl import __main__ as entry
 from specctl.profile.known_names import model_path
 from specctl.resuming.finished import Finished
+from tests.support.checkpoints import save_model
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}

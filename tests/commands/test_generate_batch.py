@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoked import invoke
-from onnx_models import needs_onnx, small_pair
 
 from specctl.errors import UsageError
 from specctl.models.onnx.packed.packed_passes import PackedPasses
@@ -16,6 +14,8 @@ from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import RowRequest
 from specctl.policies.rules.svip import Svip
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx, small_pair
 
 pytestmark = needs_onnx
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from checkpoints import save_model
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
+from tests.support.checkpoints import save_model
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from specctl import __main__ as entry
-from tests.checkpoints import llama_config, save_model
+from tests.support.checkpoints import llama_config, save_model
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
 TOY = (

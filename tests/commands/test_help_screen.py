@@ -7,7 +7,7 @@ import typer
 
 from specctl.commands.app import app
 from specctl.commands.help_screen import help_lines
-from tests.invoked import invoke
+from tests.support.invoked import invoke
 
 GROUP: Any = typer.main.get_command(app)
 

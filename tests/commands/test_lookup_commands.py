@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from invoked import invoke
 
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.results import read_results
+from tests.support.invoked import invoke
 
 PROMPT = "Tom said: I like my red kite. Mia said: I like my red kite too. Sam said: I like my red"
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from invoked import invoke
 
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.results import read_results
 from specctl.replay.parallel_replay import parallel_steps, rounds_in_turns
+from tests.support.invoked import invoke
 
 BLOCK = 3
 FORCED = ["-p", "embedded-constant", "--set", "draft.parallel=force", "--set", f"policy.draft_length={BLOCK}"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from hostile import HOSTILE, commands
 from test_entry import IMPORTS, forked
 
 from specctl import __main__ as entry
 from specctl.profile.discovery import packaged_directory
+from tests.support.hostile import HOSTILE, commands
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 

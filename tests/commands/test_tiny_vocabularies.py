@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoints import llama_config
-from invoked import invoke
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from specctl.observing.results import read_results
+from tests.support.checkpoints import llama_config
+from tests.support.invoked import invoke
 
 pytestmark = pytest.mark.slow
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import llama_config, save_model
-from invoked import invoke
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import ModelError, ProfileError, UsageError
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.invoked import invoke
 
 pytestmark = pytest.mark.slow
 

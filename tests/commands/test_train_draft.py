@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import llama_config, save_model
-from invoked import invoke
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -18,6 +16,8 @@ from specctl.errors import UsageError
 from specctl.training.collected import PROMPTS_PER_SHARD
 from specctl.training.drafts.courses import COURSES
 from specctl.training.material import INDEX
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.invoked import invoke
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
 TRAINING = ["--steps", "3", "--epochs", "2", "--lr", "0.003"]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import llama_config, save_model
-from invoked import invoke
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import ModelError, ProfileError, UsageError
 from specctl.training.collected import PROMPTS_PER_SHARD
 from specctl.training.material import INDEX
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.invoked import invoke
 
 PROMPTS = 5 * PROMPTS_PER_SHARD
 TRAINING = ["--depth", "1", "--reject-weight", "1", "--lr", "0.01", "--epochs", "40", "--batch-size", "8"]

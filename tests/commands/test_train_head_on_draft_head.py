@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import llama_config, save_model
-from invoked import invoke
 from safetensors import safe_open
-from toy_heads import random_block, random_eagle3
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -20,6 +17,9 @@ from specctl.training.collected import PROMPTS_PER_SHARD
 from specctl.training.material import INDEX
 from specctl.training.predictors import predictor_workshop
 from specctl.training.predictors.examples import ExampleFolder
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.invoked import invoke
+from tests.support.toy_heads import random_block, random_eagle3
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,10 @@
 """`specctl words`: what a screen shows is explained where only the package is installed."""
 
 import pytest
-from invoked import invoke
 
 from specctl.errors import UsageError
 from specctl.reporting.column_meanings import all_words
+from tests.support.invoked import invoke
 
 
 def test_a_column_a_field_and_a_term_are_explained() -> None:

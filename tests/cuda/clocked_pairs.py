@@ -9,8 +9,6 @@ from typing import Literal
 from unittest.mock import patch
 
 import torch
-from pretend_cuda import Costs, Devices
-from pretend_cuda.captures import Node
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -19,6 +17,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
+from tests.support.pretend_cuda import Costs, Devices
+from tests.support.pretend_cuda.captures import Node
 from tools.synthetic.shapes import Shape
 
 CLOCKED = ("specctl.models.passes.preparation_time",)

@@ -16,11 +16,10 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from clocked_pairs import LONGEST, WARM, clocked
-from pretend_cuda import Costs
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
@@ -29,6 +28,7 @@ from specctl.models.running.graph import Capturing
 from specctl.policies.base import Rule
 from specctl.policies.rules.constant import Constant
 from specctl.records import DraftStep
+from tests.support.pretend_cuda import Costs
 from tools.synthetic.shapes import SHAPES
 
 WAYS: dict[str, tuple[Any, ...]] = {

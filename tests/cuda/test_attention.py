@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import Devices
-from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
 
 from specctl.models.loading import model as loading
 from specctl.models.placing.placement import Placement
 from specctl.profile import resolve
+from tests.support.pretend_cuda import Devices
+from tests.support.pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

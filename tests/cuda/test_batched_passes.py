@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pretend_cuda import Devices, Tally
-from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of
-from toys import random_model
 
 from specctl.batching.read_passes import ReadPasses
 from specctl.decoding.rows.draft import Draft
@@ -18,6 +15,9 @@ from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import RowRequest
+from tests.support.pretend_cuda import Devices, Tally
+from tests.support.pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of
+from tests.support.toys import random_model
 
 ROWS = 4
 PICKED = 4

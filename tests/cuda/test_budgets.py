@@ -12,9 +12,6 @@ from unittest.mock import patch
 import pytest
 import torch
 import transformers
-from pretend_cuda import Devices, Tally
-from pretend_cuda.pairs import TEXT, on, runner_of
-from toys import random_model
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
@@ -22,6 +19,9 @@ from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
+from tests.support.pretend_cuda import Devices, Tally
+from tests.support.pretend_cuda.pairs import TEXT, on, runner_of
+from tests.support.toys import random_model
 
 GREEDY, SAMPLED, FILTERED = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
 NAMES = {GREEDY: "greedy", SAMPLED: "temperature 1", FILTERED: "top-k and top-p"}

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import Devices
-from pretend_cuda.pairs import TEXT, VOCABULARY, chain_head, on, runner_of, tiny_model, unexpected
-from toys import random_model
 
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
@@ -17,6 +14,9 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Runner
+from tests.support.pretend_cuda import Devices
+from tests.support.pretend_cuda.pairs import TEXT, VOCABULARY, chain_head, on, runner_of, tiny_model, unexpected
+from tests.support.toys import random_model
 
 MODEL = tiny_model()
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import Devices
-from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, Tokenizer
-from toys import noisy_copy, random_model, random_predictor, toy_disco
 
 from specctl.batching.pair_rows import passes_of
 from specctl.batching.row_replicas import RowReplicas
@@ -35,6 +32,9 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
 from specctl.replicas.window import Task, in_order
+from tests.support.pretend_cuda import Devices
+from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, Tokenizer
+from tests.support.toys import noisy_copy, random_model, random_predictor, toy_disco
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from pretend_cuda import Devices
-from pretend_cuda.pairs import VOCABULARY, on, tiny_model
-from toys import random_model
 
 from specctl.calibration.calibrated import measured_engine
 from specctl.models.placing.engine_table import build_runner
@@ -14,6 +11,9 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.graph import GraphRunner
 from specctl.profile import resolve
+from tests.support.pretend_cuda import Devices
+from tests.support.pretend_cuda.pairs import VOCABULARY, on, tiny_model
+from tests.support.toys import random_model
 
 
 def test_auto_is_graph_where_a_model_can_be_captured() -> None:

@@ -7,9 +7,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from pretend_cuda import Costs, Devices
-from pretend_cuda.clock import Clock
-from pretend_cuda.pairs import TEXT, on, rounds_of, runner_of, tiny_model
 from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -19,6 +16,9 @@ from specctl.models.running.graph import Capturing
 from specctl.policies import StoppingPolicy
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
+from tests.support.pretend_cuda import Costs, Devices
+from tests.support.pretend_cuda.clock import Clock
+from tests.support.pretend_cuda.pairs import TEXT, on, rounds_of, runner_of, tiny_model
 
 CLOCKED = ("specctl.models.passes.preparation_time",)
 SLOW_STEPS = Costs(node=8e-6)

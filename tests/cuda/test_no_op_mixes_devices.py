@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import Devices
-from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, spread, unexpected
-from toys import noisy_copy, random_model, random_predictor, toy_disco
 
 from specctl.decoding.composition import Stage, build_drafter, compose
 from specctl.decoding.drafters import ModelDrafter
@@ -34,6 +31,9 @@ from specctl.training.predictors.draft_states import ModelStates
 from specctl.training.predictors.examples import Example
 from specctl.training.predictors.mixing import acceptance, last_hidden_states, signals
 from specctl.training.predictors.predictor_learner import weighted_loss
+from tests.support.pretend_cuda import Devices
+from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, spread, unexpected
+from tests.support.toys import noisy_copy, random_model, random_predictor, toy_disco
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")

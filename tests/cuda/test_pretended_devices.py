@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from pretend_cuda import Costs, Devices, Tally
+
+from tests.support.pretend_cuda import Costs, Devices, Tally
 
 
 def test_tensors_of_two_devices_do_not_meet() -> None:

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import Costs, Devices
-from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, pair_on, tiny_model, unexpected
-from toys import random_model
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -20,6 +17,9 @@ from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable
+from tests.support.pretend_cuda import Costs, Devices
+from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, pair_on, tiny_model, unexpected
+from tests.support.toys import random_model
 
 CLOCK = ("specctl.models.passes.preparation_time",)
 pytestmark = pytest.mark.usefixtures("inference_mode")

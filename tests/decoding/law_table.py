@@ -12,10 +12,8 @@ from time import process_time
 import torch
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-from enumeration import largest_difference, steady_clocks, walk
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 from scipy.stats import chi2
-from toys import EOS, TableRunner, head_for, law, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -26,6 +24,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import Round
+from tests.support.enumeration import largest_difference, steady_clocks, walk
+from tests.support.toys import EOS, TableRunner, head_for, law, related_table, seeded, table, toy_head
 
 # Three tokens and few places, so that all branches can be walked.
 TARGET = table(8, eos_logit=-0.5, spread=1.0, vocabulary=3)

@@ -2,13 +2,22 @@
 
 import pytest
 import torch
-from toys import FAMILIES, TableRunner, random_model, random_predictor, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.specdec import SpecDecPlusPlus
+from tests.support.toys import (
+    FAMILIES,
+    TableRunner,
+    random_model,
+    random_predictor,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 PROMPT = [5, 9, 2]
 

@@ -2,8 +2,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from toys import round_of
 
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
@@ -11,6 +9,8 @@ from specctl.errors import RecordError
 from specctl.jsonl import Record
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.toys import round_of
 
 TOKENIZER = tiny_tokenizer()
 

@@ -7,8 +7,6 @@ from itertools import islice
 import pytest
 import torch
 from law_table import FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
-from toy_heads import random_block
-from toys import Replays, TableRunner, random_model, related_table, table
 
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.drafters import ModelDrafter
@@ -29,6 +27,8 @@ from specctl.policies.rules.confidence import ConfidentPrefix
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import ExtraToken, Round, StopReason
+from tests.support.toy_heads import random_block
+from tests.support.toys import Replays, TableRunner, random_model, related_table, table
 
 EXACT = 3e-7
 BIASED = 1e-2

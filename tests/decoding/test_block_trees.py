@@ -5,10 +5,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
-from onnx_heads import HEADS, sure_head, torch_runner
-from onnx_models import needs_onnx
-from toy_heads import random_block
-from toys import random_model, seeded
 
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.drafters import ModelDrafter
@@ -27,6 +23,10 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import Round
+from tests.support.onnx_heads import HEADS, sure_head, torch_runner
+from tests.support.onnx_models import needs_onnx
+from tests.support.toy_heads import random_block
+from tests.support.toys import random_model, seeded
 
 LAYERS = (0, 1, -1)
 SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)

@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_in_fractions import Rows, in_fractions
-from enumeration import COINS, law_of, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_table import DRAFT, MID, PLAIN, enumerate_decode, error, expected_law
-from toys import TableRunner, seeded
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -36,6 +33,9 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.profile import resolve
 from specctl.profile.schema import Verification
+from tests.support.block_in_fractions import Rows, in_fractions
+from tests.support.enumeration import COINS, law_of, walk
+from tests.support.toys import TableRunner, seeded
 
 BLOCK = replace(PLAIN, verification="block")
 EXACT, BIASED = 3e-7, 3e-4

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from law_table import DRAFT, LENGTH, MID, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
-from toys import EOS, LAYER, Script, StateTable, TableRunner, ToyDraftHead, noisy_copy, random_model, round_of
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
@@ -36,6 +35,17 @@ from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.svip import Svip
 from specctl.policies.source_choice import SourceChoice
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from tests.support.toys import (
+    EOS,
+    LAYER,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    noisy_copy,
+    random_model,
+    round_of,
+)
 
 EXACT, BIASED = 3e-7, 1e-2
 GREEDY = Sampling()

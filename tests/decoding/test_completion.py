@@ -2,8 +2,6 @@ from itertools import count
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from toys import Script
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
@@ -13,6 +11,8 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.profile.schema import SamplingTable
 from specctl.records import FinishReason
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.toys import Script
 
 TOKENIZER = tiny_tokenizer()
 TOKENIZER.add_special_tokens({"additional_special_tokens": ["<tool>"]})

@@ -5,21 +5,6 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from law_table import CASES, ENDS, FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
-from toy_heads import random_eagle3
-from toys import (
-    LAYER,
-    WITHOUT_FORESIGHT,
-    Replays,
-    Script,
-    StateTable,
-    TableRunner,
-    ToyDraftHead,
-    head_for,
-    random_model,
-    random_predictor,
-    related_table,
-    table,
-)
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -39,6 +24,21 @@ from specctl.models.running.static import StaticRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import ExtraToken, Round
+from tests.support.toy_heads import random_eagle3
+from tests.support.toys import (
+    LAYER,
+    WITHOUT_FORESIGHT,
+    Replays,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    head_for,
+    random_model,
+    random_predictor,
+    related_table,
+    table,
+)
 
 EXACT = 3e-7
 PROMPT = [5, 9, 2, 40, 33, 7, 12, 60]

@@ -5,12 +5,21 @@ from collections import Counter
 import pytest
 import torch
 from scipy.stats import chisquare
-from toys import FAMILIES, TableRunner, noisy_copy, random_model, random_predictor, related_table, seeded, table
 
 from specctl.decoding.along import CHUNK
 from specctl.decoding.draft_tokens import draw_along, predict_acceptance
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
+from tests.support.toys import (
+    FAMILIES,
+    TableRunner,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    related_table,
+    seeded,
+    table,
+)
 
 TARGET = table(seed=31)
 DRAFT = related_table(TARGET, seed=32)

@@ -7,10 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from few_tokens import FewTokens, trimmed
 from law_table import DRAFT, FEW, LENGTH, MID, SAMPLINGS, enumerate_decode, error, expected_law
-from onnx_models import needs_onnx, onnx_runner
-from toys import FAMILIES, Replays, TableRunner, generated, noisy_copy, random_model, seeded
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -38,6 +35,9 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Verification
 from specctl.records import Round
+from tests.support.few_tokens import FewTokens, trimmed
+from tests.support.onnx_models import needs_onnx, onnx_runner
+from tests.support.toys import FAMILIES, Replays, TableRunner, generated, noisy_copy, random_model, seeded
 
 EXACT, BIASED = 3e-7, 1e-2
 GREEDY, PLAIN, FILTERED = Sampling(), SAMPLINGS["T=1"], Sampling(temperature=0.8, top_p=0.9)

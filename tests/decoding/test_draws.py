@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import seeded
 
 import specctl.decoding
 from specctl.decoding.rows.draws import (
@@ -19,6 +18,7 @@ from specctl.decoding.rows.draws import (
     sibling,
     uniforms,
 )
+from tests.support.toys import seeded
 
 CPU = torch.device("cpu")
 SEEDS = [0, 1, 2**31 + 5, 2**32 - 1, 2**40 + 7, 2**64 - 1]

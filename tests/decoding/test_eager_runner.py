@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import FAMILIES, WINDOW, random_model, seeded
 
 from specctl.models.running.eager import EagerRunner
+from tests.support.toys import FAMILIES, WINDOW, random_model, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

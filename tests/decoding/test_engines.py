@@ -5,18 +5,6 @@ from functools import cache
 
 import pytest
 import torch
-from onnx_models import needs_onnx, sure_runner
-from toys import (
-    STOPPING,
-    WITHOUT_FORESIGHT,
-    Replays,
-    generated,
-    head_for,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    seeded,
-)
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
@@ -35,6 +23,18 @@ from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
+from tests.support.onnx_models import needs_onnx, sure_runner
+from tests.support.toys import (
+    STOPPING,
+    WITHOUT_FORESIGHT,
+    Replays,
+    generated,
+    head_for,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    seeded,
+)
 
 pytestmark = pytest.mark.crossed
 

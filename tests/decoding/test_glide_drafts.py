@@ -7,8 +7,6 @@ import pytest
 import torch
 from law_table import FEW, SAMPLINGS, Case, Enumeration, enumerate_decode, error, expected_law
 from test_draft_heads import PROMPT, play
-from toy_heads import random_glide
-from toys import Replays, TableRunner, random_model, random_predictor, related_table, table
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -29,6 +27,8 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.rules.svip import Svip
 from specctl.records import ExtraToken
+from tests.support.toy_heads import random_glide
+from tests.support.toys import Replays, TableRunner, random_model, random_predictor, related_table, table
 
 EXACT = 3e-7
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error
-from toys import EOS, TableRunner
 
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
@@ -27,6 +26,7 @@ from specctl.models.running.rules.grammar import GrammarRule
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
+from tests.support.toys import EOS, TableRunner
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will")
 

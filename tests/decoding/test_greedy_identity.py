@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from toys import (
+from transformers import PreTrainedModel
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.eager import EagerRunner
+from specctl.policies import POLICIES
+from tests.support.toys import (
     FAMILIES,
     STOPPING,
     WINDOW,
@@ -14,14 +22,6 @@ from toys import (
     random_predictor,
     seeded,
 )
-from transformers import PreTrainedModel
-
-from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
-from specctl.policies import POLICIES
 
 LENGTH = 4 * WINDOW
 SHORT, LONG = (1, 5, 9), tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())

@@ -4,19 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import (
-    EOS,
-    FAMILIES,
-    Script,
-    TableRunner,
-    assert_raw_signals,
-    noisy_copy,
-    random_model,
-    related_table,
-    seeded,
-    table,
-    toy_head,
-)
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -32,6 +19,19 @@ from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.policies.rules.svip import Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from tests.support.toys import (
+    EOS,
+    FAMILIES,
+    Script,
+    TableRunner,
+    assert_raw_signals,
+    noisy_copy,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 GREEDY, PLAIN, FILTERED = Sampling(), Sampling(temperature=1.0), Sampling(0.7, 3, 0.9)
 TARGET = table(seed=21)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from toys import seeded
 
 from specctl.decoding.rows import judging, rows_of
 from specctl.decoding.rows.draft import Draft
@@ -15,6 +14,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
+from tests.support.toys import seeded
 
 IDS = 40
 SAMPLINGS = {

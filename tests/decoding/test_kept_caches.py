@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
-from toys import STOPPING, Replays, noisy_copy, random_model, seeded
 from transformers import PreTrainedModel
 
 from specctl.batching.row_count import worthwhile
@@ -32,6 +29,9 @@ from specctl.policies.rules.constant import Constant
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
+from tests.support.toys import STOPPING, Replays, noisy_copy, random_model, seeded
 
 TOKENIZER = tiny_tokenizer()
 OPENING = torch.randint(1, 64, (70,), generator=seeded(5)).tolist()

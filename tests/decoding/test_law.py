@@ -27,7 +27,6 @@ from law_table import (
     fit,
     sample,
 )
-from toys import DropsWhatItSaw, TableRunner, toy_head
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
@@ -44,6 +43,7 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.policies.rules.svip import Svip
 from specctl.records import ExtraToken, Round
+from tests.support.toys import DropsWhatItSaw, TableRunner, toy_head
 
 pytestmark = [pytest.mark.crossed, pytest.mark.usefixtures("drafts_at_will")]
 

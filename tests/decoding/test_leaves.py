@@ -11,24 +11,6 @@ import torch
 from hypothesis import strategies as st
 from law_table import DRAFT, ENDS, FEW, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
 from scripted_rounds import scripted_rounds
-from toys import (
-    LAYER,
-    NUMBERS,
-    STOPPING,
-    WITHOUT_FORESIGHT,
-    Script,
-    StateTable,
-    TableRunner,
-    ToyDraftHead,
-    generated,
-    head_for,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    related_table,
-    seeded,
-    table,
-)
 from transformers import GenerationConfig
 
 from specctl.decoding import round as one_round
@@ -56,6 +38,24 @@ from specctl.policies.leaf_rule import ConfidenceLeaves, ConstantLeaves, CostLea
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import DraftStep, ExtraToken, Round
+from tests.support.toys import (
+    LAYER,
+    NUMBERS,
+    STOPPING,
+    WITHOUT_FORESIGHT,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    generated,
+    head_for,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    related_table,
+    seeded,
+    table,
+)
 
 EXACT, BIASED = 3e-7, 1e-2
 PLAIN, FILTERED = SAMPLINGS["T=1"], SAMPLINGS[FEW]

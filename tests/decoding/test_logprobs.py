@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from toys import STOPPING, TableRunner, related_table, seeded, table
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
@@ -15,6 +14,7 @@ from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import ExtraToken, Round
+from tests.support.toys import STOPPING, TableRunner, related_table, seeded, table
 
 TARGET, DRAFT = table(3, eos_logit=-9.0), related_table(table(3, eos_logit=-9.0), 4)
 PROMPT = [1, 2]

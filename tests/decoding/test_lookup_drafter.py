@@ -6,12 +6,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from enumeration import steady_clocks
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from law_table import LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
-from toys import EOS, Script, TableRunner, noisy_copy, random_model
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specctl.decoding import round as one_round
@@ -38,6 +35,9 @@ from specctl.policies.rules.heuristic import Heuristic
 from specctl.policies.rules.svip import Svip
 from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round, StopReason
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.enumeration import steady_clocks
+from tests.support.toys import EOS, Script, TableRunner, noisy_copy, random_model
 
 EXACT, BIASED = 3e-7, 1e-2
 GREEDY = Sampling()

@@ -1,19 +1,6 @@
 import pytest
 import torch
 from scripted_rounds import scripted_rounds
-from toys import (
-    EOS,
-    Script,
-    StateTable,
-    TableRunner,
-    ToyDraftHead,
-    assert_raw_signals,
-    head_for,
-    related_table,
-    seeded,
-    table,
-    toy_head,
-)
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -26,6 +13,19 @@ from specctl.policies.base import Rule, Signal
 from specctl.policies.rules.constant import Constant, NoDraft
 from specctl.policies.rules.svip import Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from tests.support.toys import (
+    EOS,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    assert_raw_signals,
+    head_for,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 pytestmark = pytest.mark.crossed
 

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from law_table import DRAFT, SAMPLINGS, enumerate_decode, error, expected_law
-from toy_heads import random_block
-from toys import TableRunner, noisy_copy, random_model
-from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -37,6 +33,10 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Profile
 from specctl.records import Round
 from specctl.replay.play import rounds
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.toy_heads import random_block
+from tests.support.toys import TableRunner, noisy_copy, random_model
+from tests.support.traced import live, pair_of, shape, trace_of
 
 TEXT, MASK = [5, 9, 2, 40, 33], 63
 GREEDY = Sampling()

@@ -3,7 +3,6 @@
 from typing import Any, cast
 
 import pytest
-from toys import TableRunner, related_table, table
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.named_drafters import KEPT, NamedDrafters
@@ -14,6 +13,7 @@ from specctl.policies import Setting
 from specctl.profile.schema import DraftTable, PolicyTable
 from specctl.records import Round
 from specctl.round_trace import trace_line
+from tests.support.toys import TableRunner, related_table, table
 
 TARGET = table(1)
 DRAFT = DraftTable(model="draft", policy=PolicyTable(name="svip"), batch_policies={"4": "constant:draft_length=2"})

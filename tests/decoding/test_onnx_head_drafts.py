@@ -6,10 +6,6 @@ from functools import cache
 import pytest
 import torch
 from law_table import FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
-from onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
-from onnx_models import needs_onnx, sure_runner
-from toy_heads import random_block, random_eagle3
-from toys import random_model
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -20,6 +16,10 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.runner import Runner
 from specctl.policies.rules.constant import Constant
 from specctl.records import ExtraToken, Round
+from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
+from tests.support.onnx_models import needs_onnx, sure_runner
+from tests.support.toy_heads import random_block, random_eagle3
+from tests.support.toys import random_model
 
 pytestmark = needs_onnx
 

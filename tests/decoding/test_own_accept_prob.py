@@ -5,19 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from toys import (
-    FAMILIES,
-    Replays,
-    TableRunner,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    related_table,
-    seeded,
-    table,
-    toy_disco,
-)
-from traced import pair_of
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter, readable
@@ -40,6 +27,19 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.disco import Disco
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.records import DraftStep
+from tests.support.toys import (
+    FAMILIES,
+    Replays,
+    TableRunner,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    related_table,
+    seeded,
+    table,
+    toy_disco,
+)
+from tests.support.traced import pair_of
 
 PROMPT = [5, 9, 2]
 OWN = frozenset({"own_accept_prob"})

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
 from law_table import (
     BY_BLOCK,
     DRAFT,
@@ -27,11 +26,9 @@ from law_table import (
     fit,
     sample,
 )
-from recurrent_models import noisy_recurrent, recurrent_model
 from test_greedy_identity import FAMILIES, LONG, SHORT, drafts
 from test_greedy_identity import LENGTH as WRITTEN
 from test_kept_caches import ENGINES
-from toys import Replays, TableRunner, ToyDraftHead, generated, noisy_copy, random_model, seeded
 
 from specctl.decoding import parallel
 from specctl.decoding.composition import build_drafter
@@ -54,6 +51,9 @@ from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.recurrent_models import noisy_recurrent, recurrent_model
+from tests.support.toys import Replays, TableRunner, ToyDraftHead, generated, noisy_copy, random_model, seeded
 
 EXACT, BIASED = 3e-7, 1e-2
 TOKENIZER = tiny_tokenizer()

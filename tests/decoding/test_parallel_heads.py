@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_references import reference
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
-from toy_heads import SHAPE
-from toys import random_model, seeded
-from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.rows.draft import Drafter
@@ -30,6 +26,10 @@ from specctl.policies import NONE, Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.replay.play import rounds
+from tests.support.eagle_references import reference
+from tests.support.toy_heads import SHAPE
+from tests.support.toys import random_model, seeded
+from tests.support.traced import live, pair_of, shape, trace_of
 
 NAME = "peagle-speculators"
 

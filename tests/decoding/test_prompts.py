@@ -1,9 +1,9 @@
 import pytest
-from checkpoints import tiny_tokenizer
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError, UsageError
 from specctl.profile.schema import PromptTable
+from tests.support.checkpoints import tiny_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"

@@ -8,18 +8,6 @@ from typing import Any
 import pytest
 import torch
 from law_table import BY_BLOCK, TARGET
-from onnx_models import needs_onnx
-from quantised_forms import ONNX, OTHER_WAYS, TORCHAO, TRAINED, TREES, Form, target_of
-from toys import (
-    STOPPING,
-    WITHOUT_FORESIGHT,
-    TableRunner,
-    generated,
-    head_for,
-    noisy_copy,
-    random_model,
-    random_predictor,
-)
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
@@ -39,6 +27,18 @@ from specctl.profile import resolve
 from specctl.profile.schema import ModelTable
 from specctl.records import Round
 from tests.faults.quantised import ROUNDED, greedy_differs, law_error, single_rows
+from tests.support.onnx_models import needs_onnx
+from tests.support.quantised_forms import ONNX, OTHER_WAYS, TORCHAO, TRAINED, TREES, Form, target_of
+from tests.support.toys import (
+    STOPPING,
+    WITHOUT_FORESIGHT,
+    TableRunner,
+    generated,
+    head_for,
+    noisy_copy,
+    random_model,
+    random_predictor,
+)
 
 pytest.importorskip("torchao")
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from toys import random_predictor, seeded
 
 from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draws import uniforms
@@ -11,6 +10,7 @@ from specctl.decoding.rows.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.policies import DISTRIBUTION_SIGNALS
+from tests.support.toys import random_predictor, seeded
 
 HERE = torch.device("cpu")
 

@@ -8,9 +8,6 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from enumeration import largest_difference, law_of, walk
-from recurrent_models import CONVOLUTIONS, FAMILIES, NOT_HERE, RECURRENT, noisy_recurrent, recurrent_model
-from toys import WINDOW, random_model, seeded
 from transformers import GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -26,6 +23,9 @@ from specctl.models.running.eager import REREAD, EagerRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.records import Round
+from tests.support.enumeration import largest_difference, law_of, walk
+from tests.support.recurrent_models import CONVOLUTIONS, FAMILIES, NOT_HERE, RECURRENT, noisy_recurrent, recurrent_model
+from tests.support.toys import WINDOW, random_model, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

@@ -7,12 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from pretend_cuda import Devices
-from pretend_cuda.pairs import on
-from rotating_models import BORDER, CONFIGS, SHAPE, TEXT, VOCABULARY, weights
-from toys import Replays, generated, random_model
-from traced import live, shape, trace_of
 from transformers import GenerationConfig, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -39,6 +33,12 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.replay.play import rounds
 from specctl.replicas.window import Task, in_order
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.pretend_cuda import Devices
+from tests.support.pretend_cuda.pairs import on
+from tests.support.rotating_models import BORDER, CONFIGS, SHAPE, TEXT, VOCABULARY, weights
+from tests.support.toys import Replays, generated, random_model
+from tests.support.traced import live, shape, trace_of
 
 LENGTH = 20
 PROMPTS = {

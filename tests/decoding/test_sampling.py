@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from toys import seeded
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
@@ -27,6 +26,7 @@ from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.base_tables import FILTERS, SamplingTable
+from tests.support.toys import seeded
 
 SHAPED = [
     Sampling(1.0, typical_p=0.9),

@@ -6,12 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model, tiny_tokenizer
 from law_table import DRAFT as LAW_DRAFT
 from law_table import PROMPT as LAW_PROMPT
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
-from toys import TableRunner, Ticks, generated, noisy_copy, random_model, seeded
-from traced import live, pair_of, shape, trace_of
 
 from specctl.batching.pair_rows import passes_of, split
 from specctl.decoding import round as one_round
@@ -31,6 +28,9 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.records import Round, StopReason
 from specctl.replay.play import play, players_of
+from tests.support.checkpoints import llama_config, save_model, tiny_tokenizer
+from tests.support.toys import TableRunner, Ticks, generated, noisy_copy, random_model, seeded
+from tests.support.traced import live, pair_of, shape, trace_of
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 CONTEXT, LENGTH, MASK, DEPTH = 24, 40, 63, 6

@@ -9,23 +9,7 @@ from unittest.mock import patch
 import law_table
 import pytest
 import torch
-from enumeration import steady_clocks
 from law_table import ENDS, Case, enumerate_decode, error, expected_law
-from toy_heads import random_block, random_eagle3
-from toys import (
-    EOS,
-    STOPPING,
-    Replays,
-    TableRunner,
-    head_for,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    related_table,
-    seeded,
-    table,
-    toy_head,
-)
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
@@ -49,6 +33,22 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.records import Round, StopReason
 from specctl.replay.recording.metering import Asked
+from tests.support.enumeration import steady_clocks
+from tests.support.toy_heads import random_block, random_eagle3
+from tests.support.toys import (
+    EOS,
+    STOPPING,
+    Replays,
+    TableRunner,
+    head_for,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 pytestmark = pytest.mark.crossed
 

@@ -1,15 +1,15 @@
 from unittest.mock import patch
 
 import pytest
-from checkpoints import tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_tokenizers import sentence_pieces
 from transformers import AutoTokenizer
 
 from specctl.decoding.text import TextStream, decode_after, find_stop, silent_ids, special_ids
 from specctl.models.files.tokenizer import BareTokenizer, light
 from specctl.profile.known_names import model_path
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.other_tokenizers import sentence_pieces
 
 TINY = tiny_tokenizer(merges=[("t", "h"), ("Ã", "©"), ("ð", "Ł")], added=["<tool>"])
 EMBEDDED = AutoTokenizer.from_pretrained(model_path("target"))

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 import torch
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
-from onnx_models import needs_onnx, onnx_runner
-from other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
-from toys import Replays, TableRunner, Ticks, generated, table
-from traced import live, pair_of, shape, trace_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specctl.decoding import round as one_round
@@ -33,6 +29,10 @@ from specctl.policies import NONE, POLICIES, Setting
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.replay.play import rounds
+from tests.support.onnx_models import needs_onnx, onnx_runner
+from tests.support.other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
+from tests.support.toys import Replays, TableRunner, Ticks, generated, table
+from tests.support.traced import live, pair_of, shape, trace_of
 
 EXACT, BIASED = 3e-7, 1e-2
 TOYS = {

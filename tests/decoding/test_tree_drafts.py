@@ -9,7 +9,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from enumeration import steady_clocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_table import (
@@ -28,26 +27,6 @@ from law_table import (
     sample,
 )
 from scripted_rounds import scripted_rounds
-from toys import (
-    LAYER,
-    NUMBERS,
-    STOPPING,
-    WITHOUT_FORESIGHT,
-    Replays,
-    Script,
-    StateTable,
-    TableRunner,
-    ToyDraftHead,
-    assert_raw_signals,
-    generated,
-    head_for,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    related_table,
-    seeded,
-    table,
-)
 from transformers import GenerationConfig
 
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
@@ -80,6 +59,27 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from tests.support.enumeration import steady_clocks
+from tests.support.toys import (
+    LAYER,
+    NUMBERS,
+    STOPPING,
+    WITHOUT_FORESIGHT,
+    Replays,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    assert_raw_signals,
+    generated,
+    head_for,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    related_table,
+    seeded,
+    table,
+)
 
 EXACT, BIASED = 3e-7, 1e-2
 PLAIN, FILTERED = SAMPLINGS["T=1"], SAMPLINGS[FEW]

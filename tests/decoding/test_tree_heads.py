@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from eagle_references import reference
-from toy_heads import random_eagle3, random_glide
-from toys import Replays, random_model, seeded
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -22,6 +19,9 @@ from specctl.models.running.eager import EagerRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import Round
+from tests.support.eagle_references import reference
+from tests.support.toy_heads import random_eagle3, random_glide
+from tests.support.toys import Replays, random_model, seeded
 
 LAYERS = (0, 1, -1)
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)

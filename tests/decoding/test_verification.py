@@ -2,11 +2,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from enumeration import law_of, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
-from toys import seeded
 
 from specctl.decoding.rows import device_rows, rows_of
 from specctl.decoding.rows.device_laws import draw
@@ -16,6 +14,8 @@ from specctl.decoding.rows.rows_of import verify
 from specctl.decoding.sampling import Sampling
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
+from tests.support.enumeration import law_of, walk
+from tests.support.toys import seeded
 
 BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from toys import Script, TableRunner, related_table, table
 
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
@@ -15,6 +14,7 @@ from specctl.models.running.lookup_runner import LookupRunner
 from specctl.policies import TextRead
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.records import Round
+from tests.support.toys import Script, TableRunner, related_table, table
 
 PROMPT = [1, 2, 3, 1, 2, 4]
 TARGET = table(3)

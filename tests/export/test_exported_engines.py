@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 import pytest
 import yaml
-from made_traces import flat_costs, trace, traces
 
 from specctl.calibration.batch_sizes import with_batches
 from specctl.calibration.grids import grid
@@ -28,6 +27,7 @@ from specctl.export.spelling import lengths_of
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
+from tests.support.made_traces import flat_costs, trace, traces
 
 NAMES = Names("org/big", "small models/d")
 K5 = Setting.of({"name": "constant", "draft_length": 5})

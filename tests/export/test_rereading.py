@@ -5,8 +5,6 @@ from math import sqrt
 
 import pytest
 import torch
-from toys import TableRunner, related_table, seeded, table
-from traced import pair_of
 
 from specctl.decoding.sampling import Sampling
 from specctl.export.rereading import GREEDY, Reading, traces_as
@@ -16,6 +14,8 @@ from specctl.replay.play import rounds
 from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.trace_files import TraceHeader, TraceSet
 from specctl.replay.traces import Trace
+from tests.support.toys import TableRunner, related_table, seeded, table
+from tests.support.traced import pair_of
 
 WORDS, LENGTH, DEPTH = 14, 400, 8
 PROMPT = [3, 1]

@@ -5,10 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoints import tiny_tokenizer
-from made_traces import flat_costs
-from toys import noisy_copy, random_model
-from traced import trace_of
 from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
@@ -24,6 +20,10 @@ from specctl.peers.assisted import AssistedPeer
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.replay.trace_files import TraceHeader, TraceSet
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.made_traces import flat_costs
+from tests.support.toys import noisy_copy, random_model
+from tests.support.traced import trace_of
 
 PROMPTS = {"a": [5, 9, 2, 7], "b": [3, 1, 4, 1, 5]}
 LIMIT = 40

@@ -29,8 +29,8 @@ import specctl
 from specctl.errors import SpecctlError
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.layer_sizes import cached_values
-from tests.checkpoints import tiny_tokenizer
 from tests.faults.tiny_families import ENDS, built, class_of, families, noisy, tiny_config
+from tests.support.checkpoints import tiny_tokenizer
 
 END: int = ENDS["eos_token_id"]
 LENGTH, DRAFT = 32, 5

@@ -27,7 +27,7 @@ from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
 from specctl.replay.recording import collecting, metering
 from specctl.training import collected, saved_state, subjects  # noqa: F401
-from tests.checkpoints import llama_config, save_model
+from tests.support.checkpoints import llama_config, save_model
 
 Items = Iterable[tuple[str, Any]]
 """What a run leaves: each item with a key, equal in all runs but for times."""

@@ -23,10 +23,17 @@ import torch
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in (".", "decoding")]
-from enumeration import largest_difference
 from law_table import DRAFT, ENDS, HEAD, MID, SAMPLINGS, SETTINGS, enumerate_decode
-from onnx_models import exported_once
-from quantised_forms import (
+
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Drafter
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.rounding import ROUNDING, widths_apart
+from specctl.policies import POLICIES
+from tests.support.enumeration import largest_difference
+from tests.support.onnx_models import exported_once
+from tests.support.quantised_forms import (
     BFLOAT16,
     ONNX,
     OTHER_WAYS,
@@ -40,14 +47,7 @@ from quantised_forms import (
     prompts_of,
     target_of,
 )
-from toys import WITHOUT_FORESIGHT, TableRunner
-
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.sampling import Sampling
-from specctl.models.running.rounding import ROUNDING, widths_apart
-from specctl.policies import POLICIES
+from tests.support.toys import WITHOUT_FORESIGHT, TableRunner
 
 Case = tuple[Form, str, str]
 """A form, a way to draft, and a family or a sampling."""

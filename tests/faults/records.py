@@ -22,8 +22,8 @@ from specctl.outputs import Outputs
 from specctl.profile.schema import DraftTable, ModelTable, Profile, SamplingTable
 from specctl.resuming.finished import Finished
 from specctl.resuming.identities import distinct
-from tests.checkpoints import llama_config, save_model
 from tests.faults.mutations import Tally, main, mutated
+from tests.support.checkpoints import llama_config, save_model
 
 CONTEXT = 48
 """Tokens that the models hold, so that no record takes long."""

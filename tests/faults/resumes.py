@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 from specctl import __main__ as entry
 from specctl.decoding.session import Session
-from tests.checkpoints import llama_config, save_model
 from tests.faults.mutations import Tally, main
+from tests.support.checkpoints import llama_config, save_model
 
 WORDS = ("the moon", "a kite", "one", "x", "who came to the door")
 

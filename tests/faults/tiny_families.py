@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from tests.recurrent_models import FAMILIES as RECURRENT
+from tests.support.recurrent_models import FAMILIES as RECURRENT
 
 VOCABULARY, WIDTH, WINDOW, PLACES = 258, 64, 8, 512
 LARGEST = 60_000_000

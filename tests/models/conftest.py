@@ -2,7 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import Hub, serving
+
+from tests.support.checkpoints import Hub, serving
 
 
 @pytest.fixture

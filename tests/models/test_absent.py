@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from checkpoints import save_model
 
 from specctl.errors import AbsentError
 from specctl.models.files.checkpoint import locate
@@ -9,6 +8,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.placing.absent import absence, download_note, weights_by_name
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable
+from tests.support.checkpoints import save_model
 
 
 @pytest.fixture

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save_model as save_shared
 from torch import nn
-from toys import random_predictor
 
 from specctl.errors import ModelError
 from specctl.models.files.stored_weights import files_hash
@@ -18,6 +16,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.predictors.predictor_checkpoint import CONFIG, WEIGHTS, locate_predictor, save_predictor
 from specctl.models.predictors.state_predictor import StatePredictor, predictor_from, predictor_from_published
 from specctl.profile.schema import Profile
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.toys import random_predictor
 
 WIDTH = 16
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
-from onnx_models import needs_onnx
 from transformers import AutoModelForCausalLM
 
 from specctl.doctor.diagnosis import diagnose
@@ -23,6 +21,8 @@ from specctl.models.loading.model import load_model
 from specctl.models.predictors.predictor_checkpoint import PredictorCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.onnx_models import needs_onnx
 
 pytestmark = [
     pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from checkpoints import tiny_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -15,6 +14,7 @@ from specctl.decoding.text import TextStream, decode_after, find_stop, special_i
 from specctl.models.files.chat_template import CannotRender, ChatTemplate
 from specctl.models.files.tokenizer import PROBES, BareTokenizer, Spelling
 from specctl.profile import resolve
+from tests.support.checkpoints import tiny_tokenizer
 
 TEXTS = (
     *PROBES,

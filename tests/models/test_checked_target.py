@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from recurrent_models import noisy_recurrent, recurrent_model
-from toys import noisy_copy, random_model
 from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -20,6 +18,8 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
 from specctl.policies.rules.constant import Constant
+from tests.support.recurrent_models import noisy_recurrent, recurrent_model
+from tests.support.toys import noisy_copy, random_model
 
 PROMPT = (7, 3, 12, 5)
 

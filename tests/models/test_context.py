@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import llama_config, save_model
 from torch import nn
-from toys import generated, random_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specctl.decoding.session import Session
@@ -16,6 +14,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.context import ENDLESS, context_length, extended
 from specctl.models.running.eager import EagerRunner
 from specctl.profile.schema import Profile, SamplingTable
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.toys import generated, random_model
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
-from other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
 
 from specctl.models.translation.agreement import agreement
 from specctl.models.translation.continuation import FARTHEST, Continuation
 from specctl.models.translation.draft_text import DraftText
 from specctl.models.translation.token_map import TokenMap
+from tests.support.other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
 
 
 def after(tokens: TokenMap, *ids: int) -> DraftText:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from toys import noisy_copy, random_model, random_predictor, seeded
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -16,6 +15,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import GraphRunner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES
+from tests.support.toys import noisy_copy, random_model, random_predictor, seeded
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from toys import random_predictor
 
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
@@ -22,6 +21,7 @@ from specctl.models.predictors.predictor_checkpoint import (
     save_weights,
 )
 from specctl.profile import resolve
+from tests.support.toys import random_predictor
 
 
 def weights(width: int = 3) -> dict[str, torch.Tensor]:

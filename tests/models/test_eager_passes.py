@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from toys import random_model
 
 from specctl.models.running.eager import EagerRunner
+from tests.support.toys import random_model
 
 
 @pytest.mark.parametrize(("keep", "rows"), [(0, 1), (1, 1), (2, 2)])

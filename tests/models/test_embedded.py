@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from toys import WITHOUT_FORESIGHT
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
@@ -20,6 +19,7 @@ from specctl.profile import resolve
 from specctl.profile.known_names import model_path
 from specctl.profile.schema import SamplingTable
 from specctl.records import StopReason
+from tests.support.toys import WITHOUT_FORESIGHT
 
 PROMPT = "Once upon a time"
 LENGTH = 24

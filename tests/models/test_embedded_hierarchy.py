@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from hsddw_settings import PAPERS_WINDOW, settings, write_settings
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
@@ -15,6 +14,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.profile import resolve
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
 from specctl.round_trace import trace_line
+from tests.support.hsddw_settings import PAPERS_WINDOW, settings, write_settings
 
 PROMPT = "Once upon a time"
 LENGTH = 40

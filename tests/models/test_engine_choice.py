@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from toys import noisy_copy, random_model
 
 from specctl.errors import ModelError
 from specctl.models.passes import compilation
@@ -19,6 +18,7 @@ from specctl.models.running.engines import (
 )
 from specctl.models.running.static import StaticRunner
 from specctl.profile.schema import Profile
+from tests.support.toys import noisy_copy, random_model
 
 TOKENS: list[int] = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(3)).tolist()
 

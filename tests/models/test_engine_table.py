@@ -5,7 +5,6 @@ from typing import get_args
 import pytest
 import torch
 from pydantic import ValidationError
-from toys import random_model
 from transformers import PreTrainedModel
 
 from specctl.models.placing import engine_table
@@ -15,6 +14,7 @@ from specctl.models.running.engines import Engine, EngineSettings, Where
 from specctl.models.running.runner import Runner
 from specctl.profile.schema import Engine as EngineName
 from specctl.profile.schema import Profile
+from tests.support.toys import random_model
 
 CPU, CUDA = Where(("cpu",), 1 << 30), Where(("cuda:0",), 1 << 30)
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model, tiny_tokenizer
 from draft_heads.mtp_targets import head_of
-from eagle_references import reference
-from toy_heads import random_eagle3
 from transformers import AutoModelForCausalLM
 
 from specctl.decoding.composition import build_drafter
@@ -26,6 +23,9 @@ from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.pair import Pair
 from specctl.profile import resolve
 from specctl.profile.schema import DraftTable, Profile
+from tests.support.checkpoints import llama_config, save_model, tiny_tokenizer
+from tests.support.eagle_references import reference
+from tests.support.toy_heads import random_eagle3
 
 
 def profile(*settings: str, draft: str = "embedded:draft") -> Profile:

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from few_tokens import trimmed
-from pretend_cuda.pairs import tiny_model
-from toys import FAMILIES, Replays, random_model
 
 from specctl.models.passes.buffer_layers import RowLayer
 from specctl.models.running.eager import EagerRunner
@@ -17,6 +14,9 @@ from specctl.models.running.graph import GraphRunner
 from specctl.models.running.row_passes.fixed_rows import FixedRows, Shape
 from specctl.models.running.runner import RowRequest
 from specctl.models.running.static import StaticRunner
+from tests.support.few_tokens import trimmed
+from tests.support.pretend_cuda.pairs import tiny_model
+from tests.support.toys import FAMILIES, Replays, random_model
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 VOCABULARY, ROWS = 60, 3

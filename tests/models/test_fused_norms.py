@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from toys import FAMILIES, random_model
 
 from specctl.models.running.fused_norms import fuse_norms
+from tests.support.toys import FAMILIES, random_model
 
 FUSED = {"llama", "mistral", "qwen3"}
 

@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
-from waiting_grammars import gone
 
 from specctl.errors import RecordError
 from specctl.models.running.grammars import grammar_text, trial_process
 from specctl.models.running.rules import grammar
 from specctl.models.running.rules.grammar import Grammars
+from tests.support.waiting_grammars import gone
 
 pytest.importorskip("llguidance")
 EMBEDDED = Path(grammar.__file__).parents[2] / "embedded" / "target"
@@ -29,7 +29,7 @@ def of_program(program: str, monkeypatch: pytest.MonkeyPatch) -> Grammars:
 
 @pytest.fixture
 def grammars(monkeypatch: pytest.MonkeyPatch) -> Iterator[Grammars]:
-    found = of_program("waiting_grammars", monkeypatch)
+    found = of_program("tests.support.waiting_grammars", monkeypatch)
     yield found
     found._trials._end()
 
@@ -107,7 +107,7 @@ def test_a_program_that_is_killed_is_started_again(grammars: Grammars) -> None:
 
 def test_where_processes_cannot_fork_grammars_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
-    grammars = of_program("waiting_grammars", monkeypatch)
+    grammars = of_program("tests.support.waiting_grammars", monkeypatch)
     assert grammars.compiled(("json_schema", '{"enum": ["red"]}')).fit
     for source in (("regex", "(["), ("json_schema", '{"type": 5}'), ("json_schema", "false")):
         with pytest.raises(RecordError, match=f"^{source[0]}: "):

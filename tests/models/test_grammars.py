@@ -6,7 +6,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from random_schemas import random_schema
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
@@ -20,6 +19,7 @@ from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import FinishReason
 from specctl.replay.recording.collecting import collect_traces
+from tests.support.random_schemas import random_schema
 
 pytest.importorskip("llguidance")
 SCHEMA: dict[str, Any] = {

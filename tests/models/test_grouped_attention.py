@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from pretend_cuda import Devices
-from toys import seeded
 from transformers import AttentionInterface
 
 from specctl.models.running.grouped_attention import grouped
+from tests.support.pretend_cuda import Devices
+from tests.support.toys import seeded
 
 USUAL = AttentionInterface()["sdpa"]
 

@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import save_model
-from invoked import invoke
-from recurrent_models import NOT_HERE, RECURRENT, recurrent_model
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -23,6 +20,9 @@ from specctl.models.placing.model_config import load_config
 from specctl.models.placing.shard_plan import shard_plan
 from specctl.profile.schema import ModelTable
 from specctl.training.drafts.networks import Given
+from tests.support.checkpoints import save_model
+from tests.support.invoked import invoke
+from tests.support.recurrent_models import NOT_HERE, RECURRENT, recurrent_model
 
 PLAIN = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 PLAIN |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3}

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import Hub, llama_config, save_model
 from transformers import ByT5Tokenizer, GPTNeoXConfig, LlamaModel, Qwen3Config
 
 from specctl.errors import ModelError
@@ -15,6 +14,7 @@ from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, lo
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.memory import DeviceMemory
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+from tests.support.checkpoints import Hub, llama_config, save_model
 
 
 @pytest.fixture

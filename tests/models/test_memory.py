@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import Hub, llama_config, save_model
 from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 
 from specctl.errors import ModelError
@@ -14,6 +13,7 @@ from specctl.models.placing import accelerator
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
 from specctl.models.placing.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
+from tests.support.checkpoints import Hub, llama_config, save_model
 
 GIB = 2**30
 SEVEN_BILLION = Estimate(

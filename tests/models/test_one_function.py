@@ -8,9 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from checkpoints import save_model, tiny_tokenizer
-from recurrent_models import noisy_recurrent, recurrent_model
-from toys import WINDOW, generated, random_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -46,6 +43,9 @@ from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile, SamplingTable
+from tests.support.checkpoints import save_model, tiny_tokenizer
+from tests.support.recurrent_models import noisy_recurrent, recurrent_model
+from tests.support.toys import WINDOW, generated, random_model
 
 SHAPE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0}

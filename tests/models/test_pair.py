@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.profile.schema import DraftTable, Profile
+from tests.support.checkpoints import llama_config, save_model
 
 
 def profile(target, *drafts):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import save_model
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -24,6 +23,7 @@ from specctl.models.placing.model_config import ModelConfig, load_config
 from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
+from tests.support.checkpoints import save_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 320,

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoints import llama_config, save_model
 
 from specctl.doctor.diagnosis import diagnose
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.proportion import large_draft
 from specctl.models.running.engines import EngineSettings
 from specctl.profile.schema import Profile
+from tests.support.checkpoints import llama_config, save_model
 
 
 @pytest.fixture(scope="module")

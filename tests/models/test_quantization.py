@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from transformers import AutoConfig, GPT2Config, LlamaConfig, PreTrainedModel
 
 from specctl.doctor.diagnosis import diagnose
@@ -20,6 +19,7 @@ from specctl.models.placing.requirements import weighed
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.profile.schema import ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
 
 pytest.importorskip("torchao")
 

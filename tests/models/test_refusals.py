@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from safetensors.torch import load_file, save_file
 
 from specctl.doctor.diagnosis import diagnose
@@ -16,6 +15,7 @@ from specctl.models.loading import model as loading
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.profile.schema import ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
 
 
 @pytest.fixture

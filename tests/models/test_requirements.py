@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import save_model, tiny_tokenizer
-from recurrent_models import RECURRENT
 from safetensors.torch import load_file, save_file
-from toys import random_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -23,6 +20,9 @@ from specctl.models.placing.architecture import NEEDS_MORE, require_runnable
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
 from specctl.profile.schema import ModelTable, Profile
+from tests.support.checkpoints import save_model, tiny_tokenizer
+from tests.support.recurrent_models import RECURRENT
+from tests.support.toys import random_model
 
 _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
 REFUSED = {

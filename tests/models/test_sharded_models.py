@@ -14,7 +14,6 @@ from time import sleep
 import psutil
 import pytest
 import torch
-from checkpoints import llama_config, save_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from specctl.decoding import round as round_module
@@ -32,6 +31,7 @@ from specctl.models.sharding import leader as leading
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import ModelTable, Profile, SamplingTable
+from tests.support.checkpoints import llama_config, save_model, tiny_tokenizer
 
 PROMPT = torch.randint(1, 257, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 SIZES = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}

@@ -10,9 +10,7 @@ from time import monotonic, sleep, time
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from pydantic import ValidationError
-from rotating_models import BORDER, TEXT, weights
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig
 
 from specctl.doctor.diagnosis import diagnose
@@ -29,6 +27,8 @@ from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
 from specctl.models.sharding.message import SIZE, Message, Order, decoded
 from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.rotating_models import BORDER, TEXT, weights
 
 GIB = 1 << 30
 

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import torch
-from slower_target import write_slower_target
 from transformers import AutoModelForCausalLM
 
 from specctl.models.running.eager import EagerRunner
 from specctl.profile.known_names import model_path
+from tests.support.slower_target import write_slower_target
 
 
 def test_idle_layers_cost_time_and_change_nothing(tmp_path: Path) -> None:

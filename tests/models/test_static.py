@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import FAMILIES, Replays, random_model, random_predictor, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -24,6 +23,7 @@ from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_cla
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.policies import DISTRIBUTION_SIGNALS
+from tests.support.toys import FAMILIES, Replays, random_model, random_predictor, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

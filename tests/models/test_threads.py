@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running import threads
 from specctl.models.running.threads import Threads, decided, fastest, timed, use
 from specctl.processes.cores import CoreTime, allowed_cpus, busy_seconds, usable_cores
 from specctl.profile.schema import Profile
+from tests.support.checkpoints import llama_config, save_model
 
 
 class Clock:

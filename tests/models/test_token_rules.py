@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import llama_config, save_model
-from recurrent_models import noisy_recurrent, recurrent_model
-from toys import noisy_copy, random_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from specctl.decoding.composition import build_drafter
@@ -34,6 +31,9 @@ from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.profile.schema import Profile, SamplingTable
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.recurrent_models import noisy_recurrent, recurrent_model
+from tests.support.toys import noisy_copy, random_model
 
 PROMPT, LENGTH = (7, 3, 12, 5, 7), 24
 RULES: dict[str, dict[str, object]] = {

@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import llama_config, save_model
-from other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, sentence_pieces, toy_map
-from toys import TableRunner, table
 from transformers import PreTrainedTokenizerFast
 
 from specctl.errors import ModelError, ProfileError
@@ -24,6 +21,9 @@ from specctl.models.translation.draft_text import DraftText
 from specctl.models.translation.token_bytes import TokenBytes
 from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, sentence_pieces, toy_map
+from tests.support.toys import TableRunner, table
 
 TEXT = "Once upon a time 12 naïve \u4f60\u597d \U0001f642 said  two\n\nlines of it"
 BYTES, OTHERS, PIECES = (

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import FAMILIES, Replays, random_model, seeded
 from transformers import GenerationConfig, GPT2Config, Phi3Config, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -23,6 +22,7 @@ from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
+from tests.support.toys import FAMILIES, Replays, random_model, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

@@ -10,7 +10,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from checkpoints import llama_config, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -18,6 +17,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.unpack_gguf import main, unpack
 from specctl.profile.schema import ModelTable
+from tests.support.checkpoints import llama_config, tiny_tokenizer
 
 NAMES = {
     "self_attn.q_proj": "attn_q",

@@ -1,9 +1,9 @@
 import pytest
-from checkpoints import tiny_tokenizer
 from tokenizers import normalizers
 
 from specctl.errors import ModelError
 from specctl.models.files.vocabulary import check_vocabulary
+from tests.support.checkpoints import tiny_tokenizer
 
 KNOWN = 258  # <eos>, 256 bytes, one merge
 

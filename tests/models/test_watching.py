@@ -6,7 +6,7 @@ import torch
 
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.running.static import StaticRunner
-from tests.toys import random_model
+from tests.support.toys import random_model
 
 
 def test_what_is_kept_takes_no_part_in_gradients():

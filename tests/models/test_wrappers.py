@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import tiny_tokenizer
-from invoked import invoke
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -22,6 +20,8 @@ from specctl.models.placing.memory import estimate
 from specctl.models.placing.model_config import ModelConfig
 from specctl.profile.schema import ModelTable
 from tests.faults.tiny_families import tiny_model
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.invoked import invoke
 
 FAMILIES = ("llava", "qwen2_5_vl", "mistral3", "gemma4")
 PROMPT = torch.randint(2, 200, (20,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -6,8 +6,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from checkpoints import tiny_tokenizer
-from toys import noisy_copy, random_model
 from transformers.generation import candidate_generator
 
 from specctl.models.running.eager import EagerRunner
@@ -15,6 +13,8 @@ from specctl.models.running.pair import Pair
 from specctl.observing import run_facts as facts
 from specctl.peers.assisted import AssistedPeer
 from specctl.profile.schema import SamplingTable
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.toys import noisy_copy, random_model
 
 PROMPTS = ([5, 9, 2, 7], [3, 1, 4, 1, 5])
 SETTINGS = SamplingTable(max_new_tokens=40)

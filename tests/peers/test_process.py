@@ -7,9 +7,9 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from fake_peer import ended, install
 
 from specctl.peers.process import PeerError, PeerProcess
+from tests.support.fake_peer import ended, install
 
 QUESTION = {"do": "run", "batch": [[1, 2]], "most": 3}
 ANSWERS = {"1 2": [5, 6, 7, 8]}

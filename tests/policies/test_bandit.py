@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from toys import round_of
 
 from specctl.policies import POLICIES, Setting
 from specctl.policies.policy_text import policy_table
 from specctl.policies.rules.bandit import Bandit
 from specctl.profile import parse_policy
 from specctl.records import DraftStep, StopReason
+from tests.support.toys import round_of
 
 SHORT_OR_LONG = ("constant:draft_length=2", "constant:draft_length=4")
 

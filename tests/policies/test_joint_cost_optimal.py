@@ -6,7 +6,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from made_traces import flat_costs, traces
 
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
@@ -19,6 +18,7 @@ from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, J
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.batch_replay import replay_together
 from specctl.replay.costs import CostTable
+from tests.support.made_traces import flat_costs, traces
 
 EOS = frozenset({0})
 

@@ -4,7 +4,6 @@ from dataclasses import MISSING, fields, replace
 from math import log
 
 import pytest
-from toys import round_of
 
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.rules.adaedl import AdaEdl, AdaptiveThreshold, MaxConfidence
@@ -13,6 +12,7 @@ from specctl.policies.rules.heuristic import Heuristic
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.rules.svip import Svip
 from specctl.records import DraftStep
+from tests.support.toys import round_of
 
 ALL_SIGNALS = {
     "entropy": 1.0,

@@ -5,7 +5,6 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from toys import round_of
 
 from specctl.policies.rules.vllm_adaptive import (
     DAMPING,
@@ -17,6 +16,7 @@ from specctl.policies.rules.vllm_adaptive import (
     VllmAdaptive,
 )
 from specctl.records import DraftStep
+from tests.support.toys import round_of
 
 
 def sigma(score: float) -> float:

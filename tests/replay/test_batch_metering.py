@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from made_traces import flat_costs
-from toys import TableRunner, table
-from traced import pair_of
 
 from specctl.commands.tasks.replication import batch_sizes
 from specctl.decoding.sampling import Sampling
@@ -18,6 +15,9 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowRequest
 from specctl.replay.recording.batch_metering import IN_A_ROW, REPEATS, TYPICAL, measure_batches, require_batches
 from specctl.replay.recording.metering import timed_round
+from tests.support.made_traces import flat_costs
+from tests.support.toys import TableRunner, table
+from tests.support.traced import pair_of
 
 VOCABULARY = 120
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from made_traces import flat_costs, trace, traces
 
 from specctl.policies import NONE, Setting
 from specctl.replay.batch_replay import BatchPrices, PassShare, VirtualPasses, replay_together
 from specctl.replay.play import players_of, replay, replay_levels
+from tests.support.made_traces import flat_costs, trace, traces
 
 EOS = frozenset({0})
 CONSTANT = Setting.of({"name": "constant", "draft_length": 3})

@@ -12,13 +12,13 @@ from random import Random
 
 import pytest
 import torch
-from block_in_fractions import in_fractions
-from enumeration import law_of, walk
 
 from specctl.decoding.rows.draft_verdict import kept_in_turn
 from specctl.decoding.rows.host_verdict import passing
 from specctl.replay.chances import BlockChances
 from specctl.replay.recording import block_coupling
+from tests.support.block_in_fractions import in_fractions
+from tests.support.enumeration import law_of, walk
 
 Tokens = tuple[int, ...]
 Model = Callable[[Tokens], list[Fraction]]

@@ -1,10 +1,10 @@
 """What a model reads on a detour from a text is what it would read there alone."""
 
 import torch
-from toys import random_model
 
 from specctl.models.running.eager import EagerRunner
 from specctl.replay.recording.detours import Detours
+from tests.support.toys import random_model
 
 TEXT = (7, 3, 12, 5, 9, 22, 31, 4, 18, 2)
 

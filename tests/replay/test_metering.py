@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from toy_heads import random_block
-from toys import StateTable, TableRunner, ToyDraftHead, table
-from traced import pair_of
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block_runner import BlockRunner
@@ -18,6 +15,9 @@ from specctl.policies import Signal
 from specctl.replay.costs import signal_key
 from specctl.replay.recording import metering
 from specctl.replay.recording.metering import ALONE, IN_A_ROW, NOT_COUNTED, PASSES, WARM_UPS, WARMING, measure
+from tests.support.toy_heads import random_block
+from tests.support.toys import StateTable, TableRunner, ToyDraftHead, table
+from tests.support.traced import pair_of
 
 VOCABULARY, CONTEXT, LONGEST = 120, 20, 6
 

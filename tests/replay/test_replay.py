@@ -8,19 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from few_tokens import trimmed
 from tiers import OTHERS
-from toys import (
-    FAMILIES,
-    WINDOW,
-    Ticks,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    round_of,
-    seeded,
-)
-from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import host_rows
@@ -37,6 +25,18 @@ from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.replayed import columns
 from specctl.replay.traces import Trace
+from tests.support.few_tokens import trimmed
+from tests.support.toys import (
+    FAMILIES,
+    WINDOW,
+    Ticks,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    round_of,
+    seeded,
+)
+from tests.support.traced import live, pair_of, shape, trace_of
 
 pytestmark = pytest.mark.crossed
 

@@ -8,8 +8,6 @@ from itertools import islice
 import pytest
 from test_replay_chains import DEPTH, DRAFTING, GREEDY, LENGTH, PROMPTS, VERIFYING, clock, greedy_pair, told
 from test_replay_law import BLOCK, PLAIN, HeadToy, Toy, traces
-from toys import Ticks
-from traced import live_with
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter, readable
@@ -23,6 +21,8 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep
 from specctl.replay.agreeing import agreeing
 from specctl.replay.play import play, players_of
+from tests.support.toys import Ticks
+from tests.support.traced import live_with
 
 AGREEING = Setting.of({"name": "cost-optimal", "max_draft": DEPTH, "use_agreement": True})
 WITHOUT = Setting.of({"name": "cost-optimal", "max_draft": DEPTH})

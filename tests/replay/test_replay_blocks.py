@@ -8,8 +8,6 @@ import pytest
 import torch
 from test_replay import DEPTH, DRAFTING, HEAD, LENGTH, PROMPT, SAMPLED, VERIFYING, clock
 from test_replay_grid import PAIRS, toy_pair
-from toys import Ticks, noisy_copy, random_model
-from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import device_rows, host_rows
@@ -32,6 +30,8 @@ from specctl.replay.play import replay, rounds
 from specctl.replay.recording import tails
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
+from tests.support.toys import Ticks, noisy_copy, random_model
+from tests.support.traced import live, pair_of, shape, trace_of
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will")
 

@@ -6,10 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from test_replay_law import BLOCK, EXACT, PLAIN, HeadToy, Toy, first_two, traces
-from toys import Ticks, noisy_copy, random_model, round_of
-from traced import live, live_with, pair_of, shape, trace_of
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
@@ -27,6 +24,9 @@ from specctl.replay.costs import CostTable
 from specctl.replay.play import Player, play, players_of, replay_levels
 from specctl.replay.replayed import Level, columns
 from specctl.replay.traces import Trace
+from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
+from tests.support.toys import Ticks, noisy_copy, random_model, round_of
+from tests.support.traced import live, live_with, pair_of, shape, trace_of
 
 GREEDY = Sampling()
 PROMPTS = ([3, 4, 3, 4, 5, 3, 4], [7, 7, 7, 1, 7, 7])

@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from enumeration import largest_difference, law_of, walk
 from test_replay_hierarchy import HIERARCHIES, Part, greedy, live, players, policies
 from test_replay_law import ALONE, EXACT, PLAIN, PROMPT, first_two, traces
-from toys import toy_disco
 
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.analysis.verdicts import verdicts
@@ -18,6 +16,8 @@ from specctl.models.predictors.trained_predictors import disco_predictors
 from specctl.replay.play import Player, play
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
+from tests.support.enumeration import largest_difference, law_of, walk
+from tests.support.toys import toy_disco
 
 PARTS: Sequence[Part] = [("disco", {"threshold": 0.65}, False)]
 

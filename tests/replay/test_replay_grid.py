@@ -12,19 +12,6 @@ import numpy as np
 import pytest
 import torch
 from test_replay import CASES, DRAFTING, VERIFYING, clock
-from toy_heads import random_block, random_eagle3, random_glide
-from toys import (
-    StateTable,
-    TableRunner,
-    Ticks,
-    ToyDraftHead,
-    random_model,
-    random_predictor,
-    related_table,
-    table,
-    toy_head,
-)
-from traced import live, pair_of, shape, trace_of
 
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.decoding import round as one_round
@@ -49,6 +36,19 @@ from specctl.replay.recorded import Recorded, recorded_by_place
 from specctl.replay.recording import starts
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
+from tests.support.toy_heads import random_block, random_eagle3, random_glide
+from tests.support.toys import (
+    StateTable,
+    TableRunner,
+    Ticks,
+    ToyDraftHead,
+    random_model,
+    random_predictor,
+    related_table,
+    table,
+    toy_head,
+)
+from tests.support.traced import live, pair_of, shape, trace_of
 
 pytestmark = pytest.mark.crossed
 

@@ -10,15 +10,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from toys import (
-    FAMILIES,
-    WINDOW,
-    noisy_copy,
-    random_model,
-    random_predictor,
-    seeded,
-)
-from traced import pair_of, shape, trace_of
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
@@ -37,6 +28,15 @@ from specctl.replay.play import Player, play, replay_levels, replayable
 from specctl.replay.recording.signal_bound import Text, greedy_trace
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
+from tests.support.toys import (
+    FAMILIES,
+    WINDOW,
+    noisy_copy,
+    random_model,
+    random_predictor,
+    seeded,
+)
+from tests.support.traced import pair_of, shape, trace_of
 
 LENGTH, DEPTH = 4 * WINDOW, 12
 PROMPT = tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())

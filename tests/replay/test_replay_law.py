@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
-from other_tokenizers import toy_map
 from scipy.stats import chisquare
 from test_replay_hierarchy import Part, live, players, policies, said, shared_clock
-from toys import EOS, StateTable, TableRunner, ToyDraftHead, related_table, table, toy_head
-from traced import pair_of, trace_of
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
@@ -29,6 +25,10 @@ from specctl.replay.play import Player, play
 from specctl.replay.recording import block_coupling, block_recording, grid_recording, tails
 from specctl.replay.recording.block_coupling import InBlocks, Unkept
 from specctl.replay.traces import Trace
+from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
+from tests.support.other_tokenizers import toy_map
+from tests.support.toys import EOS, StateTable, TableRunner, ToyDraftHead, related_table, table, toy_head
+from tests.support.traced import pair_of, trace_of
 
 pytestmark = [pytest.mark.crossed, pytest.mark.usefixtures("drafts_at_will")]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from made_traces import flat_costs, trace
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -21,6 +20,7 @@ from specctl.replay.parallel_replay import Simulated, TwoDevices, cut, parallel_
 from specctl.replay.play import replay
 from specctl.replay.recorded import recorded_by_start
 from specctl.replay.traces import Trace
+from tests.support.made_traces import flat_costs, trace
 
 BLOCKS = range(1, 7)
 WRONG = 7

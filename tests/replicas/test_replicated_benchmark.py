@@ -21,8 +21,8 @@ from specctl.prompts.suites import load_records
 from specctl.replicas.job import Job
 from specctl.replicas.replica import Answered
 from specctl.replicas.shares import require_gpus
-from tests.checkpoints import llama_config, save_model
 from tests.replicas.in_process import InProcess
+from tests.support.checkpoints import llama_config, save_model
 
 PROMPTS = 5
 

@@ -10,8 +10,8 @@ from specctl.replicas.replica import Lost
 from specctl.training import collected
 from specctl.training.drafts.draft_workshop import DraftHeads
 from specctl.training.predictors.predictor_workshop import Predictors
-from tests.checkpoints import llama_config, save_model
 from tests.replicas.in_process import InProcess
+from tests.support.checkpoints import llama_config, save_model
 
 PROMPTS = 11
 

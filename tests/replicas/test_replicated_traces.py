@@ -13,8 +13,8 @@ from specctl.replay.recording.collecting import collect_traces
 from specctl.replay.trace_files import read_traces
 from specctl.replicas.job import Job
 from specctl.replicas.replica import Lost
-from tests.checkpoints import llama_config, save_model
 from tests.replicas.in_process import InProcess
+from tests.support.checkpoints import llama_config, save_model
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from specctl.replicas.model_sources import Sources
 from specctl.replicas.on_ray import fingerprint
 from specctl.replicas.replica import started
 from specctl.replicas.window import Task, in_order
-from tests.checkpoints import llama_config, save_model
+from tests.support.checkpoints import llama_config, save_model
 
 ECHO = "tests.replicas.toy_jobs:echo"
 RELATIVE = Profile.model_validate({"target": {"model": "./big"}, "draft": {"model": "small"}})

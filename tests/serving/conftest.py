@@ -1,10 +1,10 @@
 """A small pair that is served."""
 
 import pytest
-from onnx_models import small_pair
 from transformers import AutoTokenizer
 
 import specctl
+from tests.support.onnx_models import small_pair
 
 
 @pytest.fixture(scope="module")

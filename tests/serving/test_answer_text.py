@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from checkpoints import tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_tokenizers import byte_level, sentence_pieces
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +15,8 @@ from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Rou
 from specctl.serving.answer_text import AnswerText, Piece, chat_logprobs, text_logprobs, told_round
 from specctl.serving.order import Wrote
 from specctl.serving.spellings import Spellings
+from tests.support.checkpoints import tiny_tokenizer
+from tests.support.other_tokenizers import byte_level, sentence_pieces
 
 
 def word_pieces() -> PreTrainedTokenizerFast:

@@ -17,10 +17,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 import pytest
-from invoked import invoke
-from onnx_models import needs_onnx
 from starlette.testclient import TestClient
-from waiting_grammars import gone
 
 import specctl
 from specctl.batching.pair_rows import passes_of
@@ -36,6 +33,9 @@ from specctl.serving.event_stream import EventStream
 from specctl.serving.listening import Listener, address_of, bound
 from specctl.serving.order import Ended, Event, Order, Ticket, Wrote
 from specctl.serving.service import Limits, Service
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx
+from tests.support.waiting_grammars import gone
 
 pytestmark = needs_onnx
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -225,7 +225,7 @@ def test_a_grammar_that_cannot_go_on_is_no_wrong_request(client: TestClient, mon
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grammars that take what the titles of their schemas say."""
-    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import save_model
-from onnx_models import needs_onnx
-from rotating_models import CONFIGS
 from starlette.testclient import TestClient
 
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.serving.endpoints import application
 from specctl.serving.service import Service
+from tests.support.checkpoints import save_model
+from tests.support.onnx_models import needs_onnx
+from tests.support.rotating_models import CONFIGS
 
 pytestmark = needs_onnx
 COMMON = [5 + number * 7 % 50 for number in range(60)]

@@ -22,12 +22,8 @@ from weakref import WeakKeyDictionary
 import httpx
 import pytest
 import uvicorn
-from hostile import Terminal
-from invoked import invoke
-from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
-from waiting_grammars import gone
 
 import specctl
 from specctl.commands.serve import _log as log
@@ -44,6 +40,10 @@ from specctl.serving.order import Order
 from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
 from specctl.serving.text_writer import TextWriter
+from tests.support.hostile import Terminal
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx
+from tests.support.waiting_grammars import gone
 
 pytestmark = needs_onnx
 
@@ -265,7 +265,7 @@ def test_a_second_signal_does_not_wait_for_a_pass(
 def test_signals_end_a_grammar_that_is_compiled(
     decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signals: int
 ) -> None:
-    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     service = Service(decoder.pair, decoder.profile, "toy")
     listener = Listener(application(service), service, 600)

@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from invoked import invoke
-from onnx_models import needs_onnx
+
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx
 
 pytestmark = [pytest.mark.slow, needs_onnx]
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"

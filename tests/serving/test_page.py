@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import uvicorn
 from headless_browser import MOST_SECONDS, PROGRAM, Tab, browser
-from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 
 import specctl
@@ -19,6 +18,7 @@ from specctl.serving.listening import address_of, bound
 from specctl.serving.order import Order
 from specctl.serving.service import Service
 from specctl.serving.text_writer import TextWriter
+from tests.support.onnx_models import needs_onnx
 
 in_a_browser = [
     pytest.mark.slow,

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from invoked import invoke
-from onnx_models import needs_onnx, small_pair
 
 import specctl
 from specctl.benchmark import server_load
@@ -28,6 +26,8 @@ from specctl.remote.server import connected, drafted_of
 from specctl.serving.endpoints import application
 from specctl.serving.listening import address_of, bound
 from specctl.serving.service import Service
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx, small_pair
 
 RECORDS = [
     {"id": "a", "prompt": "the th"},

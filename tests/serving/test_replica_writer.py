@@ -11,10 +11,8 @@ from weakref import WeakKeyDictionary
 
 import pytest
 from attended import Attended
-from onnx_models import needs_onnx
 from starlette.testclient import TestClient
 from transformers import AutoTokenizer
-from waiting_grammars import gone
 
 import specctl
 from specctl.batching.pair_rows import passes_of
@@ -26,6 +24,8 @@ from specctl.serving.order import Order
 from specctl.serving.service import Limits, Service
 from specctl.serving.workers.replica_writer import ReplicaWriter
 from specctl.serving.workers.replicated_pair import PairFacts, ReplicatedPair
+from tests.support.onnx_models import needs_onnx
+from tests.support.waiting_grammars import gone
 
 pytestmark = needs_onnx
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -133,7 +133,7 @@ def test_without_a_spelling_the_whole_tokenizer_is_taken(
 def test_a_grammar_that_nobody_waits_for_is_compiled_no_longer(
     decoder: specctl.Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_process, "PROGRAM", "waiting_grammars")
+    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     writer, answers = ReplicaWriter(decoder.pair, decoder.profile, "toy"), list[Any]()
     writer._answer = lambda *told: answers.append(told)

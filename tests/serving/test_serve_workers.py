@@ -12,14 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-from invoked import invoke
-from onnx_models import needs_onnx
 from test_openai_client import serving
 
 from specctl.commands.tasks import served_pair
 from specctl.errors import ModelError, UsageError
 from specctl.replicas.job import ReplicaError
 from specctl.serving.listening import bound
+from tests.support.invoked import invoke
+from tests.support.onnx_models import needs_onnx
 
 PROMPTS = ["Once upon a time", "The old man", "One day, a girl", "It was"]
 LONG: dict[str, Any] = {"max_tokens": 300, "logit_bias": {"0": -100}, "specctl": {"policy": "constant:draft_length=3"}}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from hostile import Terminal
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Rou
 from specctl.terminal.live import LiveView, Origin, Piece, loading
 from specctl.terminal.panel import GenerationPanel
 from specctl.terminal.word_wrap import WordWrap
+from tests.support.hostile import Terminal
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -4,7 +4,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hostile import HOSTILE, Terminal, commands
 from rich.console import Console
 
 from specctl.commands.tasks.generation_view import show_prompt
@@ -16,6 +15,7 @@ from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table
 from specctl.terminal.output import tell, write_json, write_out, write_sentence, write_text
 from specctl.terminal.work_progress import TerminalProgress, loading, note
+from tests.support.hostile import HOSTILE, Terminal, commands
 
 
 class Rigged:

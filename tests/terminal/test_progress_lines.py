@@ -3,12 +3,12 @@ import re
 from threading import Event
 
 import pytest
-from hostile import HOSTILE, commands
 from rich.console import Console
 
 from specctl.terminal import progress_lines
 from specctl.terminal.progress_lines import INTERVAL, PATIENCE, SHARE, Count, ProgressLines
 from specctl.terminal.work_progress import TerminalProgress
+from tests.support.hostile import HOSTILE, commands
 
 
 class Clock:

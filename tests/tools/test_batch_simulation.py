@@ -1,8 +1,8 @@
 """Batches at the prices of a card and of a processor."""
 
 import pytest
-from made_traces import traces
 
+from tests.support.made_traces import traces
 from tools.batch_simulation import standing
 from tools.scale.roofline import PAIRS, Line, price_table
 

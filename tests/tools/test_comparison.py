@@ -4,7 +4,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from made_traces import SIGNALS, flat_costs, traces
 
 from specctl.calibration.grids import grid
 from specctl.calibration.search import score, score_oracle, score_signal_bound
@@ -13,6 +12,7 @@ from specctl.policies.rules.bandit import Bandit
 from specctl.replay.bound import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet
+from tests.support.made_traces import SIGNALS, flat_costs, traces
 from tools import compare_policies
 from tools.comparison import standings
 from tools.comparison.regimes import made_up, regimes, useless

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.observing.results import RESULTS, RunSet
 from tests.benchmark.factory import candidate, plain_run, run_set
-from tests.invoked import invoke
+from tests.support.invoked import invoke
 from tools.measure.__main__ import _run
 from tools.measure.page import command, output, page, results, updated
 from tools.measure.parts import CELLS, PARTS, Part, Step, Tabled

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from onnx_models import needs_onnx, small_pair
 from transformers import AutoModelForCausalLM
 
+from tests.support.onnx_models import needs_onnx, small_pair
 from tools import pass_times
 
 

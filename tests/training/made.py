@@ -4,7 +4,6 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
-from toys import random_model, seeded
 from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockHead
@@ -15,6 +14,7 @@ from specctl.training.drafts.lessons import Teacher
 from specctl.training.drafts.recipes import Recipe
 from specctl.training.drafts.target_answers import Answer
 from specctl.training.predictors.examples import Example
+from tests.support.toys import random_model, seeded
 
 VOCABULARY = 64
 MASK = 63

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from made import disco_examples as examples
-from toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
-from traced import pair_of
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
@@ -27,6 +25,8 @@ from specctl.training.predictors.example_rounds import read_model_rounds, read_r
 from specctl.training.predictors.examples import Example
 from specctl.training.predictors.predictor_evaluation import evaluate
 from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe, Trained
+from tests.support.toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
+from tests.support.traced import pair_of
 
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
 PROMPT = (3, 1, 4, 1, 5)

@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 import torch
-from toys import seeded
 
 from specctl.decoding.sampling import Sampling
 from specctl.training.drafts.draft_evaluation import Acceptance, Drafted, acceptance_in_rounds
 from specctl.training.drafts.lessons import Lesson
 from specctl.training.drafts.target_answers import Answer
+from tests.support.toys import seeded
 
 SIZE, LENGTH = 3, 3
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 from made import DRAWN, MASK, answer, chain_target, draft_learner, greedy_answers, recipe
-from toys import random_model
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
@@ -14,6 +13,7 @@ from specctl.training.drafts.courses import COURSES, new_head
 from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head
 from specctl.training.drafts.lessons import Teacher
 from specctl.training.epochs import Schedule, Training
+from tests.support.toys import random_model
 
 
 @pytest.mark.representatives(slow=("eagle3", "dflash"))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from made import DRAWN, VOCABULARY, answer, spread_head
-from toys import random_model
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
@@ -14,6 +13,7 @@ from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.draft_evaluation import head_drafts, model_drafts
 from specctl.training.drafts.lessons import Lesson, Teacher
+from tests.support.toys import random_model
 
 DEPTH = 4
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from made import answer, disco_examples, draft_learner, liked_examples, recipe
-from toys import random_model
 
 from specctl.errors import UsageError
 from specctl.training import saved_state
@@ -15,6 +14,7 @@ from specctl.training.epochs import Learner, Schedule, Training, batches
 from specctl.training.predictors.disco_network import features_of
 from specctl.training.predictors.draft_states import ModelStates, Stored
 from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe
+from tests.support.toys import random_model
 
 ITEMS = 7
 

@@ -3,9 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from safetensors.torch import load_file
-from toy_heads import random_eagle3
 
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.files.checkpoint import locate
@@ -16,6 +14,8 @@ from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.training.predictors.predictor_workshop import Predictors
+from tests.support.checkpoints import llama_config, save_model
+from tests.support.toy_heads import random_eagle3
 
 
 def facts(*overrides: str) -> dict[str, Any]:

@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_heads import random_block, random_eagle3
-from toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
-from traced import pair_of
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
@@ -25,6 +22,9 @@ from specctl.policies import NONE, Setting
 from specctl.records import Round
 from specctl.training.predictors import example_rounds as module
 from specctl.training.predictors.example_rounds import RoundTokens, read_rounds
+from tests.support.toy_heads import random_block, random_eagle3
+from tests.support.toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
+from tests.support.traced import pair_of
 
 PROMPT = (3, 1, 4, 1, 5)
 LENGTH, LONGEST = 150, 6

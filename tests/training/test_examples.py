@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import seeded
 
 from specctl.errors import UsageError
 from specctl.training.predictors.examples import Example, ExampleFolder
+from tests.support.toys import seeded
 
 
 def example(number: int, prompt: int = 3, answer: int = 5) -> Example:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from toys import random_model, random_predictor, seeded
 
 from specctl.statistics.soft_logistic import fit_logistic
 from specctl.training.epochs import Schedule, Training
@@ -15,6 +14,7 @@ from specctl.training.predictors.examples import Example
 from specctl.training.predictors.predictor_evaluation import Evaluation, Score, evaluate, reliability, score
 from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe
 from specctl.training.predictors.predictor_report import predictor_tables, sweep_recipes, sweep_tables
+from tests.support.toys import random_model, random_predictor, seeded
 
 
 def test_scores_worked_out_by_hand() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 from made import liked_examples as examples
-from toys import FAMILIES, random_model, seeded
 
 from specctl.models.running.eager import EagerRunner
 from specctl.training.epochs import Schedule, Training
@@ -16,6 +15,7 @@ from specctl.training.predictors.predictor_learner import (
     new_predictor,
     weighted_loss,
 )
+from tests.support.toys import FAMILIES, random_model, seeded
 
 
 def test_the_loss_worked_out_by_hand() -> None:

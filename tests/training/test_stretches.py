@@ -6,7 +6,6 @@ import pytest
 import torch
 from made import MASK, VOCABULARY, answer, recipe, spread_head
 from test_drafted_rounds import in_a_round
-from toys import random_model, seeded
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import GlideHead
@@ -19,6 +18,7 @@ from specctl.training.drafts.chains import stretched
 from specctl.training.drafts.courses import new_head
 from specctl.training.drafts.lessons import Lesson, Teacher
 from specctl.training.drafts.losses import text_loss
+from tests.support.toys import random_model, seeded
 
 SIZE = 4
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from made import DRAWN, answer, spread_head
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +18,7 @@ from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.training.drafts.blocks import drafted_blocks
 from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.lessons import Lesson, Teacher
+from tests.support.checkpoints import llama_config, save_model
 
 pytest.importorskip("speculators", reason="speculators, which pins an older transformers, is not installed")
 

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from made import DRAWN, answer, spread_head
-from toys import random_model
 
 from specctl.models.head_files.formats import FORMATS, recognise
 from specctl.models.head_files.network_files import Verifier, described
 from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.draft_evaluation import head_drafts
 from specctl.training.drafts.lessons import Teacher
+from tests.support.toys import random_model
 
 
 def test_every_kind_that_is_trained_can_be_read() -> None:

@@ -30,7 +30,7 @@ class Cards:
 
     Attributes:
         count: how many there are.
-        pretended: the simulation, an instance of `pretend_cuda.Devices`; None for real ones.
+        pretended: the simulation, an instance of `tests.support.pretend_cuda.Devices`; None for real ones.
     """
 
     count: int
@@ -95,8 +95,8 @@ class Stage:
         if not self.rehearsal:
             yield Cards(torch.cuda.device_count())
             return
-        sys.path.insert(0, str(TESTS))
-        from pretend_cuda import Costs, Devices  # type: ignore[import-not-found]
+        sys.path.insert(0, str(TESTS.parent))
+        from tests.support.pretend_cuda import Costs, Devices
 
         clocked = [name for name in sys.modules if name.startswith("specctl.") and _times(sys.modules[name])]
         costs = Costs(kernel=SLOW, node=SLOW)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy_heads import random_block
-from toys import Replays
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specctl.decoding.composition import build_drafter
@@ -31,6 +29,8 @@ from specctl.models.onnx.exporting import CannotExport
 from specctl.models.onnx_heads.head_engine import graphs_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile
+from tests.support.toy_heads import random_block
+from tests.support.toys import Replays
 
 DATA = Path(__file__).parents[2] / "data" / "draft_heads"
 VOCABULARY, DEPTH = 40, 8

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import Hub, save_model
-from eagle_references import DATA, EAGLE1, EAGLE3, all_logits, reference
 from torch.testing import assert_close
 
 from specctl.errors import ModelError
@@ -17,6 +15,8 @@ from specctl.models.head_files.draft_head import DraftHeadCheckpoint, draft_head
 from specctl.models.head_files.formats import FORMATS, recognise
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.schema import ModelTable
+from tests.support.checkpoints import Hub, save_model
+from tests.support.eagle_references import DATA, EAGLE1, EAGLE3, all_logits, reference
 
 PUBLISHED = ["midlayer.hidden_norm.weight", "fc.weight", "d2t"]
 

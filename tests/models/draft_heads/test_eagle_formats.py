@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_references import DATA, EAGLE1, EAGLE3, Reference, all_logits, reference
 from safetensors import safe_open
 from torch.testing import assert_close
 
@@ -14,6 +13,7 @@ from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.onnx.exporting import CannotExport
 from specctl.models.onnx_heads.head_engine import graphs_of
+from tests.support.eagle_references import DATA, EAGLE1, EAGLE3, Reference, all_logits, reference
 
 OPTIONAL = {"embed_tokens.weight", "t2d"}
 """Tensors whose absence has a meaning: the verifier's embeddings are used; the vocabulary is not checked twice."""

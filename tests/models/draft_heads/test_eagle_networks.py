@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from eagle_references import EAGLE1, EAGLE3, STEPS, Reference, all_logits, causal, reference
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -10,6 +9,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape, Rotary
 from specctl.models.passes.buffer_layers import Cursor, FixedLayer
+from tests.support.eagle_references import EAGLE1, EAGLE3, STEPS, Reference, all_logits, causal, reference
 
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=4, kv_heads=2, head_dim=4)
 SCALINGS = [

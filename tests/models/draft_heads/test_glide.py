@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from toy_heads import random_glide
-from toys import FAMILIES, Replays, random_model, seeded
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -43,6 +41,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import LayerWatch, States
 from specctl.profile.schema import ModelTable, Profile
+from tests.support.toy_heads import random_glide
+from tests.support.toys import FAMILIES, Replays, random_model, seeded
 
 LENGTH = 14
 TEXT = torch.randint(1, 64, (LENGTH,), generator=seeded(4)).tolist()

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from toy_heads import random_eagle3
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -20,6 +19,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting, nested
 from specctl.profile.schema import Profile
+from tests.support.toy_heads import random_eagle3
 
 SHAPE = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
 

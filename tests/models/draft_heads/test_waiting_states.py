@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from toy_heads import random_block, random_eagle3
 
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.waiting_states import MOST, WaitingStates
 from specctl.models.passes.watching import States
 from specctl.models.running.runner import Runner
+from tests.support.toy_heads import random_block, random_eagle3
 
 
 def states(start: int, end: int) -> States:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from onnx_models import needs_onnx, one_layer
 from transformers import PreTrainedModel
 
 from specctl.models.onnx import automatic, engine_times
 from specctl.models.onnx.automatic import LONG_RUN, automatic_runner
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.running.engines import EngineSettings
+from tests.support.onnx_models import needs_onnx, one_layer
 
 pytestmark = needs_onnx
 

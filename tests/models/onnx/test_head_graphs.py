@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_heads import EVERY_OTHER, HEADS, KINDS, LAYERS, SHAPE, VOCABULARY, onnx_head, sure_head, torch_runner
-from onnx_models import graphs, needs_onnx
-from toy_heads import random_block, random_eagle3
-from toys import seeded
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
@@ -20,6 +16,20 @@ from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.onnx.store import key_of_head
 from specctl.models.onnx_heads.head_graphs import PASS, REMEMBER
 from specctl.models.running.rounding import apart
+from tests.support.onnx_heads import (
+    EVERY_OTHER,
+    HEADS,
+    KINDS,
+    LAYERS,
+    SHAPE,
+    VOCABULARY,
+    onnx_head,
+    sure_head,
+    torch_runner,
+)
+from tests.support.onnx_models import graphs, needs_onnx
+from tests.support.toy_heads import random_block, random_eagle3
+from tests.support.toys import seeded
 
 pytestmark = needs_onnx
 

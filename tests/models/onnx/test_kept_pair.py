@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import save_model
-from onnx_models import needs_onnx, small_config, small_pair
-from other_tokenizers import byte_level
 from safetensors.torch import load_file, save_file
 
 from specctl.decoding.composition import build_drafter
@@ -29,6 +26,9 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
 from specctl.profile.model_table import LOOKUP, ModelTable
 from specctl.profile.schema import PolicyTable, Profile
+from tests.support.checkpoints import save_model
+from tests.support.onnx_models import needs_onnx, small_config, small_pair
+from tests.support.other_tokenizers import byte_level
 
 pytestmark = needs_onnx
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from onnx_models import graphs, needs_onnx, one_layer, onnx_runner, small_pair, sure_runner
-from toys import seeded
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -31,6 +29,8 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rounding import widths_apart
 from specctl.profile import resolve
+from tests.support.onnx_models import graphs, needs_onnx, one_layer, onnx_runner, small_pair, sure_runner
+from tests.support.toys import seeded
 
 TOKENS: list[int] = torch.randint(0, 60, (40,), generator=seeded(3)).tolist()
 

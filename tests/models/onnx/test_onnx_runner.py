@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx_models import needs_onnx, sure_runner
-from toys import FAMILIES, generated, noisy_copy, random_model, seeded
 from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -22,6 +20,8 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.runner import Forward
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
+from tests.support.onnx_models import needs_onnx, sure_runner
+from tests.support.toys import FAMILIES, generated, noisy_copy, random_model, seeded
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY = 60

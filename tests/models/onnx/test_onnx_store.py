@@ -10,11 +10,11 @@ from time import time
 
 import pytest
 import torch
-from toys import random_model
 
 from specctl.models.onnx import store as stores
 from specctl.models.onnx.store import GRAPH, PASSING, SCHEMA_VERSION, Store, cache_folder, key_of, passing_store
 from specctl.outputs.locks import ABANDONED
+from tests.support.toys import random_model
 
 
 def write(path: Path) -> None:

@@ -6,11 +6,11 @@ from weakref import WeakSet
 
 import pytest
 import torch
-from onnx_models import needs_onnx, sure_runner
-from toys import random_model
 
 from specctl.models.onnx import kept_runner
 from specctl.models.running.threads import Threads
+from tests.support.onnx_models import needs_onnx, sure_runner
+from tests.support.toys import random_model
 
 pytestmark = needs_onnx
 VOCABULARY = 60

@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx_models import needs_onnx, small_config, sure_runner
-from toys import random_model, seeded
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -21,6 +19,8 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
 from specctl.policies.leaf_rule import ConfidenceLeaves
 from specctl.policies.rules.constant import Constant
+from tests.support.onnx_models import needs_onnx, small_config, sure_runner
+from tests.support.toys import random_model, seeded
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY = 60

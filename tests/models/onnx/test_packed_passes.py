@@ -4,9 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from few_tokens import trimmed
-from onnx_models import needs_onnx, onnx_runner
-from toys import FAMILIES, random_model
 
 from specctl.batching.row_runner import RowRunner
 from specctl.models.onnx import onnx_runner as onnx_runner_module
@@ -15,6 +12,9 @@ from specctl.models.onnx.packed import packed_passes as module
 from specctl.models.onnx.packed.packed_passes import PackedPasses
 from specctl.models.onnx.packed.pass_ways import PassWays
 from specctl.models.running.runner import RowRequest
+from tests.support.few_tokens import trimmed
+from tests.support.onnx_models import needs_onnx, onnx_runner
+from tests.support.toys import FAMILIES, random_model
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY, ROWS = 60, 3

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_models import needs_onnx, small_pair
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.rows.host_laws import Softmax
@@ -18,6 +17,7 @@ from specctl.models.running.pair import Pair
 from specctl.profile import parse_policy
 from specctl.profile.schema import PolicyTable, Profile
 from specctl.records import Round
+from tests.support.onnx_models import needs_onnx, small_pair
 
 pytestmark = needs_onnx
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from onnx_models import needs_onnx, small_pair
-from toy_heads import random_eagle3, random_glide
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
@@ -19,6 +17,8 @@ from specctl.models.onnx.engine_times import EAGER, ONNX
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import Profile
+from tests.support.onnx_models import needs_onnx, small_pair
+from tests.support.toy_heads import random_eagle3, random_glide
 
 pytestmark = needs_onnx
 

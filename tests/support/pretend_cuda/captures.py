@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pretend_cuda.memory import Workspace
-from pretend_cuda.operations import each_changed, leaves
-from pretend_cuda.streams import Stream
+from tests.support.pretend_cuda.memory import Workspace
+from tests.support.pretend_cuda.operations import each_changed, leaves
+from tests.support.pretend_cuda.streams import Stream
 
 if TYPE_CHECKING:
-    from pretend_cuda.devices import Devices
+    from tests.support.pretend_cuda.devices import Devices
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 
 import torch
-from toys import TableRunner, noisy_copy
 from transformers import PreTrainedModel
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.trimmed_output import trim_output
 from specctl.models.running.runner import Forward
+from tests.support.toys import TableRunner, noisy_copy
 
 
 class FewTokens(TableRunner):

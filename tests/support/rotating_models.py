@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import transformers
 from packaging.version import Version
-from toys import seeded
 from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM, PhimoeConfig, PhimoeForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from tests.support.toys import seeded
 
 BORDER, VOCABULARY = 40, 64
 TEXT: list[int] = torch.randint(1, VOCABULARY, (4 * BORDER,), generator=seeded(11)).tolist()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 
 if TYPE_CHECKING:
-    from pretend_cuda.devices import Devices
+    from tests.support.pretend_cuda.devices import Devices
 
 
 class Stream:

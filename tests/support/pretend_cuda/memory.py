@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pretend_cuda.streams import Stream
+from tests.support.pretend_cuda.streams import Stream
 
 MOST_KNOWN = 20_000
 """Storages whose last write is known before those that are gone are forgotten."""

@@ -6,11 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from toy_heads import random_block, random_eagle3
-from toys import noisy_copy, random_model, seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from pretend_cuda.devices import Devices
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
@@ -22,6 +19,9 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.records import DraftStep, StopReason
+from tests.support.pretend_cuda.devices import Devices
+from tests.support.toy_heads import random_block, random_eagle3
+from tests.support.toys import noisy_copy, random_model, seeded
 
 VOCABULARY = 64
 TEXT: list[int] = torch.randint(0, 60, (1600,), generator=seeded(9)).tolist()

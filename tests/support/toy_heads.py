@@ -3,7 +3,6 @@
 from functools import cache
 
 import torch
-from toys import VOCABULARY, seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockHead
@@ -12,6 +11,7 @@ from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
+from tests.support.toys import VOCABULARY, seeded
 
 SHAPE = LayerShape(hidden_size=8, intermediate_size=12, heads=2, kv_heads=1, head_dim=4)
 

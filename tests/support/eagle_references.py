@@ -14,7 +14,7 @@ from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.head_files.formats import FORMATS
 
-DATA = Path(__file__).parent / "data" / "draft_heads"
+DATA = Path(__file__).parents[1] / "data" / "draft_heads"
 EAGLE3 = (
     "eagle3-speculators",
     "eagle3-speculators-normed",

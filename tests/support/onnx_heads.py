@@ -8,9 +8,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from onnx_models import graphs
-from toy_heads import random_block, random_eagle3, random_glide
-from toys import seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockHead
@@ -22,6 +19,9 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.running.engines import EngineSettings
+from tests.support.onnx_models import graphs
+from tests.support.toy_heads import random_block, random_eagle3, random_glide
+from tests.support.toys import seeded
 
 VOCABULARY = 64
 EVERY_OTHER = list(range(0, VOCABULARY, 2))

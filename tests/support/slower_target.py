@@ -1,7 +1,7 @@
 """A target that says the same and takes longer: idle layers on top. Run as a script, writes such a checkpoint.
 
-``python tests/slower_target.py OUT --layers 36`` makes the embedded target's 12 layers 48, for measurements of what
-pays when the target is slow: ``specctl bench -p embedded-hsddw --set target.model=OUT``.
+``python -m tests.support.slower_target OUT --layers 36`` makes the embedded target's 12 layers 48, for measurements of
+what pays when the target is slow: ``specctl bench -p embedded-hsddw --set target.model=OUT``.
 """
 
 from argparse import ArgumentParser

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretend_cuda.operations import Known, each_changed, known_of, leaves
-from pretend_cuda.tensors import CudaTensor, attend, is_pinned
+from tests.support.pretend_cuda.operations import Known, each_changed, known_of, leaves
+from tests.support.pretend_cuda.tensors import CudaTensor, attend, is_pinned
 
 if TYPE_CHECKING:
-    from pretend_cuda.devices import Devices
+    from tests.support.pretend_cuda.devices import Devices
 
 WITHOUT_KERNEL = {
     "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "detach_", "alias", "resize_",

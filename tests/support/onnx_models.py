@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.running.engines import EngineSettings
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
+from tests.support.checkpoints import llama_config, save_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,8 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from onnx_models import sure_runner
-from toys import STOPPING, head_for, noisy_copy, random_model, random_predictor, seeded
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specctl.decoding.copying.lookup import LookupDrafter
@@ -34,6 +32,8 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.profile.known_names import model_path
 from specctl.profile.schema import ModelTable
 from specctl.prompts.suites import load_suite
+from tests.support.onnx_models import sure_runner
+from tests.support.toys import STOPPING, head_for, noisy_copy, random_model, random_predictor, seeded
 
 TREES = ("tree", "leaves")
 """The ways to draft that need a target that reads trees."""

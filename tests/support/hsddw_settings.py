@@ -1,7 +1,8 @@
 """HSDDW's settings as profiles of the embedded family. Run as a script, writes them for a benchmark.
 
-``python tests/hsddw_settings.py DIR`` writes the ablation of the paper's Table 2, ``--window 2 4 6`` its four curves of
-Fig. 7 at these windows. Then ``specctl bench $(printf -- '-p %s ' DIR/*.toml)`` runs them all side by side.
+``python -m tests.support.hsddw_settings DIR`` writes the ablation of the paper's Table 2, ``--window 2 4 6`` its
+four curves of Fig. 7 at these windows. Then ``specctl bench $(printf -- '-p %s ' DIR/*.toml)`` runs them all side by
+side.
 """
 
 from argparse import ArgumentParser

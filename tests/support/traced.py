@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from toys import seeded, toy_disco
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
@@ -18,6 +17,7 @@ from specctl.policies import Setting
 from specctl.records import Round
 from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.traces import Trace
+from tests.support.toys import seeded, toy_disco
 
 
 def live(

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
-from toys import Ticks
 
 from specctl.decoding import drafters, hierarchy
 from specctl.decoding import round as one_round
@@ -33,6 +32,7 @@ from specctl.models.passes.forward import Numbers
 from specctl.profile.schema import Verification
 from specctl.records import Round
 from specctl.replay.recording import block_coupling, block_recording, coupling, grid_recording, sequence_recording
+from tests.support.toys import Ticks
 
 Outcome = TypeVar("Outcome")
 DRAFTING, VERIFYING = 1.0, 3.0

@@ -16,9 +16,9 @@ Three things are not pretended: gradients, for which torch wants streams that ar
 that one stream gives back while another still uses it.
 """
 
-from pretend_cuda.clock import Costs
-from pretend_cuda.devices import Devices
-from pretend_cuda.ledger import Event, Tally
-from pretend_cuda.tensors import CudaTensor
+from tests.support.pretend_cuda.clock import Costs
+from tests.support.pretend_cuda.devices import Devices
+from tests.support.pretend_cuda.ledger import Event, Tally
+from tests.support.pretend_cuda.tensors import CudaTensor
 
 __all__ = ["Costs", "CudaTensor", "Devices", "Event", "Tally"]

@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 import torch
 
-from pretend_cuda.captures import Captured, CUDAGraph
-from pretend_cuda.clock import Clock, Costs
-from pretend_cuda.kernels import Kernels, Mode
-from pretend_cuda.ledger import Ledger
-from pretend_cuda.memory import Memory
-from pretend_cuda.streams import Event, Stream, Streams
-from pretend_cuda.tensors import CudaTensor, Generator, drawing, pinned
+from tests.support.pretend_cuda.captures import Captured, CUDAGraph
+from tests.support.pretend_cuda.clock import Clock, Costs
+from tests.support.pretend_cuda.kernels import Kernels, Mode
+from tests.support.pretend_cuda.ledger import Ledger
+from tests.support.pretend_cuda.memory import Memory
+from tests.support.pretend_cuda.streams import Event, Stream, Streams
+from tests.support.pretend_cuda.tensors import CudaTensor, Generator, drawing, pinned
 
 CAPACITY = 80 << 30
 """Bytes of each device's memory, all free."""
