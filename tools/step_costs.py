@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner

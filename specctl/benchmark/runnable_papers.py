@@ -11,7 +11,7 @@ from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Signal, neste
 from specctl.profile.schema import DraftTable, Profile
 
 if TYPE_CHECKING:
-    from specctl.models.head_files.draft_head import DraftHeadCheckpoint
+    from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 
 LACKING = {
     "accept_prob": "the profile names no head of the kind specdec++",

@@ -15,7 +15,7 @@ from specctl.commands.prompt_options import PromptOptions
 from specctl.commands.tasks.replication import FewReplicaOptions
 from specctl.commands.training import TrainingFlags
 from specctl.errors import UsageError
-from specctl.models.head_files.formats import FORMATS
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = StrEnum("Kind", [(kind, kind) for kind, row in FORMATS.items() if row.trained])
+    Kind = StrEnum("Kind", [(kind, kind) for kind, row in HEAD_KINDS.items() if row.trained])
 
 
 USUAL = "kind output profile target draft suite input_ max_new_tokens answers depth epochs resume"

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from specctl.doctor.model_facts import ModelFacts
+from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.fewer_tokens import counts_for, draft_vocabulary, trained_on_few
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.profile_models import require_head_settings

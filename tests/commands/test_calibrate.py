@@ -10,8 +10,8 @@ from unittest.mock import patch
 import pytest
 
 from specctl.errors import UsageError
+from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.observing.results import read_results
 from specctl.observing.round_robin import RoundRobin
 from specctl.policies import POLICIES

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import UsageError
+from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.training import subject
 from specctl.training.collected import PROMPTS_PER_SHARD
 from specctl.training.material import INDEX

@@ -16,11 +16,9 @@ from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
-from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_config import SequentialKind
+from specctl.models.draft_heads.block import MARKOV, BlockHead, MarkovKind, SequentialKind
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.markov import MARKOV, MarkovKind
 from specctl.models.running.eager import EagerRunner
 from specctl.policies import StoppingPolicy
 from specctl.policies.rules.confidence import ConfidentPrefix

@@ -13,7 +13,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.draft_heads.block_config import SequentialKind
+from specctl.models.draft_heads.block import SequentialKind
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.eager import EagerRunner

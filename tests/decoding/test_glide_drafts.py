@@ -15,9 +15,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Runner

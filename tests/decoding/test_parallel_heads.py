@@ -12,10 +12,10 @@ from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ModelError
+from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import HeadRunner
-from specctl.models.head_files.formats import FORMATS, recognise
+from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.onnx.exporting import CannotExport
@@ -36,7 +36,7 @@ NAME = "peagle-speculators"
 
 def published() -> tuple[Eagle3Head, Any]:
     data = reference(NAME)
-    head = FORMATS["peagle"].read(data.config, data.weights, data.verifier(), "The draft head 'x'")
+    head = HEAD_KINDS["peagle"].read(data.config, data.weights, data.verifier(), "The draft head 'x'")
     assert isinstance(head, Eagle3Head)
     return head, data
 
@@ -77,8 +77,8 @@ def test_files_are_told_from_eagle3s() -> None:
         ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}}, "speculative_tokens"),
     ):
         with pytest.raises(ModelError, match=message):
-            FORMATS["peagle"].read(data.config | changes, data.weights, data.verifier())
-    again = FORMATS["peagle"].read(data.config | {"speculators_config": {}}, dict(data.weights), data.verifier())
+            HEAD_KINDS["peagle"].read(data.config | changes, data.weights, data.verifier())
+    again = HEAD_KINDS["peagle"].read(data.config | {"speculators_config": {}}, dict(data.weights), data.verifier())
     assert again.longest == 8
     with pytest.raises(CannotExport, match="masks"):
         graphs_of(again)

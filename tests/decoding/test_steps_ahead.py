@@ -21,8 +21,8 @@ from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
+from specctl.models.draft_heads.chain_runner import GraphHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import GraphHeadRunner
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import Capturing, GraphRunner

@@ -11,8 +11,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import path_to
 from specctl.models.running.eager import EagerRunner

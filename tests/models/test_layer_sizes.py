@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import specctl
 from specctl.doctor.pass_bytes import WeightReads
 from specctl.errors import ModelError
-from specctl.models.draft_heads.verifier_keys import VerifierKeys
+from specctl.models.draft_heads.glide import VerifierKeys
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.skeleton import skeleton
 from specctl.models.passes.cache import cache_argument

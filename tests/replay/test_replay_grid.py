@@ -18,10 +18,10 @@ from specctl.decoding import round as one_round
 from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
+from specctl.models.draft_heads.block import MarkovKind
 from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import HeadRunner
-from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.passes.fixed_buffers import PIECE
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair

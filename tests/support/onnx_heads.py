@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.running.engines import EngineSettings
 from tests.support.onnx_models import graphs

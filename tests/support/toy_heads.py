@@ -5,12 +5,10 @@ from functools import cache
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_config import BlockConfig, SequentialKind
+from specctl.models.draft_heads.block import BlockConfig, BlockHead, SequentialKind
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
+from specctl.models.draft_heads.glide import GlideConfig, GlideHead, VerifierKeys, top_layers
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.verifier_keys import VerifierKeys
 from tests.support.toys import VOCABULARY, seeded
 
 SHAPE = LayerShape(hidden_size=8, intermediate_size=12, heads=2, kv_heads=1, head_dim=4)

@@ -8,7 +8,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.draft_evaluation import head_drafts, model_drafts

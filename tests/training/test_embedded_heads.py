@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import specctl.prompts
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.head_files.formats import FORMATS
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.profile.known_names import model_path
 from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model
@@ -30,7 +30,7 @@ def model(name: str) -> LlamaForCausalLM:
 def embedded_eagle3(target: LlamaForCausalLM) -> Eagle3Head:
     folder = model_path("eagle3")
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    return FORMATS["eagle3"].read(config, load_file(folder / "model.safetensors"), target).float()
+    return HEAD_KINDS["eagle3"].read(config, load_file(folder / "model.safetensors"), target).float()
 
 
 @cache

@@ -10,10 +10,10 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.block import MarkovKind
 from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import HeadRunner
-from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.around import Around
 from specctl.models.running.pair import Pair

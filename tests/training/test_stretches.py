@@ -8,11 +8,11 @@ from made import MASK, VOCABULARY, answer, recipe, spread_head
 from test_drafted_rounds import in_a_round
 
 from specctl.errors import ModelError
+from specctl.models.draft_heads.checkpoint import draft_head
+from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.glide import GlideHead
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.files.checkpoint import locate
-from specctl.models.head_files.draft_head import draft_head
-from specctl.models.head_files.formats import FORMATS
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.schema import ModelTable
 from specctl.training.drafts.chains import stretched
 from specctl.training.drafts.courses import new_head
@@ -82,7 +82,7 @@ def test_what_is_trained_for_a_target_is_read_for_it_again(family: str, tmp_path
     write_head(tmp_path, head, Verifier("some/target"))
     found = draft_head(locate(ModelTable(model=str(tmp_path)), "draft"))
     assert found is not None
-    again = FORMATS["glide"].read(found.config, found.read(), target)
+    again = HEAD_KINDS["glide"].read(found.config, found.read(), target)
     assert (again.config, again.layers) == (head.config, head.layers)
 
 

@@ -14,7 +14,7 @@ import torch
 from made import DRAWN, answer, spread_head
 from transformers import AutoModelForCausalLM
 
-from specctl.models.head_files.network_files import Verifier, write_head
+from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.training.drafts.blocks import drafted_blocks
 from specctl.training.drafts.chains import drafted_steps
 from specctl.training.drafts.lessons import Lesson, Teacher

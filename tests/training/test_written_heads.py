@@ -6,8 +6,8 @@ import pytest
 import torch
 from made import DRAWN, answer, spread_head
 
-from specctl.models.head_files.formats import FORMATS, recognise
-from specctl.models.head_files.network_files import Verifier, described
+from specctl.models.draft_heads.file_layout import Verifier, described
+from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.draft_evaluation import head_drafts
 from specctl.training.drafts.lessons import Teacher
@@ -15,7 +15,7 @@ from tests.support.toys import random_model
 
 
 def test_every_kind_that_is_trained_can_be_read() -> None:
-    assert COURSES.keys() == {kind for kind, row in FORMATS.items() if row.trained}
+    assert COURSES.keys() == {kind for kind, row in HEAD_KINDS.items() if row.trained}
 
 
 @pytest.mark.parametrize("kind", COURSES)
@@ -29,7 +29,7 @@ def test_a_head_is_what_is_read_of_its_description(kind: str) -> None:
     assert recognise(config, ()) in (kind, None)
     assert recognise(config, weights) == kind
 
-    again = FORMATS[kind].read(config, dict(weights), target)
+    again = HEAD_KINDS[kind].read(config, dict(weights), target)
     assert (type(again), again.kind, again.longest) == (type(head), kind, head.longest)
     assert getattr(again, "config", None) == getattr(head, "config", None)
     assert again.layers == head.layers

@@ -23,10 +23,10 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.checkpoint import draft_head
+from specctl.models.draft_heads.file_layout import Verifier, write_head
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.head_files.draft_head import draft_head
-from specctl.models.head_files.formats import FORMATS
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.known_names import model_path
 from specctl.reporting.table import as_markdown
 from specctl.training.drafts.courses import new_head
@@ -136,7 +136,7 @@ def compare(
 ) -> list[Result]:
     """The head beside the draft, by domain and way of answering."""
     depth = min(DEPTH, head.longest or DEPTH)
-    drafts = {FORMATS[kind].title: drafts_of_head(head, depth), "embedded:draft": drafts_of_model(draft, depth)}
+    drafts = {HEAD_KINDS[kind].title: drafts_of_head(head, depth), "embedded:draft": drafts_of_model(draft, depth)}
     teacher, results = Teacher(target, head.layers), []
     for domain, texts in unseen.items():
         for greedy, name in ((True, "greedy"), (False, "temperature 1")):
@@ -150,14 +150,14 @@ def compare(
 
 def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
     """The head's card, in Markdown."""
-    name = FORMATS[recipe.kind].title
+    name = HEAD_KINDS[recipe.kind].title
     settings = {**asdict(recipe), **asdict(course)}
     own = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "kind" and value not in (0, ""))
     tables = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables(results))
     return f"""# {name} for embedded:target
 
 A draft head that reads the hidden states of embedded:target
-({FORMATS[recipe.kind].paper}), in the layout that `specctl train-draft` writes. A
+({HEAD_KINDS[recipe.kind].paper}), in the layout that `specctl train-draft` writes. A
 demonstration, like the models of its family: it lets every command run with a draft head on a machine without weights.
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).

@@ -1,18 +1,278 @@
 """Block draft heads: one pass drafts a whole block (DFlash), and a light head makes it a chain (DSpark, DFlash2)."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, linear, pad
 from transformers import Cache
 
-from specctl.models.draft_heads.block_config import BlockConfig
-from specctl.models.draft_heads.dflash2 import CandidateSelector, ConvolvedLayer
 from specctl.models.draft_heads.head import Borrowed, DraftHead
-from specctl.models.draft_heads.head_layers import DecoderLayer, Rotary
-from specctl.models.draft_heads.markov import MARKOV
+from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rope, Rotary
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+SequentialKind = MarkovKind | Literal["selector"]
+"""DSpark's sequential heads, and DFlash2's."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSight:
+    """What the rows of a block see in one layer.
+
+    Attributes:
+        window: W, how far they see; 0 for any distance.
+        causal: whether a row sees no place behind its own.
+        from_anchor: whether the window is the W places before the block for all of its rows, as speculators counts;
+            else a row sees the W - 1 places before its own and, unless it is causal, as many behind, as z-lab counts.
+    """
+
+    window: int = 0
+    causal: bool = False
+    from_anchor: bool = False
+
+    def seen(self, places: torch.Tensor, anchors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Which of S places each of T rows sees, ``(T, S)`` bool.
+
+        Args:
+            places: ``(T,)`` int64, of the rows.
+            anchors: ``(T,)`` int64, the first place of each row's block.
+            keys: ``(S,)`` int64.
+        """
+        ahead = keys - places[:, None]
+        found = torch.ones_like(ahead, dtype=torch.bool)
+        if self.window and self.from_anchor:
+            found = keys >= anchors[:, None] - self.window
+        elif self.window:
+            found = ahead.abs() < self.window
+        return found & (ahead <= 0) if self.causal else found
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """A block draft head.
+
+    Attributes:
+        shape: of its decoder layers; H is the verifier's hidden size too.
+        layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
+        vocabulary: V, the verifier's.
+        draft_vocabulary: D, how many of the V tokens it can draft.
+        num_layers: its decoder layers.
+        block_size: B, places in a pass, the newest token's own included.
+        mask_token: the id that stands for the tokens to be drafted.
+        from_anchor: whether the newest token's own row predicts the token after it, so that all B rows do (DSpark);
+            else the row of each masked place predicts that place (DFlash).
+        markov: the sequential head; None for rows that are independent of each other.
+        markov_rank: R.
+        candidates: K, tokens that a ``selector`` leaves in each row.
+        taps: rows that the layers' convolutions read (DFlash2); 0 without these.
+        group: numbers of a row that share weights of a convolution.
+        sights: by layer, what its rows see; empty where all see the whole text and the block.
+        raw_embeddings: what the verifier's embedding weights are multiplied by; None to embed as the verifier does.
+        logit_scale: what logits are multiplied by.
+        logit_cap: the largest that a logit can then be, ``cap * tanh(x / cap)``; 0 for no limit.
+        confidence: whether it predicts acceptance.
+        confidence_reads_token: whether that prediction reads the sequential head's embedding of the last token too.
+        context: the most tokens it can read.
+    """
+
+    shape: LayerShape
+    layers: tuple[int, ...]
+    vocabulary: int
+    draft_vocabulary: int
+    num_layers: int
+    block_size: int
+    mask_token: int
+    from_anchor: bool = False
+    markov: SequentialKind | None = None
+    markov_rank: int = 0
+    candidates: int = 0
+    taps: int = 0
+    group: int = 1
+    sights: tuple[BlockSight, ...] = ()
+    raw_embeddings: float | None = None
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    confidence: bool = False
+    confidence_reads_token: bool = False
+    context: int = 2048
+
+    @property
+    def first_row(self) -> int:
+        """The row that predicts the token after the newest one."""
+        return 0 if self.from_anchor else 1
+
+
+class MarkovBias(nn.Module):
+    """A bias of low rank, ``W2 W1[x]`` for the token x drawn last (``vanilla``).
+
+    Args:
+        vocabulary: V, of the tokens drawn.
+        draft_vocabulary: D, of the logits.
+        rank: R.
+        width: H, of the backbone's rows.
+    """
+
+    def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:  # noqa: ARG002
+        super().__init__()
+        self.rank = rank
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, draft_vocabulary, bias=False)
+
+    def forward(
+        self, tokens: torch.Tensor, rows: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The bias of one row of the block, and the memory that the row after it reads.
+
+        Args:
+            tokens: ``(...)`` int64, the tokens drawn before the rows' own.
+            rows: ``(..., H)``, the backbone's.
+            memory: ``(..., R)``, zeros at the first row; only ``rnn`` reads and changes it.
+
+        Returns:
+            ``(..., D)`` and ``(..., R)``.
+        """
+        latent, memory = self.latent(self.markov_w1(tokens), rows, memory)
+        return self.markov_w2(latent), memory
+
+    def latent(
+        self,
+        embedded: torch.Tensor,
+        rows: torch.Tensor,  # noqa: ARG002 - other kinds read it
+        memory: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What W2 reads, of the embedded tokens ``(..., R)``, and the memory after it: ``(..., R)`` each."""
+        return embedded, memory
+
+
+class GatedBias(MarkovBias):
+    """``W2 (g * W1[x])`` with a gate g that reads the backbone's row h: ``g = sigmoid(gate_proj [h; W1[x]])``."""
+
+    def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:
+        super().__init__(vocabulary, draft_vocabulary, rank, width)
+        self.gate_proj = nn.Linear(width + rank, rank)
+
+    def latent(
+        self, embedded: torch.Tensor, rows: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sigmoid(self.gate_proj(torch.cat([rows, embedded], -1))) * embedded, memory
+
+
+class RecurrentBias(MarkovBias):
+    """A gated recurrence over all tokens drawn in the block (``rnn``).
+
+    ``[g; c; o] = joint_proj [s; W1[x]; h]``; the bias is ``W2 tanh(o)`` and the next memory
+    ``sigmoid(g) * s + (1 - sigmoid(g)) * tanh(c)``.
+    """
+
+    def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:
+        super().__init__(vocabulary, draft_vocabulary, rank, width)
+        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def latent(
+        self, embedded: torch.Tensor, rows: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, candidate, output = self.joint_proj(torch.cat([memory, embedded, rows], -1)).chunk(3, -1)
+        gate = torch.sigmoid(gate)
+        return torch.tanh(output), gate * memory + (1 - gate) * torch.tanh(candidate)
+
+
+MARKOV: dict[MarkovKind, type[MarkovBias]] = {"vanilla": MarkovBias, "gated": GatedBias, "rnn": RecurrentBias}
+"""The sequential heads by their names in configurations."""
+
+
+class DynamicConvolution(nn.Module):
+    """Two causal convolutions over a block's rows, one before and one after a part of a layer.
+
+    Each number of a row becomes a weighted sum of those at its place in the last C rows of the block. The weights are
+    constants of this number plus what one projection of the row makes for each group of G numbers.
+
+    Args:
+        width: H.
+        taps: C.
+        group: G, a divisor of H.
+        block_size: B, rows of a block; nothing is read across its start.
+    """
+
+    def __init__(self, width: int, taps: int, group: int, block_size: int) -> None:
+        super().__init__()
+        self._taps, self._groups, self._block_size = taps, width // group, block_size
+        self.base_kernel = nn.Parameter(torch.empty(2, taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * taps * self._groups, bias=False)
+
+    def before(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``(1, T, H)`` of whole blocks for the part to read, and the weights ``(1, T, C, groups)`` of `after`."""
+        found = self.kernel_projection(rows).unflatten(-1, (2, self._taps, self._groups))
+        return self._convolved(rows, found[..., 0, :, :], self.base_kernel[0]), found[..., 1, :, :]
+
+    def after(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What becomes of the part's output ``(1, T, H)``."""
+        return self._convolved(rows, weights, self.base_kernel[1])
+
+    def _convolved(self, rows: torch.Tensor, weights: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        blocks = rows.view(-1, self._block_size, self._groups, rows.shape[-1] // self._groups)
+        own = weights.reshape(-1, self._block_size, self._taps, self._groups, 1)
+        total = torch.zeros_like(blocks)
+        for tap in range(self._taps):
+            earlier = pad(blocks, (0, 0, 0, 0, tap, 0))[:, : self._block_size]
+            total = total + earlier * (base[tap].view(self._groups, -1) + own[:, :, tap])
+        return total.view_as(rows)
+
+
+class ConvolvedLayer(DecoderLayer):
+    """A decoder layer with a `DynamicConvolution` around its attention and one around its network.
+
+    Args:
+        shape: of the layer.
+        taps, group, block_size: of the convolutions.
+    """
+
+    def __init__(self, shape: LayerShape, taps: int, group: int, block_size: int) -> None:
+        super().__init__(shape)
+        self.attention_conv = DynamicConvolution(shape.hidden_size, taps, group, block_size)
+        self.mlp_conv = DynamicConvolution(shape.hidden_size, taps, group, block_size)
+
+    def forward(
+        self, states: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: Cache, layer: int
+    ) -> torch.Tensor:  # (1, T, H)
+        read, weights = self.attention_conv.before(self.input_layernorm(states))
+        states = states + self.attention_conv.after(self.self_attn(read, rope, mask, cache, layer), weights)
+        read, weights = self.mlp_conv.before(self.post_attention_layernorm(states))
+        return states + self.mlp_conv.after(self.mlp(read), weights)
+
+
+class CandidateSelector(nn.Module):
+    """Scores a row's likeliest tokens by the token before them; no other token can be drafted.
+
+    The score of candidate b after token a is its logit plus ``<A[a] * P h, S[b]>`` for the row's hidden state h.
+
+    Args:
+        vocabulary: V.
+        rank: R, length of the embeddings A and S.
+        width: H.
+        count: K, candidates of a row.
+    """
+
+    def __init__(self, vocabulary: int, rank: int, width: int, count: int) -> None:
+        super().__init__()
+        self._count = count
+        self.predecessor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
+        self.successor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
+        self.hidden_projection = nn.Linear(width, rank, bias=False)
+
+    def forward(self, logits: torch.Tensor, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores ``(..., V)``, -inf for all but K tokens.
+
+        Args:
+            logits: ``(..., V)``, the pass's.
+            hidden: ``(..., H)``.
+            tokens: ``(...)`` int64, those before the rows' own.
+        """
+        best, ids = logits.topk(self._count, dim=-1)
+        context = self.predecessor_codebook[tokens] * self.hidden_projection(hidden)  # (..., R)
+        scores = best + (context[..., None, :] * self.successor_codebook[ids]).sum(-1)
+        return torch.full_like(logits, -torch.inf).scatter(-1, ids, scores)
 
 
 class BlockPass(NamedTuple):

@@ -1,14 +1,30 @@
 """EAGLE-1: a decoder layer over the verifier's last states, read out by its own output layer (arXiv 2401.15077)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
+from specctl.models.draft_heads.file_layout import (
+    BOOKKEEPING,
+    ROPE_THETA,
+    HeadConfig,
+    Verifier,
+    borrowed_embeddings,
+    context_of,
+    fill,
+    layer_shape,
+    own_weights,
+    published_names,
+    published_weights,
+    require_same,
+    transformer_table,
+)
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
 
@@ -101,3 +117,49 @@ class Eagle1Head(ChainHead):
             states = block(states, rope, mask, cache, index)
         kept = last_of(states, keep)
         return ChainPass(self.output(kept), kept, kept)
+
+
+NAMES = {"blocks.": "layers."}
+"""How names of weights begin in a file, where it is not as in the network."""
+
+
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
+) -> Eagle1Head:
+    """An EAGLE-1 head; see `HeadKind.read`."""
+    left = own_weights(weights)
+    table = HeadConfig(config, subject)
+    vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
+    shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
+    text = target.config.get_text_config(decoder=True)
+    parsed = Eagle1Config(
+        # EAGLE's code knows no bias of attention's output.
+        shape=replace(shape, qkv_bias=biased, output_bias=False),
+        vocabulary=vocabulary,
+        num_layers=table.take("num_hidden_layers", int, 1),
+        fc_bias=table.take("bias", bool, True),
+        context=context_of(shape, target),
+    )
+    table.drop(BOOKKEEPING)
+    table.refuse_rest()
+    require_same(subject, "hidden states of width", shape.hidden_size, text.hidden_size)
+    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
+    shared = None if "embed_tokens.weight" in left else borrowed_embeddings(target, shape, subject)
+    unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+    with torch.device("meta"):
+        head = Eagle1Head(parsed, unembedding, shared)
+    fill(head, left, published_names(head, NAMES), subject)
+    return head.eval()
+
+
+def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """An EAGLE-1 head as SafeAILab's files, but for the format of the weights; see `HeadKind.describe`."""
+    config = head.config
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        **transformer_table(config.shape, config.vocabulary, config.num_layers),
+        "attention_bias": False,
+        "qkv_bias": config.shape.qkv_bias,
+        "bias": config.fc_bias,
+    }
+    return described, published_weights(head, NAMES)

@@ -7,7 +7,7 @@ from typing import Any
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing.engine_table import ENGINES, chosen_for_head

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from specctl.errors import AbsentError, ModelError
+from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.head_files.draft_head import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.loading.contents import States, model_hash, model_states
 from specctl.models.loading.model import LoadedModel, load_inspected, loading_order
 from specctl.models.placing.absent import absence

@@ -8,9 +8,9 @@ import torch
 from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
+from specctl.models.draft_heads.block_runner import BlocksSideBySide
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.chains_side_by_side import SideBySide
+from specctl.models.draft_heads.chain_runner import SideBySide
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.passes.watching import States, kept_states
 from specctl.models.running.runner import Forward, Runner

@@ -14,15 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_config import BlockConfig
+from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.dflash import spread_layers
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
+from specctl.models.draft_heads.glide import GlideConfig, GlideHead, VerifierKeys, top_layers
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.head_files.block_format import spread_layers
 from specctl.training.drafts.blocks import Blocks, drafted_blocks
 from specctl.training.drafts.chains import drafted_steps, stretched
 from specctl.training.drafts.lessons import Lesson

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specctl.models.head_files.formats import FORMATS
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.reporting.table import DEFINITIONS, UP, Table, inert
 from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.draft_evaluation import Acceptance
@@ -78,7 +78,7 @@ def draft_card(results: Sequence[Result], recipe: Recipe, schedule: Schedule, fa
         facts: models, prompts and settings of the answers.
         made: how long it took.
     """
-    kind, target = FORMATS[recipe.kind], inert(facts["target"])
+    kind, target = HEAD_KINDS[recipe.kind], inert(facts["target"])
     flags = [course.flags for course in COURSES.values()]
     unused = {"kind"} | frozenset().union(*flags) - COURSES[recipe.kind].flags
     settings = {**asdict(recipe), **asdict(schedule)}

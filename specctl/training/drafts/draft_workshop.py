@@ -11,8 +11,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.head_files.formats import FORMATS
-from specctl.models.head_files.network_files import Verifier, write_head
+from specctl.models.draft_heads.file_layout import Verifier, write_head
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
@@ -122,7 +122,7 @@ class DraftHeads(Subject[Answer, Pair]):
     ) -> list[Result]:
         """The head beside the profile's draft model, on greedy answers and on drawn ones."""
         depth = min(DEPTH, head.longest or DEPTH)
-        drafts: dict[str, Drafts] = {FORMATS[recipe.kind].title: drafts_of_head(head, depth)}
+        drafts: dict[str, Drafts] = {HEAD_KINDS[recipe.kind].title: drafts_of_head(head, depth)}
         if self.profile.draft is not None and len(source.models.models) > 1:
             drafts[self.profile.draft.model] = drafts_of_model(source.models.models[1], depth)
         drawn = Sampling.of(SamplingTable.model_validate(source.material.facts["sampling"]))

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
 from specctl.models.draft_heads.chain import ChainPass
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp import MtpHead
+from specctl.models.draft_heads.mtp_tensors import read_mtp
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.head_files.formats import FORMATS
-from specctl.models.head_files.mtp_tensors import read_mtp
 from specctl.models.passes.buffer_layers import Cursor, FixedLayer
 
 FOLDER = Path(__file__).parents[2] / "data" / "draft_heads" / "mtp"
@@ -40,7 +40,7 @@ def config_of(folder: Path) -> dict[str, object]:
 
 
 def head_of(kind: str) -> MtpHead:
-    return FORMATS["mtp"].read(config_of(FOLDER / kind), shards_of(kind), target_of(kind))
+    return HEAD_KINDS["mtp"].read(config_of(FOLDER / kind), shards_of(kind), target_of(kind))
 
 
 def alone(kind: str) -> tuple[dict[str, object], dict[str, torch.Tensor]]:

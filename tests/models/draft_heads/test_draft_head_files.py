@@ -10,10 +10,10 @@ import torch
 from torch.testing import assert_close
 
 from specctl.errors import ModelError
+from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head
+from specctl.models.draft_heads.file_layout import Verifier, write_head
+from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.head_files.draft_head import DraftHeadCheckpoint, draft_head
-from specctl.models.head_files.formats import FORMATS, recognise
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import Hub, save_model
 from tests.support.eagle_references import DATA, EAGLE1, EAGLE3, all_logits, reference
@@ -210,7 +210,7 @@ def test_what_is_written_computes_the_same(name: str, shared: bool, tmp_path: Pa
     assert (again.kind, again.verifier) == ("eagle3", "some/model")
     weights = again.read()
     assert ("embed_tokens.weight" in weights) != shared
-    back = FORMATS["eagle3"].read(again.config, weights, data.verifier())
+    back = HEAD_KINDS["eagle3"].read(again.config, weights, data.verifier())
     assert back.config == head.config
     assert_close(all_logits(back, data), all_logits(head, data), atol=1e-5, rtol=1e-5)
     for tensor in {"d2t", "t2d"} & data.weights.keys():

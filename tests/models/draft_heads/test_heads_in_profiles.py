@@ -12,9 +12,9 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
+from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.head_runner import HeadRunner
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting, nested

@@ -23,9 +23,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
-from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.head_files.formats import FORMATS
 from specctl.models.running.eager import EagerRunner
 from specctl.policies.rules.constant import Constant
 
@@ -48,7 +48,7 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
 @pytest.mark.parametrize("kind", WITH_SPECULATORS)
 def test_logits_are_those_of_speculators(kind: str, layout: str) -> None:
     expected = expected_of(kind)
-    head = head_of(kind) if layout == "shards" else FORMATS["mtp"].read(*alone(kind), target_of(kind))
+    head = head_of(kind) if layout == "shards" else HEAD_KINDS["mtp"].read(*alone(kind), target_of(kind))
     rows = head.fuse({-1: expected["states"]})
     for step in range(3):
         # Each step is trained over the whole text, with the rows of the step before for all of its places.
@@ -61,7 +61,7 @@ def test_logits_are_those_of_speculators(kind: str, layout: str) -> None:
 
 @pytest.mark.parametrize("kind", WITH_SPECULATORS)
 def test_both_layouts_give_the_same_head(kind: str) -> None:
-    first, second = head_of(kind).state_dict(), FORMATS["mtp"].read(*alone(kind), target_of(kind)).state_dict()
+    first, second = head_of(kind).state_dict(), HEAD_KINDS["mtp"].read(*alone(kind), target_of(kind)).state_dict()
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -127,7 +127,7 @@ def test_own_embeddings_and_output_layer() -> None:
     assert shared.output is None
     weights[names["shared_head.head"]] = 2 * weights[names["shared_head.head"]]
     weights[names["embed_tokens"]] = weights[names["embed_tokens"]].roll(1, 0)
-    own = FORMATS["mtp"].read(config_of(FOLDER / kind), weights, target_of(kind))
+    own = HEAD_KINDS["mtp"].read(config_of(FOLDER / kind), weights, target_of(kind))
     assert isinstance(own.output, nn.Linear)
     expected = expected_of(kind)
     ids, rows = expected["ids"][1:9], expected["states"][:8]

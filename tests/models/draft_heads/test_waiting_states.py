@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from specctl.models.draft_heads.block_runner import BlockRunner
-from specctl.models.draft_heads.head_runner import HeadRunner
-from specctl.models.draft_heads.waiting_states import MOST, WaitingStates
+from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.verifier_states import MOST, WaitingStates
 from specctl.models.passes.watching import States
 from specctl.models.running.runner import Runner
 from tests.support.toy_heads import random_block, random_eagle3

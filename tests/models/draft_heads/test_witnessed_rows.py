@@ -2,7 +2,7 @@
 
 import torch
 
-from specctl.models.draft_heads.witnessed_rows import TAIL, WitnessedRows
+from specctl.models.draft_heads.verifier_states import TAIL, WitnessedRows
 
 
 def rows_of(count: int) -> WitnessedRows:

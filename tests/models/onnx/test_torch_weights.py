@@ -8,8 +8,8 @@ import torch
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
+from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx import automatic
 from specctl.models.onnx.automatic import LONG_RUN

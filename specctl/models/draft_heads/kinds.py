@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.head_files.network_files import Verifier
+    from specctl.models.draft_heads.file_layout import Verifier
 
 Config = Mapping[str, Any]
 """The contents of a config.json."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadFormat:
+class HeadKind:
     """A kind of draft head on disk.
 
     Attributes:
@@ -138,38 +138,36 @@ def _architectures(config: Config) -> set[str]:
     return {str(name) for name in named} if isinstance(named, list) else set()
 
 
-MTP = HeadFormat("mtp", "MTP", "FastMTP, arXiv 2509.18362", "mtp_format", _mtp, speculators=True)
+MTP = HeadKind("mtp", "MTP", "FastMTP, arXiv 2509.18362", "mtp", _mtp, speculators=True)
 """The one kind that stands in its target's own files too."""
 
-FORMATS = {
+HEAD_KINDS = {
     row.kind: row
     for row in (
-        HeadFormat("eagle1", "EAGLE-1", "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077", "eagle1_format", _eagle1),
-        HeadFormat(
+        HeadKind("eagle1", "EAGLE-1", "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077", "eagle1", _eagle1),
+        HeadKind(
             "peagle",
             "P-EAGLE",
             "arXiv 2602.01469",
-            "eagle3_format",
+            "eagle3",
             _peagle,
             speculators=True,
             blocks=True,
             trained=False,
         ),
-        HeadFormat(
+        HeadKind(
             "eagle3",
             "EAGLE-3",
             "Li, Wei, Zhang, Zhang 2025, arXiv 2503.01840",
-            "eagle3_format",
+            "eagle3",
             _eagle3,
             speculators=True,
         ),
-        HeadFormat("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide_format", _glide),
+        HeadKind("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide", _glide),
         MTP,
-        HeadFormat(
-            "dflash2", "DFlash2", "z-lab 2026", "block_format", _dflash2, speculators=True, blocks=True, trained=False
-        ),
-        HeadFormat("dflash", "DFlash", "arXiv 2602.06036", "block_format", _dflash, speculators=True, blocks=True),
-        HeadFormat("dspark", "DSpark", "arXiv 2607.05147", "block_format", _dspark, speculators=True, blocks=True),
+        HeadKind("dflash2", "DFlash2", "z-lab 2026", "dflash", _dflash2, speculators=True, blocks=True, trained=False),
+        HeadKind("dflash", "DFlash", "arXiv 2602.06036", "dflash", _dflash, speculators=True, blocks=True),
+        HeadKind("dspark", "DSpark", "arXiv 2607.05147", "dflash", _dspark, speculators=True, blocks=True),
     )
 }
 """By kind, in the order in which a file is compared with them."""
@@ -190,14 +188,14 @@ def recognise(config: Config, tensors: Iterable[str]) -> str | None:
     """
     # speculators' `eagle` is a layout of its own for EAGLE-1.
     if (kind := config.get("speculators_model_type")) is not None:
-        known = [row.kind for row in FORMATS.values() if row.speculators]
+        known = [row.kind for row in HEAD_KINDS.values() if row.speculators]
         if str(kind) not in known:
             raise ModelError(
                 f"specctl runs no draft heads of speculators' type {kind!r}.", f"It runs {', '.join(known)}."
             )
         return str(kind)
     for names in (frozenset[str](), frozenset(tensors)):
-        for row in FORMATS.values():
+        for row in HEAD_KINDS.values():
             if row.is_one(config, names):
                 return row.kind
     return None

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
+from specctl.models.draft_heads.kinds import HEAD_KINDS, MTP, recognise
+from specctl.models.draft_heads.mtp_tensors import mtp_in, read_mtp
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.stored_weights import PICKLED
-from specctl.models.head_files.formats import FORMATS, MTP, recognise
-from specctl.models.head_files.mtp_tensors import mtp_in, read_mtp
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class DraftHeadCheckpoint:
     @property
     def writes_blocks(self) -> bool:
         """Whether one pass drafts several tokens."""
-        return FORMATS[self.kind].blocks
+        return HEAD_KINDS[self.kind].blocks
 
     @property
     def local(self) -> bool:
@@ -101,7 +101,7 @@ class DraftHeadCheckpoint:
         Raises:
             ModelError: as for `read`, or it is of a layout that specctl does not know, or made for another model.
         """
-        return FORMATS[self.kind].read(self.config, self.read(), target, str(self))
+        return HEAD_KINDS[self.kind].read(self.config, self.read(), target, str(self))
 
 
 def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:

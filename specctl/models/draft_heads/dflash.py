@@ -12,19 +12,23 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_config import BlockConfig, BlockSight
-from specctl.models.draft_heads.markov import MarkovKind
-from specctl.models.head_files.head_config import (
+from specctl.models.draft_heads.block import BlockConfig, BlockHead, BlockSight, MarkovKind
+from specctl.models.draft_heads.file_layout import (
     BOOKKEEPING,
     HeadConfig,
+    Verifier,
+    context_of,
+    drafted_tokens,
+    fill,
     layer_shape,
     layer_windows,
+    own_weights,
+    published_names,
+    published_weights,
+    require_layers,
+    require_same,
     transformer_table,
 )
-from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
-from specctl.models.head_files.network_files import Verifier
-from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
 
 FLAT = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
@@ -45,7 +49,7 @@ NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
 def read(
     config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> BlockHead:
-    """A DFlash, DFlash2 or DSpark head; see `HeadFormat.read`."""
+    """A DFlash, DFlash2 or DSpark head; see `HeadKind.read`."""
     left = own_weights(weights)
     parsed = _parsed(config, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
@@ -60,7 +64,7 @@ def read(
 
 
 def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A DFlash, DFlash2 or DSpark head in speculators' layout; see `HeadFormat.describe`.
+    """A DFlash, DFlash2 or DSpark head in speculators' layout; see `HeadKind.describe`.
 
     Raises:
         ValueError: the head's layers are not Qwen3's, or have what only flat files can say.
@@ -99,7 +103,7 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
 
 
 def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) -> BlockConfig:
-    """The network that a config.json describes, checked against the verifier; see `HeadFormat.read`."""
+    """The network that a config.json describes, checked against the verifier; see `HeadKind.read`."""
     values = _together(config, subject)
     nested = "transformer_layer_config" in config
     table = HeadConfig(values, subject)

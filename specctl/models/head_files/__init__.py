@@ -1,1 +1,0 @@
-"""Draft heads on disk: which kind a checkpoint is, its tensors under the network's names, and writing them."""
