@@ -16,7 +16,7 @@ import typer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.loading.kept_pair import kept_pair
-from specctl.models.onnx.onnx_runner import OnnxRunner
+from specctl.models.onnx.runner import OnnxRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting

@@ -81,7 +81,7 @@ def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Runner]:
 
 def graph_bytes(model: PreTrainedModel, quantize: str | None) -> float:
     """Bytes of the weights that a pass of onnxruntime reads: those of linear layers, the output layer in float32."""
-    from specctl.models.onnx.graph_quantization import BITS, BLOCK
+    from specctl.models.onnx.rewriting import BITS, BLOCK
 
     whole = torch.float32.itemsize
     size = whole if quantize is None else BITS[quantize] / 8 + (whole + BITS[quantize] / 8) / BLOCK

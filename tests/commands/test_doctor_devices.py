@@ -21,7 +21,7 @@ from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose
 from specctl.doctor.layer_places import layer_places
 from specctl.errors import UsageError
-from specctl.models.onnx.engine_times import PACKAGES
+from specctl.models.onnx.store import PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
 from specctl.models.placing.engine_table import build_runner, chosen

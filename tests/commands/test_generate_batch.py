@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specctl.errors import UsageError
-from specctl.models.onnx.packed.packed_passes import PackedPasses
+from specctl.models.onnx.passes import PackedPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import RowRequest

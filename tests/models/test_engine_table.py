@@ -123,7 +123,7 @@ class Toy(Engine):
 @pytest.mark.parametrize("able", [True, False])
 def test_a_further_engine_is_a_row(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Toy(able)
-    monkeypatch.setattr("specctl.models.onnx.automatic.packages_there", lambda: False)
+    monkeypatch.setattr("specctl.models.onnx.engine.packages_there", lambda: False)
     monkeypatch.setattr(engine_table, "ENGINES", {"toy": toy, **ENGINES})
     model = random_model("llama")
     choice = chosen("auto", model, CPU, EngineSettings())

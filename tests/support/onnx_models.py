@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.onnx.onnx_runner import OnnxRunner
+    from specctl.models.onnx.runner import OnnxRunner
 
 missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (the extra onnx)")
@@ -137,7 +137,7 @@ def onnx_runner(
     model: PreTrainedModel, vocabulary: int, quantize: str | None = None, **settings: Any
 ) -> "OnnxRunner | None":
     """A new runner; None where the model cannot have one."""
-    from specctl.models.onnx.onnx_engine import build_onnx_runner
+    from specctl.models.onnx.engine import build_onnx_runner
 
     with patch.dict(os.environ, {"XDG_CACHE_HOME": _folder().name}):
         return build_onnx_runner(model, vocabulary, "it", EngineSettings(engine="onnx", **settings), quantize)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.tokenizer import Spelling
-from specctl.models.onnx.kept_graph import Kept
+from specctl.models.onnx.store import Kept
 from specctl.models.passes.masks import attends_to_everything
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.passes.weights import weight_bytes

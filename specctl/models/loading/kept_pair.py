@@ -18,9 +18,16 @@ from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.vocabularies import notice_of, own_text_runner, token_map
-from specctl.models.onnx.engine_times import Times, packages_there
-from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
-from specctl.models.onnx.store import Store, cache_folder, key_of_files
+from specctl.models.onnx.store import (
+    CHAINS,
+    Kept,
+    Store,
+    Times,
+    cache_folder,
+    key_of_files,
+    no_tree_graph,
+    packages_there,
+)
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.host_device import HOST
 from specctl.models.placing.accelerator import accelerator
@@ -37,7 +44,7 @@ from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
-    from specctl.models.onnx.onnx_runner import OnnxRunner
+    from specctl.models.onnx.runner import OnnxRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,7 @@ class Graph:
 
     def runner(self, vocabulary: int, threads: Set[int]) -> "OnnxRunner":
         """A runner of the graph, as `build_onnx_runner` opens it, with one of some numbers of threads."""
-        from specctl.models.onnx.kept_runner import Opening
+        from specctl.models.onnx.runner import Opening
 
         form = rounding(self.table, "onnx")
         opening = Opening(HOST, vocabulary, self.kept.context, form, self.no_trees, self.ids)

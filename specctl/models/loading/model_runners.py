@@ -58,7 +58,7 @@ def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Foun
         vocabulary: the pair's shared vocabulary.
     """
     if one.rounding is not None and getattr(network.model, "quantization_method", None) is None:
-        from specctl.models.onnx.onnx_runner import OnnxRunner
+        from specctl.models.onnx.runner import OnnxRunner
 
         assert isinstance(bare, OnnxRunner), "only onnxruntime quantises a model that torch has whole"
         return CheckedRunner(runner, bare.fresh, network.name)

@@ -10,16 +10,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
-from time import sleep
-from typing import TYPE_CHECKING, Any
+from time import sleep, time
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 from specctl import __version__
+from specctl.models.files.tokenizer import Spelling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.outputs.locks import locked, remove_abandoned
+from specctl.models.passes.tree_sight import WINDOWS
+from specctl.outputs.locks import ABANDONED, locked, remove_abandoned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +39,7 @@ MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx"
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
 NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
 """Packages whose classes are no code of a model's own."""
-PASSING = "specctl-onnx-"
+TEMPORARY = "specctl-onnx-"
 
 
 def cache_folder() -> Path:
@@ -64,8 +69,8 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
     told = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         told.pop(name, None)
-    told["generated"] = [type(model).__name__, *_made(kind, str(model.dtype), quantize, trees=trees)]
-    return _key([model], told)
+    told["generated"] = [type(model).__name__, *_making(kind, str(model.dtype), quantize, trees=trees)]
+    return _digest_of([model], told)
 
 
 def key_of_head(head: "nn.Module", borrowed: "Sequence[nn.Module]") -> str:
@@ -79,10 +84,12 @@ def key_of_head(head: "nn.Module", borrowed: "Sequence[nn.Module]") -> str:
     configs: list[Any] = [getattr(part, "config", None) for module in modules for part in module.modules()]
     told = [config.to_dict() if hasattr(config, "to_dict") else repr(config) for config in configs]
     weight = next(head.parameters())
-    return _key(modules, [type(head).__name__, told, *_made(weight.device.type, str(weight.dtype), None, trees=False)])
+    return _digest_of(
+        modules, [type(head).__name__, told, *_making(weight.device.type, str(weight.dtype), None, trees=False)]
+    )
 
 
-def _key(modules: "Sequence[nn.Module]", told: object) -> str:
+def _digest_of(modules: "Sequence[nn.Module]", told: object) -> str:
     """A name for what modules compute: what is told of them, their own code, and their weights."""
     import torch
 
@@ -116,7 +123,7 @@ def key_of_files(
         vocabulary: the ids of its logits' columns; None where a column is an id.
     """
     ids = [] if vocabulary is None else [vocabulary.digest]
-    told = json.dumps([files, *_made(kind, dtype, quantize, trees=trees), *ids], sort_keys=True)
+    told = json.dumps([files, *_making(kind, dtype, quantize, trees=trees), *ids], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
@@ -125,7 +132,7 @@ def known_by_files(model: "PreTrainedModel") -> bool:
     return not _own_code(model)
 
 
-def _made(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list[object]:
+def _making(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list[object]:
     """What a graph is made as, and what makes it."""
     return [SCHEMA_VERSION, dtype, quantize, trees, {name: version_of(name) for name in MAKERS}, kind, *processor()]
 
@@ -284,9 +291,9 @@ def passing_store() -> Store:
     Raises:
         OSError: there is no room for it.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{PASSING}*"):
+    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
         remove_abandoned(left, left / ".lock")
-    folder = Path(tempfile.mkdtemp(prefix=PASSING))
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = (folder / ".lock").open("ab")
     locked(file.fileno())
@@ -301,3 +308,197 @@ def _checksum(path: Path) -> list[int]:
         while chunk := file.read(CHUNK):
             size, sum_ = size + len(chunk), crc32(chunk, sum_)
     return [size, sum_]
+
+
+FACTS_VERSION = 3
+CHAINS = "its onnx graph was made for chains"
+"""Why a graph reads no trees that could have been made so."""
+HEAD_CHAINS = "the onnx graph of a draft head reads no trees"
+"""Why none of a draft head does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A model that has a graph.
+
+    Attributes:
+        rows: width of its logits.
+        context: the most tokens of a sequence.
+        eos: the end-of-sequence ids of its generation settings, sorted.
+        repetition_penalty: of its generation settings; None where they have other rules about tokens too, or what
+            specctl cannot honour.
+        everything: whether every layer sees the whole sequence.
+        checked: whether it is compared with a fresh read unasked.
+        parameters: how many weights it has.
+        weight_bytes: what they take in torch.
+        spelling: of its tokenizer; None where only transformers can spell.
+    """
+
+    rows: int
+    context: int
+    eos: tuple[int, ...]
+    repetition_penalty: float | None
+    everything: bool
+    checked: bool
+    parameters: int
+    weight_bytes: int
+    spelling: Spelling | None
+
+    @classmethod
+    def read(cls, path: Path) -> "Kept | None":
+        """What a file says; None if it is not there, of another version, or damaged."""
+        try:
+            first, _, second = path.read_text(encoding="utf-8").partition("\n")
+            if json.loads(first) != _heading(second):
+                return None
+            told: dict[str, Any] = json.loads(second)
+            spelling = None if told["spelling"] is None else Spelling.from_json(told["spelling"])
+            return cls(**{**told, "eos": tuple(told["eos"]), "spelling": spelling})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Write a file as a whole: a line about it, and one that it is. Where that cannot be, there is none."""
+        told = json.dumps(asdict(self))
+        new = path.with_name(f".{path.name}-{os.getpid()}")
+        try:
+            new.write_text(f"{json.dumps(_heading(told))}\n{told}", encoding="utf-8")
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+
+
+def _heading(told: str) -> dict[str, int]:
+    return {"schema_version": FACTS_VERSION, "sum": crc32(told.encode())}
+
+
+def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | None:
+    """Why the graph of a model of which this is known cannot read trees, as the end of a sentence; None if it can.
+
+    A quantised graph rounds what its products read to 8 bits. A branch of a tree stands elsewhere in the cache than a
+    chain does, and its logits were measured to differ from the chain's: by 0.03 of their spread on the embedded target,
+    where those of a graph that is not quantised differ by 4e-6.
+
+    Args:
+        everything: whether every layer sees the whole sequence.
+        kind: of its device, such as ``cpu``.
+        quantize: how the graph's weights are rounded.
+    """
+    if quantize is not None:
+        return f"onnxruntime computes something else for the branches of a tree where weights are {quantize}"
+    if not everything:
+        return WINDOWS
+    if kind != "cpu":
+        return "specctl lets onnxruntime read trees on a CPU only"
+    return None
+
+
+PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+MAKING = 1.5
+"""Bytes of memory that making and checking a graph takes at its peak, beside the weights, for each byte of them.
+Measured: 1.04 for 135 million weights, 1.09 in the shape of Gemma 3 270M, 1.48 where tied embeddings of 262,144 tokens
+are nearly all of the weights: onnxruntime reads them from the file and copies them for the output layer."""
+EAGER, ONNX = "eager", "onnx"
+
+
+def packages_there() -> bool:
+    """Whether all is installed that makes and runs graphs."""
+    return all(find_spec(package) is not None for package in PACKAGES)
+
+
+class Times:
+    """A file with the times of engines by machine and number of threads. What cannot be read or written is not there.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _all(self) -> dict[str, dict[str, float]]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {str(place): {str(k): float(v) for k, v in times.items()} for place, times in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def here(self, threads: int) -> dict[str, float] | None:
+        """Milliseconds by engine, measured on this machine with so many threads; None if nothing is known."""
+        found = self._all().get(_place(threads))
+        if found is None or (found and {EAGER, ONNX} - found.keys()) or not all(map(isfinite, found.values())):
+            return None
+        return found
+
+    def onnx_is_faster(self, threads: int | None) -> bool:
+        """Whether onnxruntime is known to be the faster on this machine.
+
+        Args:
+            threads: how many torch has; None for all numbers that were measured, if there are any.
+        """
+        most = os.cpu_count() or 1
+        found = [one for n in ([threads] if threads else range(1, most + 1)) if (one := self.here(n)) is not None]
+        return bool(found) and all(one and one[ONNX] < one[EAGER] for one in found)
+
+    def note(self, times: dict[str, float], threads: int) -> None:
+        """Keep the times of this machine with so many threads; empty if onnxruntime cannot run the model."""
+        new = self._path.with_name(f".{self._path.name}-{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(self._all() | {_place(threads): times}), encoding="utf-8")
+            new.replace(self._path)
+        except OSError:
+            new.unlink(missing_ok=True)
+
+
+def _place(threads: int) -> str:
+    return f"{platform.node()}, {threads} threads"
+
+
+FORM = 2
+"""Of the graphs that are made; those of another form are made anew."""
+NUMBER_OF_SIGNALS = 0xFFFF
+"""What stands for ``signals`` where other graphs have their number of sequences."""
+
+
+def kept_packed(path: Path, rows: int | Literal["signals"] | None) -> bytes:
+    """`packed_graph` or `signals_graph` of a graph, out of a file where that is of this graph, form and number.
+
+    The file stands beside the graph's folder in its `Store`; of a graph that is in none nothing is kept.
+
+    Args:
+        path: of the graph.
+        rows: as of `packed_graph`, or ``signals``.
+    """
+    number = NUMBER_OF_SIGNALS if rows == "signals" else rows or 0
+    own = crc32(path.read_bytes(), FORM << 16 | number)  # of what it is made from, and how
+    kept = Store(path.parent.parent).packed(path.parent.name, rows)
+    with suppress(OSError):
+        told = kept.read_bytes()
+        made = told[8:]
+        if told[:8] == _sums(own, made):
+            return made
+    if rows == "signals":
+        from specctl.models.onnx.packed_graph import signals_graph
+
+        made = signals_graph(path)
+    else:
+        from specctl.models.onnx.packed_graph import packed_graph
+
+        made = packed_graph(path, rows)
+    if (path.parent / MANIFEST).exists():
+        new = kept.with_name(f".{kept.name}-{os.getpid()}")
+        try:
+            for left in kept.parent.glob(f".{kept.name}-*"):  # of processes that were killed
+                if left.stat().st_mtime < time() - ABANDONED:
+                    left.unlink(missing_ok=True)
+            new.write_bytes(_sums(own, made) + made)
+            new.replace(kept)
+        except OSError:  # a store that is only read
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+    return made
+
+
+def _sums(own: int, made: bytes) -> bytes:
+    return own.to_bytes(4, "little") + crc32(made).to_bytes(4, "little")

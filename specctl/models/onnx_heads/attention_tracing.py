@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import Cache
 
 from specctl.models.draft_heads.head import DraftHead
-from specctl.models.onnx.exporting import HEAD_MULTIPLE, CannotExport, attention_node
+from specctl.models.onnx.export import HEAD_MULTIPLE, CannotExport, attention_node
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 CACHED = 64

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.onnx.export import TOKENS
-from specctl.models.onnx.exporting import as_graph
+from specctl.models.onnx.export import TOKENS, as_graph
 from specctl.models.onnx_heads.attention_tracing import (
     Appending,
     Attending,

@@ -7,8 +7,7 @@ from torch import nn
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
 from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.onnx.export import ROWS, TOKENS
-from specctl.models.onnx.exporting import as_graph
+from specctl.models.onnx.export import ROWS, TOKENS, as_graph
 from specctl.models.onnx_heads.attention_tracing import Appending, Attending, CacheShapes, Pair, numbers, state_names
 
 if TYPE_CHECKING:

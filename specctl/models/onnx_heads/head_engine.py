@@ -12,9 +12,8 @@ import torch
 from specctl.errors import ModelError, out_of_memory, pip_install
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.onnx.automatic import LONG_RUN
-from specctl.models.onnx.kept_runner import SMALL
-from specctl.models.onnx.onnx_engine import LONGEST, NEEDS, Unable, graph_path
+from specctl.models.onnx.engine import LONG_RUN, LONGEST, NEEDS, Unable, graph_path
+from specctl.models.onnx.runner import ONE_THREAD
 from specctl.models.onnx.store import Store, cache_folder, key_of_head
 from specctl.models.onnx_heads.head_check import difference
 from specctl.models.onnx_heads.head_graphs import CONFIDENCE, FUSE, PASS, REMEMBER, ROW, HeadGraphs
@@ -66,7 +65,7 @@ def build_onnx_head(
             raise Unable(
                 f"onnxruntime runs draft heads in float32 on a CPU, and it is in {dtype} on {weight.device.type}"
             )
-        threads = 1 if weight_bytes(head) <= SMALL else threads
+        threads = 1 if weight_bytes(head) <= ONE_THREAD else threads
         key, began = key_of_head(head, head.borrowed), perf_counter()
         wanted = settings.engine == "onnx" or settings.expected_tokens >= LONG_RUN
         if not wanted and Store(cache_folder()).find(key) is None:
@@ -103,9 +102,8 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
             )
     import onnx_ir as ir
 
-    from specctl.models.onnx.exporting import CannotExport
-    from specctl.models.onnx.fusions import fuse
-    from specctl.models.onnx.rotation import position_table
+    from specctl.models.onnx.export import CannotExport
+    from specctl.models.onnx.rewriting import fuse, position_table
 
     places = head.context + (head.block_size if isinstance(head, BlockHead) else 0)
 
@@ -131,7 +129,7 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
     Raises:
         CannotExport: its attention cannot be expressed by them.
     """
-    from specctl.models.onnx.exporting import CannotExport
+    from specctl.models.onnx.export import CannotExport
 
     if isinstance(head, ChainHead):
         if head.window or head.mask_token is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from onnxruntime import InferenceSession
 
-from specctl.models.onnx.onnx_passes import open_session
+from specctl.models.onnx.passes import open_session
 from specctl.models.onnx.store import GRAPH
 from specctl.models.onnx_heads.sized_graph import SizedGraph
 from specctl.models.passes.host_device import HOST

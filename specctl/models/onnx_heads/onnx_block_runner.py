@@ -7,7 +7,7 @@ import numpy as np
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockHeadRunner
-from specctl.models.onnx.onnx_runner import CAPACITY, PIECE
+from specctl.models.onnx.runner import CAPACITY, PIECE
 from specctl.models.onnx_heads.head_graphs import CONFIDENCE, PASS, REMEMBER, ROW, HeadGraphs
 from specctl.models.onnx_heads.sized_graph import Array
 from specctl.models.passes.host_device import HOST

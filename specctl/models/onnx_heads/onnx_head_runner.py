@@ -8,8 +8,8 @@ import numpy as np
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.verifier_states import WitnessedRows
-from specctl.models.onnx.kept_graph import HEAD_CHAINS
-from specctl.models.onnx.onnx_runner import CAPACITY, PIECE
+from specctl.models.onnx.runner import CAPACITY, PIECE
+from specctl.models.onnx.store import HEAD_CHAINS
 from specctl.models.onnx_heads.head_graphs import FUSE, PASS, HeadGraphs
 from specctl.models.onnx_heads.sized_graph import Array
 from specctl.models.passes.host_device import HOST

@@ -7,8 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import onnxruntime
 
-from specctl.models.onnx.host_memory import HostMemory
-from specctl.models.onnx.onnx_passes import ELEMENTS, KEPT
+from specctl.models.onnx.passes import ELEMENTS, KEPT, HostMemory
 
 Array = npt.NDArray[Any]
 PAST, PRESENT = "past.", "present."

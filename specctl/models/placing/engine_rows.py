@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from specctl.models.onnx.engine_times import MAKING
+from specctl.models.onnx.store import MAKING
 from specctl.models.running.engines import LONG_RUN, Engine, EngineSettings, Where, compiler_for, eager
 from specctl.profile.schema import Engine as EngineName
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.onnx.onnx_runner import OnnxRunner
+    from specctl.models.onnx.runner import OnnxRunner
     from specctl.models.running.runner import Runner
 
 
@@ -115,18 +115,18 @@ class OnnxEngine(Engine):
     forms = ("int8", "int4")
 
     def require(self) -> None:
-        from specctl.models.onnx.onnx_engine import require_onnxruntime
+        from specctl.models.onnx.engine import require_onnxruntime
 
         require_onnxruntime()
 
     def why_not(self, model: "PreTrainedModel", where: Where) -> str | None:
-        from specctl.models.onnx.onnx_engine import obstacle
+        from specctl.models.onnx.engine import obstacle
 
         return obstacle(model, where)
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:
         """For a model on the CPU that it can run, where all that is needed is installed."""
-        from specctl.models.onnx.automatic import LONG_RUN, may_be_faster
+        from specctl.models.onnx.engine import LONG_RUN, may_be_faster
 
         if settings.compile is True or not may_be_faster(model, where):
             return None
@@ -135,8 +135,7 @@ class OnnxEngine(Engine):
     def build(
         self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings
     ) -> "OnnxRunner | None":
-        from specctl.models.onnx.automatic import automatic_runner
-        from specctl.models.onnx.onnx_engine import build_onnx_runner, release
+        from specctl.models.onnx.engine import automatic_runner, build_onnx_runner, release
 
         if settings.engine == "onnx":
             return build_onnx_runner(

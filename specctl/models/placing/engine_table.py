@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specctl.models.onnx.kept_graph import HEAD_CHAINS
+from specctl.models.onnx.store import HEAD_CHAINS
 from specctl.models.placing.engine_rows import EagerEngine, GraphEngine, OnnxEngine, StaticEngine
 from specctl.models.running.engines import Choice, Engine, EngineSettings, Where
 from specctl.profile.schema import Engine as EngineName

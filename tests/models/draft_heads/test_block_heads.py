@@ -24,7 +24,7 @@ from specctl.models.draft_heads.file_layout import Verifier, described, write_he
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.assembly import load_pair
-from specctl.models.onnx.exporting import CannotExport
+from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.head_engine import graphs_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import HeadRunner, SideBySide
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.onnx.exporting import CannotExport
+from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.head_engine import graphs_of
 from tests.support.eagle_references import DATA, EAGLE1, EAGLE3, Reference, all_logits, reference
 

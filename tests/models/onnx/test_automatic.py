@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from specctl.models.onnx import automatic, engine_times
-from specctl.models.onnx.automatic import LONG_RUN, automatic_runner
-from specctl.models.onnx.engine_times import EAGER, ONNX, Times
+from specctl.models.onnx import engine, store
+from specctl.models.onnx.engine import LONG_RUN, automatic_runner
+from specctl.models.onnx.store import EAGER, ONNX, Times
 from specctl.models.running.engines import EngineSettings
 from tests.support.onnx_models import needs_onnx, one_layer
 
@@ -32,7 +32,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
     def use(eager: float, onnx: float) -> None:
         times = {"eager": eager, "onnx": onnx}
-        monkeypatch.setattr(automatic, "milliseconds", lambda runner, _: times[runner.engine])
+        monkeypatch.setattr(engine, "milliseconds", lambda runner, _: times[runner.engine])
 
     return use
 
@@ -85,7 +85,7 @@ def test_a_real_measurement_leaves_an_empty_cache(cache: Path, model: PreTrained
 @pytest.mark.usefixtures("cache")
 def test_what_cannot_be_exported_is_tried_once(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
     tried = []
-    monkeypatch.setattr(automatic, "build_onnx_runner", lambda *_, **__: tried.append(1))
+    monkeypatch.setattr(engine, "build_onnx_runner", lambda *_, **__: tried.append(1))
     assert [chosen(model, LONG_RUN) for _ in range(3)] == ["torch"] * 3
     assert len(tried) == 1
 
@@ -96,7 +96,7 @@ def test_no_size_decides_but_the_measurement(
 ) -> None:
     """Whatever it weighs, as long as there is room for its graph."""
     monkeypatch.setattr("specctl.models.running.engines.weight_bytes", lambda _: size)
-    monkeypatch.setattr(automatic, "no_room", lambda *_: None)
+    monkeypatch.setattr(engine, "no_room", lambda *_: None)
     timed(2.0, 1.0)
     assert chosen(model, LONG_RUN) == "onnx"
     timed(1.0, 2.0)
@@ -131,7 +131,7 @@ def test_without_its_packages_nothing_is_tried(
     monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel
 ) -> None:
     timed(2.0, 1.0)
-    monkeypatch.setattr(engine_times, "find_spec", lambda name: None if name == "onnxscript" else object())
+    monkeypatch.setattr(store, "find_spec", lambda name: None if name == "onnxscript" else object())
     assert chosen(model, LONG_RUN) == "torch"
 
 

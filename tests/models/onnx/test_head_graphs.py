@@ -171,7 +171,7 @@ def test_graphs_that_compute_something_else_are_not_kept(monkeypatch: pytest.Mon
     sure_head(head_of("eagle3"))
     made = graphs() / key_of_head(head_of("eagle3"), [])
     monkeypatch.setattr(head_engine, "_write", lambda _, folder: shutil.copytree(made, folder, dirs_exist_ok=True))
-    monkeypatch.setattr("specctl.models.onnx.onnx_engine.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path)
     other = random_eagle3(
         layers=LAYERS, states=32, vocabulary=VOCABULARY, tokens=EVERY_OTHER, shape=SHAPE, spread=0.3, seed=9
     )
@@ -197,7 +197,7 @@ def test_other_weights_are_other_graphs() -> None:
 
 
 def test_a_short_run_uses_what_is_there_and_makes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from specctl.models.onnx.automatic import LONG_RUN
+    from specctl.models.onnx.engine import LONG_RUN
     from specctl.models.onnx_heads import head_engine
 
     head = head_of("eagle3")
@@ -206,7 +206,7 @@ def test_a_short_run_uses_what_is_there_and_makes_nothing(monkeypatch: pytest.Mo
     again = onnx_head(head, **short)
     assert again is not None
     assert again.preparing_seconds is None
-    for module in ("onnx.onnx_engine", "onnx_heads.head_engine"):
+    for module in ("onnx.engine", "onnx_heads.head_engine"):
         monkeypatch.setattr(f"specctl.models.{module}.cache_folder", lambda: tmp_path)
     assert onnx_head(head, **short) is None
 

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specctl.models.onnx.packed import kept_packed as module
-from specctl.models.onnx.packed import packed_graph
-from specctl.models.onnx.packed.kept_packed import kept_packed
-from specctl.models.onnx.store import Store
+from specctl.models.onnx import packed_graph, store
+from specctl.models.onnx.store import Store, kept_packed
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def test_what_is_not_the_same_is_made_anew(
     if change == "graph":
         path = put(tmp_path, "cd")
     elif change == "form":
-        monkeypatch.setattr(module, "FORM", 99)
+        monkeypatch.setattr(store, "FORM", 99)
     elif change == "damaged":
         kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     elif change == "cut":

@@ -18,9 +18,17 @@ from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import Graph, kept_pair
 from specctl.models.onnx import store
-from specctl.models.onnx.engine_times import EAGER, ONNX, Times
-from specctl.models.onnx.kept_graph import CHAINS, VERSION
-from specctl.models.onnx.store import Store, cache_folder, key_of, key_of_files
+from specctl.models.onnx.store import (
+    CHAINS,
+    EAGER,
+    FACTS_VERSION,
+    ONNX,
+    Store,
+    Times,
+    cache_folder,
+    key_of,
+    key_of_files,
+)
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
@@ -250,7 +258,7 @@ def test_what_is_damaged_is_not_opened(
         elif damage == "changed":
             facts.write_text(text.replace('"rows": 258', '"rows": 257'))
         elif damage == "version":
-            facts.write_text(text.replace(f'"schema_version": {VERSION}', '"schema_version": 0'))
+            facts.write_text(text.replace(f'"schema_version": {FACTS_VERSION}', '"schema_version": 0'))
         elif damage == "missing":
             facts.unlink()
         elif damage == "graph":
@@ -335,7 +343,7 @@ def test_threads_are_chosen_as_for_a_loaded_pair(profile: Profile) -> None:
 
 def test_graphs_have_the_number_of_threads_that_was_chosen(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch, which may not even be there, need not have heard of it."""
-    monkeypatch.setattr("specctl.models.onnx.kept_runner.SMALL", 0)
+    monkeypatch.setattr("specctl.models.onnx.runner.ONE_THREAD", 0)
     monkeypatch.setattr("specctl.models.running.threads.tell_torch", lambda _: None)
     monkeypatch.setattr("specctl.models.loading.kept_pair.tell_torch", lambda _: None)
     number = torch.get_num_threads() + 1

@@ -52,7 +52,7 @@ def said(model: PreTrainedModel, quantize: str | None = None, *, trees: bool = F
 
 
 def no_graph_is_kept_yet(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("specctl.models.onnx.onnx_engine.cache_folder", lambda: folder)
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: folder)
 
 
 @needs_onnx
@@ -80,7 +80,7 @@ def test_a_graph_is_made_once_and_made_again_when_it_is_damaged(
 @needs_onnx
 def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("specctl.models.onnx.onnx_engine.cache_folder", lambda: tmp_path / "file" / "onnx")
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path / "file" / "onnx")
     heard: list[str] = []
     runner = onnx_runner(one_layer(), 60, notice=heard.append)
     assert runner is not None
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
 
 @needs_onnx
 def test_torch_runs_a_model_whose_graph_has_no_room_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from specctl.models.onnx import onnx_engine as engine
+    from specctl.models.onnx import engine
 
     def full(*_: Any) -> None:
         raise OSError("problem writing element 1024 to file")
@@ -118,10 +118,10 @@ def test_a_graph_that_computes_something_else_for_one_token_or_for_branches_is_n
     model = load_model(profile.target, role="target").model
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     with monkeypatch.context() as unmended:
-        unmended.setattr("specctl.models.onnx.kept_runner.NARROWEST", 1)
+        unmended.setattr("specctl.models.onnx.runner.NARROWEST", 1)
         lines = [said(model, "int4")]
     with monkeypatch.context() as unmended:
-        unmended.setattr("specctl.models.onnx.onnx_engine.tree_graph_obstacle", lambda *_: None)
+        unmended.setattr("specctl.models.onnx.engine.tree_graph_obstacle", lambda *_: None)
         lines.append(said(model, "int4", trees=True))
     for line in lines:
         assert line.startswith(
@@ -135,15 +135,15 @@ def test_a_graph_that_computes_something_else_for_one_token_or_for_branches_is_n
 
 @needs_onnx
 def test_a_graph_that_computes_no_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from specctl.models.onnx import graph_quantization as quantization
+    from specctl.models.onnx import rewriting
 
-    usual = quantization.rounded
+    usual = rewriting.rounded
 
     def no_numbers(weight: Any, bits: int) -> Any:
         codes, scales, zeros = usual(weight, bits)
         return codes, scales * float("nan"), zeros
 
-    monkeypatch.setattr(quantization, "rounded", no_numbers)
+    monkeypatch.setattr(rewriting, "rounded", no_numbers)
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     assert said(one_layer(), "int8").startswith(
         "it runs on torch: what onnxruntime computes differs by inf of the logits' spread"
@@ -152,12 +152,12 @@ def test_a_graph_that_computes_no_numbers_is_not_kept(monkeypatch: pytest.Monkey
 
 @needs_onnx
 def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from specctl.models.onnx import fusions
+    from specctl.models.onnx import rewriting
 
     def wrong(_: Any, node: Any) -> None:
         node.attributes["epsilon"] = type(node.attributes["epsilon"])("epsilon", node.attributes["epsilon"].type, 0.5)
 
-    monkeypatch.setattr(fusions, "fuse_sum", wrong)
+    monkeypatch.setattr(rewriting, "fuse_sum", wrong)
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     line = said(one_layer())
     assert line.startswith("it runs on torch: what onnxruntime computes differs by ")
@@ -171,11 +171,11 @@ def test_what_cannot_run_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Nor is the graph of another form of the weights held to be unable."""
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     with monkeypatch.context() as off:
-        off.setattr("specctl.models.onnx.check.difference", lambda *_: 7.0)
+        off.setattr("specctl.models.onnx.export.difference", lambda *_: 7.0)
         line = said(one_layer(), quantize)
     assert "differs by 7 of the logits' spread" in line
     with monkeypatch.context() as counted:
-        counted.setattr("specctl.models.onnx.onnx_engine._write", lambda *_: pytest.fail("the graph was made again"))
+        counted.setattr("specctl.models.onnx.engine._write", lambda *_: pytest.fail("the graph was made again"))
         assert said(one_layer(), quantize) == line
     assert onnx_runner(one_layer(), 60, "int4", notice=pytest.fail) is not None
 
@@ -187,7 +187,7 @@ def test_what_memory_did_not_allow_is_tried_again(monkeypatch: pytest.MonkeyPatc
 
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     with monkeypatch.context() as off:
-        off.setattr("specctl.models.onnx.check.difference", full)
+        off.setattr("specctl.models.onnx.export.difference", full)
         assert "onnxruntime cannot run its graph (DefaultCPUAllocator" in said(one_layer())
     sure_runner(one_layer(), 60)
 
@@ -225,7 +225,7 @@ def test_attention_of_a_model_of_its_own_is_not_guessed(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.onnx_engine.find_spec", lambda _: None)
+    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
     with pytest.raises(ModelError, match="needs onnxruntime, which is not installed") as error:
         load_pair(resolve("embedded", overrides=["engine=onnx"]).profile)
     assert 'pip install "onnxruntime' in str(error.value.hint)
@@ -276,15 +276,15 @@ def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_that_were_rounded_otherwise_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str
 ) -> None:
-    from specctl.models.onnx import graph_quantization as quantization
+    from specctl.models.onnx import rewriting
 
-    usual = quantization.rounded
+    usual = rewriting.rounded
 
     def wrong(weight: Any, bits: int) -> Any:
         codes, scales, zeros = usual(weight, bits)
         return codes, scales * 1.3, zeros
 
-    monkeypatch.setattr(quantization, "rounded", wrong)
+    monkeypatch.setattr(rewriting, "rounded", wrong)
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     model = one_layer()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -297,7 +297,7 @@ def test_weights_that_were_rounded_otherwise_are_not_kept(
 def test_a_graph_is_compared_with_weights_that_are_rounded_as_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("specctl.models.onnx.check.INPUTS", 0.01)  # rounding weights changes 0.026
+    monkeypatch.setattr("specctl.models.onnx.export.INPUTS", 0.01)  # rounding weights changes 0.026
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     assert onnx_runner(one_layer(), 60, "int4", notice=pytest.fail) is not None
 
@@ -344,7 +344,7 @@ def test_doctor_tells_what_onnxruntime_quantises(tmp_path: Path, monkeypatch: py
     facts = report.models[0]
     assert (facts.quantize, facts.dtype) == ("int4", "float32")
     assert facts.devices == {"cpu": facts.weights_by_dtype["float32"]}, "it is loaded whole"
-    monkeypatch.setattr("specctl.models.onnx.onnx_engine.find_spec", lambda _: None)
+    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
     (problem,) = diagnose(small_pair(tmp_path, "target.quantize=int4")).problems
     assert "needs onnxruntime, which is not installed" in problem.message
 
@@ -388,7 +388,7 @@ def test_where_neither_can_quantise_a_target_doctor_says_what_loading_says(
     """The whole model is right, and so torch quantises it; that form is checked too. Each finding is remembered."""
     pytest.importorskip("torchao")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("specctl.models.onnx.check.difference", lambda *_: 7.0)
+    monkeypatch.setattr("specctl.models.onnx.export.difference", lambda *_: 7.0)
     monkeypatch.setattr("specctl.models.running.rounding.widths_apart", lambda *_: 0.4)
     profile = small_pair(tmp_path, "target.quantize=int8")
 
@@ -396,7 +396,7 @@ def test_where_neither_can_quantise_a_target_doctor_says_what_loading_says(
 
     assert "its quantised weights compute something else in passes over one token" in problem.message
     alone = profile.model_copy(update={"draft": None})
-    monkeypatch.setattr("specctl.models.onnx.onnx_engine._write", lambda *_: pytest.fail("the graph was made again"))
+    monkeypatch.setattr("specctl.models.onnx.engine._write", lambda *_: pytest.fail("the graph was made again"))
     with pytest.raises(ModelError) as caught:
         load_pair(alone)
     assert (caught.value.message, caught.value.hint) == (problem.message, problem.hint)
@@ -434,7 +434,7 @@ def test_a_model_without_products_to_round() -> None:
 
 @needs_onnx
 def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
-    from specctl.models.onnx.graph_quantization import BITS
+    from specctl.models.onnx.rewriting import BITS
 
     assert tuple(BITS) == ENGINES["onnx"].forms
 
@@ -443,7 +443,7 @@ def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
 def test_tied_embeddings_are_stored_once_and_compute_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from specctl.models.onnx import fusions
+    from specctl.models.onnx import rewriting
     from specctl.models.onnx.store import Store, key_of
 
     model = one_layer(tie_word_embeddings=True)
@@ -454,7 +454,7 @@ def test_tied_embeddings_are_stored_once_and_compute_the_same_bits(
     tables = 80 * 16 * 4  # sines and cosines of all places
     assert (path.parent / "weights.bin").stat().st_size < own + tables + 64 * 32 * 4 / 2
     no_graph_is_kept_yet(monkeypatch, tmp_path)
-    monkeypatch.setattr(fusions, "share_tied", lambda _: None)
+    monkeypatch.setattr(rewriting, "share_tied", lambda _: None)
     apart = sure_runner(model, 64)
     text = torch.randint(1, 64, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     for width in (1, 2, 5, 40):
@@ -483,7 +483,7 @@ def test_a_quantised_graph_keeps_no_weights_that_it_rounded(quantize: str, bits:
 PEAK = """
 import gc, sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from specctl.models.onnx.onnx_engine import build_onnx_runner
+from specctl.models.onnx.engine import build_onnx_runner
 from specctl.models.running.engines import EngineSettings
 
 def told(name):

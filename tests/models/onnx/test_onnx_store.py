@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specctl.models.onnx import store as stores
-from specctl.models.onnx.store import GRAPH, PASSING, SCHEMA_VERSION, Store, cache_folder, key_of, passing_store
+from specctl.models.onnx.store import GRAPH, SCHEMA_VERSION, TEMPORARY, Store, cache_folder, key_of, passing_store
 from specctl.outputs.locks import ABANDONED
 from tests.support.toys import random_model
 
@@ -104,7 +104,7 @@ def test_folders_that_end_with_a_process_are_removed_if_it_was_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    killed = left_behind(tmp_path / f"{PASSING}a1b2")
+    killed = left_behind(tmp_path / f"{TEMPORARY}a1b2")
     alive = passing_store().folder
     for each in (*alive.iterdir(), alive):
         os.utime(each, (0, 0))

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from specctl.batching.row_runner import RowRunner
-from specctl.models.onnx import onnx_runner as onnx_runner_module
-from specctl.models.onnx.onnx_runner import OnnxRunner
-from specctl.models.onnx.packed import packed_passes as module
-from specctl.models.onnx.packed.packed_passes import PackedPasses
-from specctl.models.onnx.packed.pass_ways import PassWays
+from specctl.models.onnx import passes as passes_module
+from specctl.models.onnx import runner as runner_module
+from specctl.models.onnx.passes import PackedPasses, PassWays
+from specctl.models.onnx.runner import OnnxRunner
 from specctl.models.running.runner import RowRequest
 from tests.support.few_tokens import trimmed
 from tests.support.onnx_models import needs_onnx, onnx_runner
@@ -59,8 +58,8 @@ def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> No
 def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Together with fillers, in a graph for fewer, or one after the other."""
     draws, rows = random.Random(7), 9
-    monkeypatch.setattr(module, "WORTH", 2)
-    monkeypatch.setattr(module, "LATELY", 2)
+    monkeypatch.setattr(passes_module, "WORTH", 2)
+    monkeypatch.setattr(passes_module, "LATELY", 2)
     monkeypatch.setattr(PassWays, "apart", lambda *_: draws.random() < 0.2)
     one = runner_of("llama")
     passes, alone = one.rows(rows), [one.fresh() for _ in range(rows)]
@@ -77,7 +76,7 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
             if found.hidden is not None and wanted.hidden is not None:
                 np.testing.assert_array_equal(found.hidden, wanted.hidden)
     assert sorted(passes._sessions) == [1, 4, 8, 9]
-    assert 4 < len(passes._bound) <= module.MOST_BOUND
+    assert 4 < len(passes._bound) <= passes_module.MOST_BOUND
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -98,7 +97,7 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts of all lengths, behind prompts, drafts and what was taken from another text, in buffers that grow."""
     draws = random.Random(11)
-    monkeypatch.setattr(onnx_runner_module, "CAPACITY", 16)
+    monkeypatch.setattr(runner_module, "CAPACITY", 16)
     steps = counted_steps(monkeypatch)
     one = runner_of(family)
     assert one._stepping is None, "it is opened when it is wanted"
@@ -136,8 +135,8 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
 def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
     one = runner_of("llama")
     passes = one.rows(9)
-    monkeypatch.setattr(module, "WORTH", 0)
-    monkeypatch.setattr(module, "LATELY", 1)
+    monkeypatch.setattr(passes_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "LATELY", 1)
     monkeypatch.setattr(PassWays, "apart", lambda *_: False)
     steps = counted_steps(monkeypatch)
     for rows, expected in ((range(9), 1), (range(3, 7), 2), ((0, 2, 4, 6), 2), (range(4), 3)):
@@ -146,10 +145,10 @@ def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest
 
 
 def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "WORTH", 0)
     one = runner_of("llama")
     fixed = one.rows(5, 16)
-    monkeypatch.setattr(onnx_runner_module, "SMALL", 0)
+    monkeypatch.setattr(runner_module, "SMALL", 0)
     for passes in (fixed, one.rows(5)):
         for _ in range(3):
             passes.run([RowRequest(row, 0, [1], 1) for row in range(2)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.models.onnx.packed.pass_ways import AGAIN, RISING, WIDEST, PassWays
+from specctl.models.onnx.passes import AGAIN, RISING, WIDEST, PassWays
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from specctl.decoding.session import Session
 from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
-from specctl.models.onnx import automatic
-from specctl.models.onnx.automatic import LONG_RUN
-from specctl.models.onnx.engine_times import EAGER, ONNX
+from specctl.models.onnx import engine
+from specctl.models.onnx.engine import LONG_RUN
+from specctl.models.onnx.store import EAGER, ONNX
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import Profile
@@ -94,7 +94,7 @@ def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: st
 @pytest.mark.parametrize("faster", [EAGER, ONNX])
 def test_what_torch_runs_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which keeps what was faster too
-    monkeypatch.setattr(automatic, "milliseconds", lambda runner, _: 1.0 if runner.engine == faster else 2.0)
+    monkeypatch.setattr(engine, "milliseconds", lambda runner, _: 1.0 if runner.engine == faster else 2.0)
     profile = small_pair(tmp_path).model_copy(update={"engine": "auto"})
     pair = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, LONG_RUN))
     assert pair.target.engine == faster

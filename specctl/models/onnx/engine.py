@@ -1,26 +1,42 @@
 """The onnxruntime runner for a model, or the reason why it has none."""
 
 import gc
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError, of_onnxruntime, out_of_memory, pip_install
-from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
-from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
+from specctl.models.onnx.store import (
+    CHAINS,
+    EAGER,
+    MAKING,
+    ONNX,
+    Store,
+    Times,
+    cache_folder,
+    key_of,
+    known_by_files,
+    no_tree_graph,
+    packages_there,
+    passing_store,
+)
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.weights import page_out, weight_bytes
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings, Where
-from specctl.models.running.threads import torch_threads
+from specctl.models.running.runner import Runner
+from specctl.models.running.threads import small_round, timed, torch_threads
+from specctl.printable import gib
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.onnx.onnx_runner import OnnxRunner
+    from specctl.models.onnx.runner import OnnxRunner
 
 NEEDS = ("onnxruntime", "onnxscript")
 """Distributions to install for this engine; onnxscript brings onnx."""
@@ -150,7 +166,7 @@ def _built(
 ) -> "OnnxRunner":
     if why := obstacle(model):
         raise Unable(why)
-    from specctl.models.onnx.kept_runner import Opening
+    from specctl.models.onnx.runner import Opening
     from specctl.models.passes.trimmed_output import vocabulary_of
 
     context = context_length(model) or LONGEST
@@ -234,12 +250,9 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
             )
     import onnx_ir as ir
 
-    from specctl.models.onnx.export import exported
-    from specctl.models.onnx.exporting import CannotExport
-    from specctl.models.onnx.fusions import fuse
-    from specctl.models.onnx.graph_quantization import BITS
-    from specctl.models.onnx.graph_quantization import quantize as round_weights
-    from specctl.models.onnx.rotation import position_table
+    from specctl.models.onnx.export import CannotExport, exported
+    from specctl.models.onnx.rewriting import BITS, fuse, position_table
+    from specctl.models.onnx.rewriting import quantize as round_weights
 
     try:
         graph = exported(model, trees=trees)
@@ -263,7 +276,7 @@ def _require_equal(
 
     The model computes before the graph is opened, so that only one of the two has to be in memory.
     """
-    from specctl.models.onnx.check import difference, expectations, limit
+    from specctl.models.onnx.export import difference, expectations, limit
     from specctl.models.running.rounding import ROUNDING, widths_apart
 
     expected = expectations(model, vocabulary, quantize, trees=trees)
@@ -286,3 +299,98 @@ def _require_equal(
             "what onnxruntime computes for a token depends on how many are read with it: it differs by "
             f"{widths:.2g} of the logits' spread, and rounding explains {most:g}"
         )
+
+
+LONG_RUN = 2_000
+"""Exporting a small model, which takes as long as some hundred to a thousand tokens do, pays from this many on."""
+
+
+def may_be_faster(model: "PreTrainedModel", where: Where) -> bool:
+    """Whether onnxruntime may be tried for a model that nobody asked it for: it is installed, and able to run it.
+
+    Args:
+        model: loaded, or its skeleton.
+        where: its weights are or will be.
+    """
+    return packages_there() and where.device.type == "cpu" and obstacle(model, where) is None
+
+
+def no_room(weights: int, folder: Path) -> str | None:
+    """Why there is no room to make the graph of a model that is loaded, as the end of a sentence; None if there is.
+
+    Args:
+        weights: its bytes.
+        folder: where the graph is to be kept.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    making, free = int(MAKING * weights), psutil.virtual_memory().available
+    if making > free:
+        takes = f"making its graph for onnxruntime takes {gib(making)} of memory besides its weights"
+        return f"{takes}, and {gib(free)} is free"
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if weights > (free := shutil.disk_usage(there).free):
+        return f"its graph for onnxruntime takes {gib(weights)} in {there}, and {gib(free)} is free"
+    return None
+
+
+def automatic_runner(
+    model: "PreTrainedModel",
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    files: Callable[[], str | None] = lambda: None,
+) -> "OnnxRunner | None":
+    """The runner of a model's graph, if onnxruntime is installed, able and faster than torch's eager passes.
+
+    A graph is made only for a long run, and where memory and disk have room for it, or a notice says that they have
+    not; one that is there is used in short runs too. What a small round takes with either engine is measured once for
+    each machine and number of threads, and kept with the graph.
+
+    Args:
+        model: in eval mode.
+        vocabulary: the pair's shared vocabulary.
+        name: the model's, in messages.
+        settings: how long the run is, and whom to tell.
+        files: gives what `key_of` is told of the model's files, which may take reading all of them.
+
+    Returns:
+        None where torch is to run the model.
+    """
+    from specctl.models.running.eager import EagerRunner
+
+    where = Where.of(model)
+    if not may_be_faster(model, where):
+        return None
+    store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
+    if not long and not store.folder.exists():
+        return None  # before all weights are hashed
+    known_files = files()
+    key = key_of(model, None, trees=reads_trees(model, settings), files=known_files)
+    times, threads = Times(store.times(key)), torch_threads()
+    known = times.here(threads)
+    if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
+        return None  # slower, or unable: then nothing is noted
+    if not long and store.find(key) is None:
+        return None
+    new = not (store.folder / key).exists() and store.refusal(key) is None
+    if new and (why := no_room(where.weights, store.folder)) is not None:
+        settings.notice(f"{name} runs on torch: {why}")
+        return None
+    eager = 0.0
+    if known is None:  # one after the other, for each holds the weights
+        eager = milliseconds(EagerRunner(model, vocabulary), vocabulary)
+        page_out(model.parameters())
+    runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
+    if known is None:
+        known = {} if runner is None else {EAGER: eager, ONNX: milliseconds(runner, vocabulary)}
+        times.note(known, threads)
+    return runner if runner is not None and known[ONNX] < known[EAGER] else None
+
+
+def milliseconds(runner: Runner, vocabulary: int) -> float:
+    """What a small round takes; the runner's cache is empty afterwards."""
+    play = small_round([runner], vocabulary)
+    (seconds,) = timed(lambda _: play(), [None]).values()
+    runner.rollback(0)
+    return round(median(seconds) * 1e3, 4)

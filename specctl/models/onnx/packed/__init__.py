@@ -1,1 +1,0 @@
-"""Graphs over the tokens of several sequences."""

@@ -1,0 +1,576 @@
+"""Looking up and rewriting nodes of an ONNX graph."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnx_ir.passes import common
+from onnxscript import optimizer
+
+MICROSOFT = "com.microsoft"
+"""The domain of the nodes that only onnxruntime knows."""
+
+
+def constant(value: ir.Value | None) -> "np.ndarray | None":
+    """A weight or number of the graph; None for what a pass computes."""
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def made_by(value: ir.Value | None, kind: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == kind else None
+
+
+def only_use(value: ir.Value | None) -> ir.Node | None:
+    """The single node that reads a value; None if several do, or if it is an output."""
+    if value is None or value.is_graph_output():
+        return None
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 else None
+
+
+def other(node: ir.Node, one: ir.Value | None) -> ir.Value | None:
+    """The other input of a node with two."""
+    first, second = node.inputs
+    return second if first is one else first
+
+
+def same_shape(*values: ir.Value) -> bool:
+    shapes = {None if value.shape is None else tuple(map(str, value.shape)) for value in values}
+    return len(shapes) == 1 and None not in shapes
+
+
+def last_size(value: ir.Value) -> int | None:
+    """The size of a value's last dimension."""
+    size = None if value.shape is None else value.shape[-1]
+    return size if isinstance(size, int) else None
+
+
+def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, pairs: Sequence[tuple[ir.Value, ir.Value]]) -> None:
+    """Put a node in the place of one, each old value (also of an output) becoming a new one of the same name."""
+    graph.insert_after(old, new)
+    for had, has in pairs:
+        has.shape, has.type = had.shape, had.type
+        name = had.name
+        had.replace_all_uses_with(has, replace_graph_outputs=True)
+        had.name = None
+        has.name = name
+
+
+def set_inputs(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+
+
+def weight_value(graph: ir.Graph, name: str, numbers: "np.ndarray") -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(numbers, name=name))
+    graph.register_initializer(value)
+    return value
+
+
+def fuse_norm(graph: ir.Graph, mean: ir.Node) -> None:
+    """x * 1/sqrt(mean(x^2) + eps) * weight."""
+    square, axes = mean.inputs[0], constant(mean.inputs[1])
+    power = made_by(square, "Pow")
+    if power is None or axes is None or constant(power.inputs[1]) != 2:
+        return
+    source = power.inputs[0]
+    if source is None or source.shape is None or axes.tolist() not in ([-1], [len(source.shape) - 1]):
+        return
+    add = only_use(mean.outputs[0])
+    epsilon = constant(other(add, mean.outputs[0])) if add is not None and add.op_type == "Add" else None
+    root = only_use(add.outputs[0]) if add is not None else None
+    inverse = only_use(root.outputs[0]) if root is not None and root.op_type == "Sqrt" else None
+    scaled = only_use(inverse.outputs[0]) if inverse is not None and inverse.op_type == "Reciprocal" else None
+    if epsilon is None or scaled is None or inverse is None or scaled.op_type != "Mul":
+        return
+    weighted = only_use(scaled.outputs[0])
+    if other(scaled, inverse.outputs[0]) is not source or weighted is None or weighted.op_type != "Mul":
+        return
+    weight = other(weighted, scaled.outputs[0])
+    values = constant(weight)
+    if values is None or values.ndim != 1:
+        return
+    settings = {"axis": -1, "epsilon": float(epsilon), "stash_type": 1}
+    norm = ir.node("SimplifiedLayerNormalization", [source, weight], settings)
+    replace(graph, weighted, norm, [(weighted.outputs[0], norm.outputs[0])])
+
+
+def fuse_sum(graph: ir.Graph, norm: ir.Node) -> None:
+    """A residual sum and the norm that reads it, both of which are wanted."""
+    add = made_by(norm.inputs[0], "Add")
+    if add is None:
+        return
+    left, right = add.inputs
+    if left is None or right is None or not same_shape(left, right, add.outputs[0]):
+        return
+    settings = {"epsilon": norm.attributes["epsilon"].as_float()}
+    fused = ir.node(
+        "SkipSimplifiedLayerNormalization", [left, right, norm.inputs[1]], settings, domain=MICROSOFT, num_outputs=4
+    )
+    pairs = [(norm.outputs[0], fused.outputs[0]), (add.outputs[0], fused.outputs[3])]
+    replace(graph, norm, fused, pairs)
+    for unused in fused.outputs[1:3]:
+        unused.name = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """``source @ weight + bias``."""
+
+    source: ir.Value
+    weight: "np.ndarray"
+    bias: "np.ndarray | None"
+
+
+def _projected(value: ir.Value | None) -> Projection | None:
+    add = made_by(value, "Add")
+    bias = None
+    if add is not None:
+        left, right = add.inputs
+        bias, value = (constant(left), right) if constant(left) is not None else (constant(right), left)
+        if bias is None:
+            return None
+    product = made_by(value, "MatMul")
+    weight = None if product is None else constant(product.inputs[1])
+    if product is None or weight is None or product.inputs[0] is None or only_use(product.outputs[0]) is None:
+        return None
+    return Projection(product.inputs[0], weight, bias)
+
+
+def pack(graph: ir.Graph, attention: ir.Node) -> None:
+    """One projection for queries, keys and values, where all three are plain ones of one input."""
+    found = [_projected(value) for value in attention.inputs[:3]]
+    known = [each for each in found if each is not None]
+    if len(known) < 3 or len({each.source for each in known}) > 1 or len({each.bias is None for each in known}) > 1:
+        return
+    name = f"packed.{attention.outputs[0].name}"
+    weight = weight_value(graph, f"{name}.weight", np.concatenate([each.weight for each in known], axis=1))
+    last = ir.node("MatMul", [known[0].source, weight])
+    graph.insert_before(attention, last)
+    if known[0].bias is not None:
+        bias = np.concatenate([each.bias for each in known if each.bias is not None])
+        last = ir.node("Add", [last.outputs[0], weight_value(graph, f"{name}.bias", bias)])
+        graph.insert_before(attention, last)
+    set_inputs(attention, [last.outputs[0], None, None, *attention.inputs[3:]])
+
+
+def headed(value: ir.Value | None) -> ir.Value | None:
+    """The ``(1, H, T, D)`` of which a value is the rows ``(1, T, H * D)``."""
+    reshape = made_by(value, "Reshape")
+    return None if reshape is None else _turned(reshape.inputs[0])
+
+
+def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
+    """``(1, H, T, D)`` as rows ``(1, T, H * D)``, without a detour where it was made of them."""
+    perm = [0, 2, 1, 3]
+    by_token = _turned(states)
+    if by_token is not None:
+        split = made_by(by_token, "Reshape")
+        if split is not None and split.inputs[0] is not None and _is_rows(split.inputs[0], by_token):
+            return split.inputs[0]
+    elif (normed := _normed_by_token(graph, before, states)) is not None:
+        by_token = normed
+    else:
+        turn = ir.node("Transpose", [states], {"perm": perm})
+        graph.insert_before(before, turn)
+        by_token = turn.outputs[0]
+    shape = states.shape
+    assert shape is not None
+    heads, size = shape[1], shape[3]
+    assert isinstance(heads, int), "only the number of tokens varies"
+    assert isinstance(size, int), "only the number of tokens varies"
+    numbers = np.array([1, -1, heads * size], dtype=np.int64)
+    joined = weight_value(graph, f"rows.{len(graph.initializers)}", numbers)
+    join = ir.node("Reshape", [by_token, joined])
+    graph.insert_before(before, join)
+    return join.outputs[0]
+
+
+def _turned(states: ir.Value | None) -> ir.Value | None:
+    """What was turned from heads before tokens to tokens before heads, or the other way round."""
+    turn = made_by(states, "Transpose")
+    return None if turn is None or tuple(turn.attributes["perm"].as_ints()) != (0, 2, 1, 3) else turn.inputs[0]
+
+
+def _normed_by_token(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value | None:
+    """The ``(1, T, H, D)`` of heads that go through a norm each, which is the same before they are turned."""
+    norm = made_by(states, "SimplifiedLayerNormalization")
+    by_token = None if norm is None else _turned(norm.inputs[0])
+    if norm is None or by_token is None:
+        return None
+    again = ir.node(norm.op_type, [by_token, norm.inputs[1]], norm.attributes)
+    graph.insert_before(before, again)
+    again.outputs[0].shape, again.outputs[0].type = by_token.shape, by_token.type
+    return again.outputs[0]
+
+
+def _is_rows(rows: ir.Value, by_token: ir.Value) -> bool:
+    """Whether ``(1, T, H * D)`` holds the same rows as ``(1, T, H, D)``."""
+    one, other = rows.shape, by_token.shape
+    if one is None or other is None or len(one) != 3 or len(other) != 4 or str(one[1]) != str(other[1]):
+        return False
+    return isinstance(other[2], int) and isinstance(other[3], int) and one[2] == other[2] * other[3]
+
+
+def unwrap(graph: ir.Graph, attention: ir.Node) -> None:
+    """Skip what changes the shape of attention's values and of its result, and back again."""
+    inputs = list(attention.inputs)
+    for index, value in enumerate(inputs[:3]):
+        states = headed(value)
+        if states is not None:
+            inputs[index] = as_rows(graph, attention, states)
+    set_inputs(attention, inputs)
+    mixed = attention.outputs[0]
+    for use in list(mixed.uses()):
+        again = only_use(_turned_back(use.node.outputs[0])) if use.node.op_type == "Reshape" else None
+        if again is not None and again.op_type == "Reshape" and same_shape(again.outputs[0], mixed):
+            again.outputs[0].replace_all_uses_with(mixed)
+
+
+def _turned_back(by_token: ir.Value) -> ir.Value:
+    """What is left of a value that is turned to heads and back to tokens again."""
+    turn = only_use(by_token)
+    back = only_use(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None
+    if turn is None or back is None or back.op_type != "Transpose":
+        return by_token
+    perms = {tuple(node.attributes["perm"].as_ints()) for node in (turn, back)}
+    return back.outputs[0] if perms == {(0, 2, 1, 3)} else by_token
+
+
+TREES = 10
+"""The number of the input of an attention node that only graphs for trees have."""
+MULTIPLE = 16
+"""onnxruntime rotates heads whose size, and the rotated part of it, is a multiple of this."""
+PositionTable = Callable[[ir.Value], "np.ndarray | None"]
+"""The values ``(C, ...)`` that something computed from the positions alone takes at each of them; None if it
+reads more."""
+Tables = dict[tuple[str | None, str | None], tuple[ir.Value, ir.Value] | None]
+"""The tables of cosines and sines ``(C, R/2)`` by the names of what they replace; None where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """Queries or keys ``(1, H, T, D)`` before their first R numbers were turned by their position's angles."""
+
+    source: ir.Value
+    cosines: ir.Value
+    sines: ir.Value
+    size: int
+
+
+def fuse_rotation(
+    graph: ir.Graph,
+    attention: ir.Node,
+    table: PositionTable,
+    tables: Tables,
+    *,
+    placed: bool,
+) -> None:
+    """Let attention rotate queries and keys by the tables of all positions; ``placed`` as in `fusions.fuse`."""
+    by_head = [headed(value) for value in attention.inputs[:2]]
+    query, key = (_rotated_by(value) for value in by_head)
+    if query is None or key is None:
+        return
+    if (query.cosines, query.sines, query.size) != (key.cosines, key.sines, key.size):
+        return
+    if (last_size(query.source) or 1) % MULTIPLE or query.size % MULTIPLE:
+        return
+    known = _tables_of(graph, query, table, tables)
+    if known is None:
+        return
+    inputs = [as_rows(graph, attention, value) for value in (query.source, key.source)]
+    more = list(attention.inputs[TREES:])
+    if placed or more:  # a token's position in a tree is another than its place
+        more = [_positions(graph), *more]
+    set_inputs(attention, [*inputs, *attention.inputs[2:7], *known, *more])
+    attention.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)
+
+
+def fuse_kept_rotation(graph: ir.Graph, add: ir.Node, table: PositionTable, tables: Tables) -> None:
+    """Rotate keys that no attention of the graph reads, since they are a result of it, by one node."""
+    kept = add.outputs[0]
+    keys = _rotated_by(kept) if kept.is_graph_output() else None
+    if keys is None or keys.size != last_size(keys.source):
+        return
+    known = _tables_of(graph, keys, table, tables)
+    if known is not None:
+        turned = ir.node("RotaryEmbedding", [keys.source, _positions(graph), *known], domain=MICROSOFT)
+        replace(graph, add, turned, [(kept, turned.outputs[0])])
+
+
+def _positions(graph: ir.Graph) -> ir.Value:
+    return next(given for given in graph.inputs if given.name == "positions")
+
+
+def _tables_of(
+    graph: ir.Graph, turned: Rotated, table: PositionTable, tables: Tables
+) -> tuple[ir.Value, ir.Value] | None:
+    """The tables of what a rotation reads; None where there are none."""
+    names = turned.cosines.name, turned.sines.name
+    if names not in tables:
+        tables[names] = _registered(graph, len(tables), [table(turned.cosines), table(turned.sines)], turned.size)
+    return tables[names]
+
+
+def _registered(
+    graph: ir.Graph, index: int, found: "Sequence[np.ndarray | None]", size: int
+) -> tuple[ir.Value, ir.Value] | None:
+    """Both tables as weights ``(C, R/2)``; None if they are not the same in both halves."""
+    weights = []
+    for name, rows in zip(("cosines", "sines"), found, strict=True):
+        if rows is None or rows.shape[-1] != size:
+            return None
+        halves = rows.reshape(-1, 2, size // 2)
+        if not np.array_equal(halves[:, 0], halves[:, 1]):
+            return None
+        weights.append(weight_value(graph, f"{name}.{index}", np.ascontiguousarray(halves[:, 0])))
+    return weights[0], weights[1]
+
+
+def _rotated_by(value: ir.Value | None) -> Rotated | None:
+    """What was rotated by halves: x * cos + (-x2, x1) * sin, in all or in the first numbers of a head."""
+    partial = made_by(value, "Concat")
+    if partial is not None and len(partial.inputs) == 2:
+        inner, rest = _rotated_by(partial.inputs[0]), _slice_of(partial.inputs[1])
+        first = None if inner is None else _slice_of(inner.source)
+        if inner is None or rest is None or first is None or first[0] is not rest[0]:
+            return None
+        if first[1:] != (0, inner.size) or rest[1] != inner.size or rest[2] != last_size(rest[0]):
+            return None
+        return Rotated(rest[0], inner.cosines, inner.sines, inner.size)
+    add = made_by(value, "Add")
+    if add is None:
+        return None
+    for plain, turned in (add.inputs, add.inputs[::-1]):
+        found = _unrotated(made_by(plain, "Mul"), made_by(turned, "Mul"))
+        if found is not None:
+            return found
+    return None
+
+
+def _unrotated(plain: ir.Node | None, turned: ir.Node | None) -> Rotated | None:
+    if plain is None or turned is None:
+        return None
+    for halves, sines in (turned.inputs, turned.inputs[::-1]):
+        joined = made_by(halves, "Concat")
+        if joined is None or len(joined.inputs) != 2:
+            continue
+        negative = made_by(joined.inputs[0], "Neg")
+        upper = None if negative is None else _slice_of(negative.inputs[0])
+        lower = _slice_of(joined.inputs[1])
+        if upper is None or lower is None or upper[0] is not lower[0]:
+            continue
+        source, size = lower[0], last_size(lower[0])
+        if source not in plain.inputs or size is None:
+            continue
+        if lower[1:] != (0, size // 2) or upper[1:] != (size // 2, size):
+            continue
+        cosines = other(plain, source)
+        if cosines is not None and sines is not None:
+            return Rotated(source, cosines, sines, size)
+    return None
+
+
+def _slice_of(value: ir.Value | None) -> tuple[ir.Value, int, int] | None:
+    """What a value is a part of, along the last dimension, and from where to where."""
+    node = made_by(value, "Slice")
+    if node is None or node.inputs[0] is None:
+        return None
+    source = node.inputs[0]
+    size = last_size(source)
+    numbers = [constant(given) for given in node.inputs[1:]]
+    if size is None or any(given is None or given.size != 1 for given in numbers):
+        return None
+    start, end, axis, step = (int(given.item()) for given in numbers if given is not None)
+    if step != 1 or source.shape is None or axis % len(source.shape) != len(source.shape) - 1:
+        return None
+    return source, start, min(end, size)
+
+
+def position_table(model: ir.Model, value: ir.Value, places: int) -> "np.ndarray | None":
+    """``(places, ...)``, what a value of the graph is at each position; None if it depends on anything else.
+
+    Args:
+        model: has the input ``positions`` ``(1, T)``, of which T may be fixed.
+        value: ``(1, T, R)`` or ``(1, 1, T, R)``.
+        places: how many positions there are.
+    """
+    positions = _positions(model.graph)
+    try:
+        part = ir.convenience.extract(model.graph, [positions], [value])
+    except ValueError:
+        return None
+    alone = ir.to_proto(ir.Model(part, ir_version=model.ir_version)).SerializeToString()
+    session = onnxruntime.InferenceSession(alone, providers=["CPUExecutionProvider"])
+    width = positions.shape[1] if positions.shape is not None else None
+    step = width if isinstance(width, int) else places  # a graph may be of passes over one number of tokens
+    numbers = [np.arange(start, start + step, dtype=np.int64) for start in range(0, places, step)]
+    found = [session.run(None, {"positions": some[None]})[0] for some in numbers]
+    return np.concatenate([rows.reshape(step, rows.shape[-1]) for rows in found])[:places]
+
+
+def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None:
+    """Rewrite a graph of `export.exported` for speed; what it computes stays the same but for rounding.
+
+    Args:
+        model: changed in place.
+        table: evaluates the sines and cosines of all positions.
+        placed: whether a token's position may be another than its place in the cache.
+    """
+    share_tied(model.graph)
+    limit = 1 << 62  # weights of any size are transposed here, once
+    optimizer.fold_constants(model, input_size_limit=limit, output_size_limit=limit)
+    tidy = common.RemoveUnusedNodesPass()
+    for step in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.IdentityEliminationPass(),
+        tidy,
+        common.CommonSubexpressionEliminationPass(),
+    ):
+        step(model)
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type == "ReduceMean":
+            fuse_norm(graph, node)
+        elif node.op_type == "GatherND":
+            _fuse_rows(graph, node)
+    attending = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    tables: Tables = {}
+    for node in attending:
+        fuse_rotation(graph, node, table, tables, placed=placed)
+        unwrap(graph, node)
+    for node in list(graph):
+        if node.op_type == "Add":
+            fuse_kept_rotation(graph, node, table, tables)
+    tidy(model)
+    for node in attending:
+        pack(graph, node)
+    for node in list(graph):
+        if node.op_type == "SimplifiedLayerNormalization":
+            fuse_sum(graph, node)
+    graph.opset_imports[MICROSOFT] = 1
+    tidy(model)
+    common.TopologicalSortPass()(model)
+    for given in list(graph.inputs):
+        if given.name == "positions" and not given.uses():
+            graph.inputs.remove(given)
+    common.ClearMetadataAndDocStringPass()(model)
+
+
+def share_tied(graph: ir.Graph) -> None:
+    """Let an output layer that is tied to the embeddings read these as they are, so that there is one of them."""
+    for turn in [node for node in graph if node.op_type == "Transpose"]:
+        weight, turned = turn.inputs[0], turn.outputs[0]
+        uses = [use.node for use in turned.uses()]
+        products = [node for node in uses if node.op_type == "MatMul" and node.inputs[1] is turned]
+        if weight is None or not weight.is_initializer() or turn.attributes["perm"].as_ints() != (1, 0):
+            continue
+        if turned.is_graph_output() or len(products) < len(uses) or all(use.node is turn for use in weight.uses()):
+            continue
+        for product in products:
+            shared = ir.node("FusedMatMul", [product.inputs[0], weight], {"transB": 1}, domain=MICROSOFT)
+            replace(graph, product, shared, [(product.outputs[0], shared.outputs[0])])
+            graph.remove(product, safe=True)
+        graph.remove(turn, safe=True)
+
+
+def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:
+    """The states of the rows whose logits are wanted, without turning all states around."""
+    before = made_by(gather.inputs[0], "Transpose")
+    places = made_by(gather.inputs[1], "Unsqueeze")
+    spread = None if places is None else made_by(places.inputs[0], "Expand")
+    uses = list(gather.outputs[0].uses())
+    if before is None or spread is None or len(uses) != 1:
+        return
+    after, rows = uses[0].node, spread.inputs[0]
+    swap = (1, 0, 2)
+    turned = after.op_type == "Transpose" and after.attributes["perm"].as_ints() == swap
+    if not turned or before.attributes["perm"].as_ints() != swap or rows is None or rows.name != "rows":
+        return
+    plain = ir.node("Gather", [before.inputs[0], rows], {"axis": 1})
+    replace(graph, after, plain, [(after.outputs[0], plain.outputs[0])])
+
+
+BITS = {"int8": 8, "int4": 4}
+BLOCK = 32
+"""Weights of one output that share a scale and a zero."""
+INT8_ACTIVATIONS = 4
+"""The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
+
+
+def quantize(model: ir.Model, bits: int) -> int:
+    """Round the weights of every product but the output layer's; gives the number of products.
+
+    Args:
+        model: a fused graph, changed in place.
+        bits: 4 or 8.
+    """
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
+    kept, count = _above(logits), 0
+    for node in list(model.graph):
+        weight = constant(node.inputs[1]) if node.op_type == "MatMul" and node is not kept else None
+        if weight is None or weight.ndim != 2 or weight.dtype not in (np.float32, np.float16):
+            continue
+        codes, scales, zeros = rounded(weight, bits)
+        name = node.inputs[1].name  # type: ignore[union-attr]
+        parts = {"codes": codes, "scales": scales, "zeros": zeros}
+        given = [
+            weight_value(model.graph, f"{name}.{node.outputs[0].name}.{part}", array) for part, array in parts.items()
+        ]
+        rows, columns = weight.shape
+        settings = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": INT8_ACTIVATIONS}
+        product = ir.node("MatMulNBits", [node.inputs[0], *given], settings, domain=MICROSOFT)
+        replace(model.graph, node, product, [(node.outputs[0], product.outputs[0])])
+        model.graph.remove(node, safe=True)
+        count += 1
+    common.RemoveUnusedNodesPass()(model)  # and the weights that were rounded
+    return count
+
+
+def rounded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """``(K, N)`` weights as codes ``(N, B, BLOCK * bits / 8)``, scales ``(N * B,)`` and zeros ``(N * B * bits / 8,)``.
+
+    A weight is about scale * (code - zero), both of them uint8; B is the number of blocks in K, the last one padded.
+    """
+    codes, scales, zeros = _coded(weight.T, bits)
+    if bits == 4:
+        codes = codes[..., 0::2] | codes[..., 1::2] << 4
+        if zeros.shape[1] % 2:
+            zeros = np.pad(zeros, ((0, 0), (0, 1)))
+        zeros = zeros[:, 0::2] | zeros[:, 1::2] << 4
+    return np.ascontiguousarray(codes), scales.astype(weight.dtype).reshape(-1), zeros.reshape(-1)
+
+
+def nearest(weight: "np.ndarray", bits: int) -> "np.ndarray":
+    """The values that ``(N, K)`` weights of N outputs have once they are rounded, float32."""
+    codes, scales, zeros = _coded(weight, bits)
+    values: np.ndarray = (codes.astype(np.float32) - zeros[..., None]) * scales[..., None]
+    return values.reshape(len(weight), -1)[:, : weight.shape[1]]
+
+
+def _coded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """``(N, K)`` weights as codes ``(N, B, BLOCK)`` and zeros ``(N, B)``, both uint8, and scales ``(N, B)`` float32."""
+    rows, columns = weight.shape
+    blocks = -(-columns // BLOCK)
+    padded = np.zeros((rows, blocks * BLOCK), dtype=np.float32)
+    padded[:, :columns] = weight
+    groups = padded.reshape(rows, blocks, BLOCK)
+    most = (1 << bits) - 1
+    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+    scales = (high - low) / most
+    scales[scales == 0] = 1
+    zeros = np.clip(np.rint(-low / scales), 0, most)
+    codes = np.clip(np.rint(groups / scales[..., None]) + zeros[..., None], 0, most).astype(np.uint8)
+    return codes, scales, zeros.astype(np.uint8)
+
+
+def _above(value: ir.Value) -> ir.Node | None:
+    """The product that a value is made from, directly or through what changes each number alone."""
+    node = value.producer()
+    while node is not None and node.op_type not in ("MatMul", "FusedMatMul"):
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return node
