@@ -19,7 +19,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.onnx.export import CannotExport
-from specctl.models.onnx_heads.head_engine import graphs_of
+from specctl.models.onnx_heads.engine import graphs_of
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.policies import NONE, Setting

@@ -78,7 +78,7 @@ def torch_runner(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY) -> D
 
 def onnx_head(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY, **settings: object) -> DraftHeadRunner | None:
     """A new runner of the graphs of a head, made once for each; None where the head cannot have one."""
-    from specctl.models.onnx_heads.head_engine import build_onnx_head
+    from specctl.models.onnx_heads.engine import build_onnx_head
 
     head.requires_grad_(False)
     asked = EngineSettings(**{"engine": "onnx", **settings})

@@ -44,9 +44,9 @@ def exported_once(folder: Path) -> Iterator[None]:
 
     from specctl.models.onnx import export
     from specctl.models.onnx.store import Store
-    from specctl.models.onnx_heads import head_engine
+    from specctl.models.onnx_heads import engine
 
-    usual, usual_of_head, store = export.exported, head_engine.graphs_of, Store(folder)
+    usual, usual_of_head, store = export.exported, engine.graphs_of, Store(folder)
 
     def shared(key: str, modules: Sequence[nn.Module], make: Callable[[], dict[str, ir.Model]]) -> dict[str, ir.Model]:
         def write(path: Path) -> None:
@@ -76,7 +76,7 @@ def exported_once(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         _torchs_operations_listed_once(monkeypatch)
         monkeypatch.setattr(export, "exported", exported)
-        monkeypatch.setattr(head_engine, "graphs_of", graphs_of)
+        monkeypatch.setattr(engine, "graphs_of", graphs_of)
         yield
 
 

@@ -65,7 +65,7 @@ def _by_engine(
     """A head's runner by an engine; None where that has found that it cannot or should not run the head."""
     plain, captured = next(runners for family, runners in RUNNERS.items() if isinstance(head, family))
     if choice.engine.tried:
-        from specctl.models.onnx_heads.head_engine import build_onnx_head
+        from specctl.models.onnx_heads.engine import build_onnx_head
 
         threads = (verifier.threads if verifier is not None else None) or 1
         return build_onnx_head(head, vocabulary, name, settings, lambda: plain(head, vocabulary), threads)

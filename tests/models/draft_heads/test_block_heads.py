@@ -25,7 +25,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.export import CannotExport
-from specctl.models.onnx_heads.head_engine import graphs_of
+from specctl.models.onnx_heads.engine import graphs_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile
 from tests.support.toy_heads import random_block

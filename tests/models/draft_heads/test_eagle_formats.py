@@ -11,7 +11,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import HeadRunner, SideBySide
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.onnx.export import CannotExport
-from specctl.models.onnx_heads.head_engine import graphs_of
+from specctl.models.onnx_heads.engine import graphs_of
 from tests.support.eagle_references import DATA, EAGLE1, EAGLE3, Reference, all_logits, reference
 
 OPTIONAL = {"embed_tokens.weight", "t2d"}

@@ -14,7 +14,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.onnx.store import key_of_head
-from specctl.models.onnx_heads.head_graphs import PASS, REMEMBER
+from specctl.models.onnx_heads.runners import PASS, REMEMBER
 from specctl.models.running.rounding import apart
 from tests.support.onnx_heads import (
     EVERY_OTHER,
@@ -166,11 +166,11 @@ def test_what_onnxruntime_cannot_run(head: Any, line: str) -> None:
 
 def test_graphs_that_compute_something_else_are_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Here those of a head with other weights."""
-    from specctl.models.onnx_heads import head_engine
+    from specctl.models.onnx_heads import engine
 
     sure_head(head_of("eagle3"))
     made = graphs() / key_of_head(head_of("eagle3"), [])
-    monkeypatch.setattr(head_engine, "_write", lambda _, folder: shutil.copytree(made, folder, dirs_exist_ok=True))
+    monkeypatch.setattr(engine, "_write", lambda _, folder: shutil.copytree(made, folder, dirs_exist_ok=True))
     monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path)
     other = random_eagle3(
         layers=LAYERS, states=32, vocabulary=VOCABULARY, tokens=EVERY_OTHER, shape=SHAPE, spread=0.3, seed=9
@@ -198,7 +198,7 @@ def test_other_weights_are_other_graphs() -> None:
 
 def test_a_short_run_uses_what_is_there_and_makes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from specctl.models.onnx.engine import LONG_RUN
-    from specctl.models.onnx_heads import head_engine
+    from specctl.models.onnx_heads import engine
 
     head = head_of("eagle3")
     sure_head(head)
@@ -206,14 +206,14 @@ def test_a_short_run_uses_what_is_there_and_makes_nothing(monkeypatch: pytest.Mo
     again = onnx_head(head, **short)
     assert again is not None
     assert again.preparing_seconds is None
-    for module in ("onnx.engine", "onnx_heads.head_engine"):
+    for module in ("onnx.engine", "onnx_heads.engine"):
         monkeypatch.setattr(f"specctl.models.{module}.cache_folder", lambda: tmp_path)
     assert onnx_head(head, **short) is None
 
     def noted(*_: Any) -> None:
         raise OSError("it is made now")
 
-    monkeypatch.setattr(head_engine, "_write", noted)
+    monkeypatch.setattr(engine, "_write", noted)
     heard: list[str] = []
     assert onnx_head(head, engine="auto", expected_tokens=LONG_RUN, notice=heard.append) is None
     assert heard[-1].endswith("(it is made now)")

@@ -15,13 +15,20 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.onnx.engine import LONG_RUN, LONGEST, NEEDS, Unable, graph_path
 from specctl.models.onnx.runner import ONE_THREAD
 from specctl.models.onnx.store import Store, cache_folder, key_of_head
-from specctl.models.onnx_heads.head_check import difference
-from specctl.models.onnx_heads.head_graphs import CONFIDENCE, FUSE, PASS, REMEMBER, ROW, HeadGraphs
-from specctl.models.onnx_heads.onnx_block_runner import OnnxBlockRunner
-from specctl.models.onnx_heads.onnx_head_runner import OnnxHeadRunner
+from specctl.models.onnx_heads.runners import (
+    CONFIDENCE,
+    FUSE,
+    PASS,
+    REMEMBER,
+    ROW,
+    HeadGraphs,
+    OnnxBlockRunner,
+    OnnxHeadRunner,
+)
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.rounding import ROUNDING
+from specctl.models.running.rounding import ROUNDING, apart
+from specctl.models.running.runner import Runner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,13 +141,13 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
     if isinstance(head, ChainHead):
         if head.window or head.mask_token is not None:
             raise CannotExport("its layers have windows, or it reads masks")
-        from specctl.models.onnx_heads.chain_export import chain_pass, fusing
+        from specctl.models.onnx_heads.export import chain_pass, fusing
 
         state = torch.zeros(1, head.state_size)
         states = dict.fromkeys(head.layers, state)
         fuses = {} if head.fuse(states) is state else {FUSE: fusing(head)}
         return {PASS: chain_pass(head), **fuses}
-    from specctl.models.onnx_heads.block_export import block_confidence, block_pass, block_row, remembering
+    from specctl.models.onnx_heads.export import block_confidence, block_pass, block_row, remembering
 
     if head.config.sights or head.config.taps:
         raise CannotExport("its layers have windows or convolutions")
@@ -167,3 +174,49 @@ def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Runner
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
+ROUNDS = ((24, 3, 1), (4, 5, 2), (1, 2, 0), (7, 3, 6), (2, 4, 1))
+"""Places that are witnessed, tokens drafted behind them, and how many of those places are taken back after that."""
+COMPARED = sum(places + steps for places, steps, _ in ROUNDS)
+
+
+def difference(runner: Runner, reference: Runner, vocabulary: int) -> float:
+    """The largest difference between what two runners of a draft head compute, as `apart` measures it.
+
+    They are shown the same states and read the same tokens, some of them before their states are known, and go back
+    in between. Afterwards both are empty.
+
+    Args:
+        runner, reference: of the same head, empty.
+        vocabulary: V, ids are drawn from below it.
+    """
+    draws = torch.Generator().manual_seed(16)
+    text: list[int] = torch.randint(0, vocabulary, (COMPARED,), generator=draws).tolist()
+    known, worst = 0, 0.0
+    for places, steps, back in ROUNDS:
+        states = {layer: torch.randn(places, runner.state_size, generator=draws) for layer in runner.layers}
+        for each in (runner, reference):
+            each.witness(known, states)
+        known += places
+        worst = max(worst, _apart(runner, reference, text[runner.length : known + 1]))
+        for place in range(known + 1, known + min(steps, runner.longest or steps)):
+            worst = max(worst, _apart(runner, reference, text[place : place + 1]))
+        known -= back
+        for each in (runner, reference):
+            each.rollback(known)
+    for each in (runner, reference):
+        each.rollback(0)
+    return worst
+
+
+def _apart(runner: Runner, reference: Runner, tokens: list[int]) -> float:
+    """The difference of what is behind the last of some tokens."""
+    mine, theirs = (each.extend(tokens, keep=1, hidden=True) for each in (runner, reference))
+    assert mine.hidden is not None
+    assert theirs.hidden is not None
+    found = [apart(mine.logits, theirs.logits), apart(mine.hidden, theirs.hidden)]
+    if runner.foresee is not None and reference.foresee is not None:
+        token = torch.tensor(tokens[-1])
+        found.append(abs(float(runner.foresee(token)) - float(reference.foresee(token))))
+    return max(found)

@@ -1,0 +1,429 @@
+"""A graph whose inputs and results are arrays of numpy, bound once for each size of a pass. No torch here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnxruntime import InferenceSession
+
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.block_runner import BlockHeadRunner
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.head import DraftHeadRunner
+from specctl.models.draft_heads.verifier_states import WitnessedRows
+from specctl.models.onnx.passes import ELEMENTS, KEPT, HostMemory, open_session
+from specctl.models.onnx.runner import CAPACITY, PIECE
+from specctl.models.onnx.store import GRAPH, HEAD_CHAINS
+from specctl.models.passes.host_device import HOST
+from specctl.models.running.runner import Forward
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.models.passes.token_reader import Foresee
+    from specctl.models.passes.watching import States
+
+Array = npt.NDArray[Any]
+PAST, PRESENT = "past.", "present."
+"""How the names of a cache begin, before a pass and after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedPass:
+    """A pass of one size.
+
+    Attributes:
+        given: its inputs by name, to fill in before it runs.
+        found: its results by name, which the next pass of the same size overwrites.
+    """
+
+    given: Mapping[str, Array]
+    found: Mapping[str, Array]
+    _session: onnxruntime.InferenceSession
+    _binding: onnxruntime.IOBinding
+
+    def run(self) -> Mapping[str, Array]:
+        """The results."""
+        self._session.run_with_iobinding(self._binding)
+        return self.found
+
+
+class SizedGraph:
+    """A graph on the CPU, over a cache of its own if it has one: inputs ``past.*`` ``(1, heads, capacity, size)``.
+
+    Args:
+        session: of `open_session`, which several may share.
+        capacity: tokens to make room for at first.
+
+    Attributes:
+        caches: the buffers by name of the input, which passes write to.
+        capacity: tokens that there is room for.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, capacity: int = 0) -> None:
+        self._session = session
+        self._inputs = {one.name: one for one in self._session.get_inputs()}
+        self._outputs = {one.name: one for one in self._session.get_outputs()}
+        self.capacity = capacity
+        self.caches = self._allocated()
+        self._passes: dict[tuple[int, ...], SizedPass] = {}
+
+    def reads(self, name: str) -> bool:
+        """Whether it has an input of this name."""
+        return name in self._inputs
+
+    def makes(self, name: str) -> bool:
+        """Whether it has a result of this name."""
+        return name in self._outputs
+
+    def reserve(self, tokens: int, filled: int) -> None:
+        """Make room for so many tokens, of which the first ``filled`` are cached."""
+        if tokens <= self.capacity:
+            return
+        old, self.capacity = self.caches, max(tokens, 2 * self.capacity)
+        self.caches = self._allocated()
+        for name, buffer in self.caches.items():
+            buffer[:, :, :filled] = old[name][:, :, :filled]
+        self._passes.clear()
+
+    def _allocated(self) -> dict[str, Array]:
+        # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
+        return {
+            name: HostMemory().zeros((1, one.shape[1], self.capacity, one.shape[3]), one.type)
+            for name, one in self._inputs.items()
+            if name.startswith(PAST)
+        }
+
+    def sized(self, **sizes: int) -> SizedPass:
+        """The pass whose dimensions have these sizes, always named in the same order."""
+        key = tuple(sizes.values())
+        return self._passes.get(key) or self._bound(key, sizes)
+
+    def _bound(self, key: tuple[int, ...], sizes: Mapping[str, int]) -> SizedPass:
+        binding = self._session.io_binding()
+
+        def room(one: onnxruntime.NodeArg) -> Array:
+            shape = [size if isinstance(size, int) else sizes[size] for size in one.shape]
+            return HostMemory().zeros(shape, one.type)
+
+        given = {name: self.caches[name] if name in self.caches else room(one) for name, one in self._inputs.items()}
+        found = {
+            name: self.caches[PAST + name.removeprefix(PRESENT)] if name.startswith(PRESENT) else room(one)
+            for name, one in self._outputs.items()
+        }
+        for name, array in given.items():
+            binding.bind_input(name, "cpu", 0, ELEMENTS[self._inputs[name].type], array.shape, array.ctypes.data)
+        for name, array in found.items():
+            binding.bind_output(name, "cpu", 0, ELEMENTS[self._outputs[name].type], array.shape, array.ctypes.data)
+        made = SizedPass(given, found, self._session, binding)
+        if max(key, default=0) <= KEPT:
+            self._passes[key] = made
+        return made
+
+
+PASS, FUSE, REMEMBER, ROW, CONFIDENCE = GRAPH, "fuse.onnx", "remember.onnx", "row.onnx", "confidence.onnx"
+"""Their files; every head has the first, and the others as it needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGraphs:
+    """The graphs of a draft head.
+
+    Attributes:
+        folder: which they are in.
+        threads: of their passes.
+        seconds: wall time that was spent on making them; None if they were there.
+    """
+
+    folder: Path
+    threads: int
+    seconds: float | None = None
+    _sessions: dict[str, InferenceSession] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether the head needs this one."""
+        return (self.folder / name).exists()
+
+    def opened(self, name: str, capacity: int = 0) -> SizedGraph:
+        """One of them, ready to run, with room for so many tokens in its cache at first; weights are in memory once."""
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = open_session(self.folder / name, HOST, self.threads)
+        return SizedGraph(session, capacity)
+
+
+class OnnxHeadRunner(DraftHeadRunner):
+    """As `HeadRunner`, by graphs of the head: what reads each token is the same.
+
+    The token at place p goes to slot p - 1 of the cache, so that each attends to all slots before its own: but for the
+    first token of a sequence no token attends to the first one, which is read by itself, if it is read at all. Of a
+    head whose tokens attend to the first one too, slots are places.
+
+    Args:
+        head: in eval mode, on the CPU.
+        graphs: of it.
+        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+
+    Attributes:
+        threads: of its passes.
+    """
+
+    head: ChainHead
+    engine = "onnx"
+    no_trees = HEAD_CHAINS
+    length = 0
+    multiplies = True
+    threads: int
+
+    def __init__(self, head: ChainHead, graphs: HeadGraphs, vocabulary: int) -> None:
+        self._run_head(head, vocabulary)
+        self._graphs = graphs
+        self.context, self.device = head.context, HOST
+        self.threads, self._seconds = graphs.threads, graphs.seconds
+        self._pass = graphs.opened(PASS, min(CAPACITY, head.context))
+        self._fusing = graphs.opened(FUSE) if graphs.has(FUSE) else None
+        self._blank = np.zeros((1, head.row_size), dtype=np.float32)
+        self._rows = WitnessedRows(self._blank, self._fused)
+        self._skipped = 0 if head.sees_first else 1  # how many tokens are before the one in the first slot
+        self._placed = self._pass.reads("positions")
+        self._shows = self._pass.reads("places")  # whether other slots hold what rows bring in
+        self._written = "row" if self._pass.makes("row") else "hidden"
+
+    def fresh(self) -> "OnnxHeadRunner":
+        return OnnxHeadRunner(self.head, self._graphs, self.vocabulary)
+
+    @property
+    def preparing_seconds(self) -> float | None:
+        return self._seconds
+
+    @property
+    def witnessed(self) -> int:
+        return self._rows.witnessed
+
+    def witness(self, start: int, states: "States") -> None:
+        self._rows.witness(start, states)
+
+    def _fused(self, states: "States") -> Array:  # (T, R)
+        given = [np.asarray(states[layer]) for layer in self.layers]
+        if self._fusing is None:
+            return given[0]
+        rows = []
+        for begin in range(0, len(given[0]), PIECE):
+            count = min(PIECE, len(given[0]) - begin)
+            fusing = self._fusing.sized(tokens=count)
+            for index, part in enumerate(given):
+                fusing.given[f"states.{index}"][:] = part[begin : begin + count]
+            rows.append(fusing.run()["rows"].copy())
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def rollback(self, length: int) -> None:
+        self.length = self._rows.rollback(length)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        self._rows.take_waiting()
+        logits: list[Array] = []
+        states: list[Array] = []
+        left = len(tokens)
+        for some in self._rows.pieces(self.length, tokens):
+            for part in self._parts(some):
+                left -= len(part)
+                wanted = min(max(0, keep - left), len(part))
+                if not (wanted or self.length) and self._skipped and len(some) > 1:
+                    self._rows.advance(0, 1, self._blank)  # nobody attends to the first token
+                    self.length = 1
+                    continue
+                found = self._read(part, wanted)
+                if wanted:
+                    rows = found["logits"][0, :wanted, : self._columns]
+                    logits.append(rows.copy() if left else rows)  # another pass would overwrite them
+                    states += [found["hidden"][0, :wanted].copy()] if hidden else []
+        rows = logits[0] if len(logits) == 1 else np.concatenate([*logits, np.zeros((0, self._columns), np.float32)])
+        if not hidden:
+            return Forward(rows, vocabulary=self.draft_vocabulary)
+        import torch  # whoever reads states is a network
+
+        last = torch.from_numpy(np.concatenate([*states, np.zeros((0, self.head.width), np.float32)]))
+        return Forward(rows, last, None, self.draft_vocabulary)
+
+    def _parts(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        """Tokens in passes that are not too wide; the first of a sequence in one of its own."""
+        first = min(1, len(tokens)) if not self.length else 0
+        starts = range(first, len(tokens), PIECE)
+        return [*([tokens[:1]] if first else []), *(tokens[start : start + PIECE] for start in starts)]
+
+    def _read(self, tokens: Sequence[int], keep: int) -> Mapping[str, Array]:
+        """A pass, and its results for at least one token."""
+        count, slot = len(tokens), max(0, self.length - self._skipped)
+        self._pass.reserve(slot + count, slot)
+        step = self._pass.sized(tokens=count, rows=max(keep, 1))
+        given = step.given
+        given["ids"][0] = tokens
+        given["rows"][:] = range(count - max(keep, 1), count)
+        if self._placed:
+            given["positions"][0] = range(slot, slot + count)
+        given["before"][0], given["total"][0] = slot + count - 1, slot + count
+        rows = self._rows.next(self.length, count)
+        if self._shows:
+            # A row that the head wrote brings in nothing, so the newest that was witnessed is brought in again.
+            place = self.length - 1
+            if self._rows.known(self.length) <= 0 and self._rows.count:
+                place = self._rows.count - 1
+                rows = self._rows.of(place, 1)
+            shown = max(place, 0) + count
+            given["places"][0] = range(place, place + count)
+            given["shown.before"][0], given["shown.total"][0] = shown - 1, shown
+        given["given"][0] = rows
+        found = step.run()
+        self._rows.advance(self.length, count, self._blank if self._shows else found[self._written][0, -1:])
+        self.length += count
+        return found
+
+
+class OnnxBlockRunner(BlockHeadRunner):
+    """As `BlockRunner`, by graphs of the head: what is fed and what is attended to is the same.
+
+    Args:
+        head: in eval mode, on the CPU.
+        graphs: of it.
+        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+
+    Attributes:
+        threads: of its passes.
+    """
+
+    engine = "onnx"
+    multiplies = True
+    threads: int
+
+    def __init__(self, head: BlockHead, graphs: HeadGraphs, vocabulary: int) -> None:
+        self._run_head(head, vocabulary)
+        self._graphs = graphs
+        self.context, self.device = head.context, HOST
+        self.threads, self._seconds = graphs.threads, graphs.seconds
+        self._pass = graphs.opened(PASS, min(CAPACITY, head.context + head.block_size))
+        self._block = self._pass.sized()
+        self._remembering = graphs.opened(REMEMBER)
+        self._row_step = graphs.opened(ROW).sized() if graphs.has(ROW) else None
+        self._branches: list[Array] = []  # the memories (1, R) behind the tokens of the last tree
+        self._confidence = graphs.opened(CONFIDENCE).sized() if graphs.has(CONFIDENCE) else None
+
+    def fresh(self) -> "OnnxBlockRunner":
+        return OnnxBlockRunner(self.head, self._graphs, self.vocabulary)
+
+    @property
+    def preparing_seconds(self) -> float | None:
+        return self._seconds
+
+    def _remember(self) -> None:
+        if (states := self._waiting.take()) is None:
+            return
+        given = [np.asarray(states[layer]) for layer in self.layers]  # (T, D)
+        end = self._remembered + len(given[0])
+        self._reserve(end)
+        for begin in range(self._remembered, end, PIECE):
+            stop = min(begin + PIECE, end)
+            step = self._remembering.sized(tokens=stop - begin)
+            for index, part in enumerate(given):
+                step.given[f"states.{index}"][:] = part[begin - end : len(part) + stop - end]
+            step.given["positions"][0] = range(begin, stop)
+            found = step.run()
+            for name, buffer in self._pass.caches.items():
+                buffer[:, :, begin:stop] = found[name.replace("past", "kept")]
+        self._remembered = end
+
+    def _reserve(self, places: int) -> None:
+        """Make room for so many places and a block behind them."""
+        capacity = self._pass.capacity
+        self._pass.reserve(places + self.head.block_size, self._remembered)
+        if self._pass.capacity > capacity:
+            self._block = self._pass.sized()
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        """Feed tokens; see `BlockHeadRunner`.
+
+        Raises:
+            ValueError: the block has no further row, or logits of a token before its anchor are asked for.
+        """
+        fed = self._fed(tokens, keep)
+        logits = np.empty((keep, self._columns), dtype=np.float32)
+        states = np.empty((keep, self.head.width), dtype=np.float32)
+        for index, token in enumerate(fed, start=keep - len(fed)):
+            self._feed(token)
+            row = self._logits(token)[: self._columns]
+            if index >= 0:
+                logits[index], states[index] = row, self._block.found["hidden"][self._row]
+        if not hidden:
+            return Forward(logits, vocabulary=self.draft_vocabulary)
+        import torch  # whoever reads states is a network
+
+        return Forward(logits, torch.from_numpy(states), None, self.draft_vocabulary)
+
+    def _feed(self, token: int) -> None:
+        """Move to the next row of the block, or write a block behind an anchor."""
+        head = self.head
+        if self._row < 0:
+            self._remember()
+            known, end = min(self.witnessed, self.length), self.length + head.block_size
+            self._reserve(known)
+            given = self._block.given
+            given["ids"][0] = head.config.mask_token
+            given["ids"][0, 0] = token
+            given["positions"][0] = range(self.length, end)
+            given["before"][0], given["total"][0] = known + head.block_size - 1, known + head.block_size
+            self._block.run()
+            self._row = head.config.first_row
+            if self._row_step is not None:
+                self._row_step.given["memory"][:] = 0
+        else:
+            self._move()
+        self.length += 1
+
+    def _logits(self, token: int) -> Array:  # (V,)
+        """Those of the row, given the token before it."""
+        base: Array = self._block.found["logits"][self._row]
+        step = self._row_step
+        if step is None:
+            return base
+        step.given["base"][0], step.given["hidden"][0] = base, self._block.found["hidden"][self._row]
+        step.given["token"][0] = token
+        found = step.run()
+        step.given["memory"][:] = found["next"]
+        logits: Array = found["logits"][0]
+        return logits
+
+    def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
+        step, state = self._row_step, self._block.found["hidden"][self._row]
+        if step is None:
+            logits = self._block.found["logits"][self._row][None, : self._columns].copy()
+        else:
+            if first:
+                self._branches = [step.given["memory"].copy()]
+            logits = np.empty((len(tokens), self._columns), dtype=np.float32)
+            for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+                step.given["memory"][:] = self._branches[parent]
+                logits[index] = self._logits(token)[: self._columns]
+                self._branches.append(step.given["memory"].copy())
+        if not hidden:
+            return Forward(logits, vocabulary=self.draft_vocabulary)
+        import torch  # whoever reads states is a network
+
+        return Forward(logits, torch.from_numpy(state[None].copy()), None, self.draft_vocabulary)
+
+    @property
+    def foresee(self) -> "Foresee | None":
+        return None if self._confidence is None else self._next_accept_prob
+
+    def _next_accept_prob(self, token: "torch.Tensor") -> "torch.Tensor":
+        """As of `BlockRunner`."""
+        import torch
+
+        step = self._confidence
+        if step is None or self._row + 1 == self.head.block_size:
+            return torch.zeros(())
+        step.given["hidden"][0] = self._block.found["hidden"][self._row + 1]
+        step.given["token"][0] = int(token)
+        return torch.from_numpy(step.run()["prob"])[0]
