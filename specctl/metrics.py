@@ -51,7 +51,6 @@ class Metrics:
         tpot_seconds: time per output token after the first round, of all ``timed_outputs`` sequences that have one.
         extras: tokens that verifiers added to their rounds.
         overlap_seconds: spent drafting during verification; ``draft_seconds`` is without it.
-        leaves, accepted_leaves: verified beside draft tokens, and how many of them were accepted.
         nodes: tokens of dynamic trees that were verified; 0 for chains.
         copied, accepted_copies: how many of the drafted and of the accepted tokens a lookup copied that is in a chain
             with a model.
@@ -65,8 +64,6 @@ class Metrics:
     drafted: int = 0
     accepted: int = 0
     extras: int = 0
-    leaves: int = 0
-    accepted_leaves: int = 0
     nodes: int = 0
     copied: int = 0
     accepted_copies: int = 0
@@ -113,11 +110,9 @@ class Metrics:
         self.drafted += round_.drafted
         self.accepted += round_.accepted
         self.extras += round_.overlap_ms is None or round_.accepted < round_.drafted
-        self.leaves += round_.leaves
         self.nodes += sum(round_.tree)
         self.copied += round_.copied
         self.accepted_copies += round_.accepted_copies
-        self.accepted_leaves += round_.kept - round_.accepted
         self.draft_seconds += round_.draft_ms / 1e3
         self.verify_seconds += round_.verify_ms / 1e3
         self.overlap_seconds += (round_.overlap_ms or 0.0) / 1e3
@@ -144,7 +139,7 @@ class Metrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        return _ratio(self.extras + self.accepted + self.accepted_leaves, self.rounds)
+        return _ratio(self.extras + self.accepted, self.rounds)
 
     @property
     def verification_rate(self) -> float:
@@ -161,7 +156,7 @@ class Metrics:
     def as_record(self) -> dict[str, Any]:
         """The ``metrics`` object of an output record; times in milliseconds.
 
-        A hierarchy has ``levels`` too, and where leaves, trees or copies were verified their numbers are there.
+        A hierarchy has ``levels`` too, and where trees or copies were verified their numbers are there.
         """
         record: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -183,8 +178,6 @@ class Metrics:
         }
         if self.overlap_seconds:
             record["overlap_ms"] = round(self.overlap_seconds * 1e3, 3)
-        if self.leaves:
-            record |= {"leaves": self.leaves, "accepted_leaves": self.accepted_leaves}
         if self.nodes:
             record["nodes"] = self.nodes
         if self.copied:
@@ -215,8 +208,6 @@ def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
         ("verification rate", f"{metrics.verification_rate:.3f}"),
         ("discard rate", f"{metrics.discard_rate:.3f}"),
     ]
-    if metrics.leaves:
-        rates.append(("accepted leaves", f"{metrics.accepted_leaves} of {metrics.leaves}"))
     if metrics.nodes:
         rates.append(("nodes a round", f"{metrics.nodes / metrics.rounds:.1f}"))
     if metrics.copied:

@@ -12,7 +12,6 @@ In a hierarchy a round also has ``inner``, a list of such rounds.
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -27,8 +26,8 @@ Nats = Annotated[float, Field(ge=-0.001, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, the leaves
-    that were verified in its place, and its source where a lookup copied it that drafts in turn with a model.
+    """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, and its
+    source where a lookup copied it that drafts in turn with a model.
 
     Of a tree a level, whether the accepted path goes through it, and what the policy was asked about there."""
 
@@ -41,7 +40,6 @@ class TracedStep:
     next_accept_prob: Probability | None = None
     own_accept_prob: Probability | None = None
     agreement: Annotated[float, Field(ge=-1, le=1)] | None = None
-    leaves: tuple[int, ...] = ()
     source: Literal["lookup"] | None = None
 
 
@@ -75,10 +73,9 @@ class TracedRound(RoundSummary):
                 step.token,
                 index < round_.accepted,
                 **{name: getattr(step, name) for name in SIGNALS},
-                leaves=leaves,
                 source="lookup" if index >= round_.drafted - round_.copied else None,
             )
-            for index, (step, leaves) in enumerate(zip(round_.steps, round_.leaves or repeat(()), strict=False))
+            for index, step in enumerate(round_.steps)
         )
         return TracedRound(
             drafted=summary.drafted,
@@ -88,8 +85,6 @@ class TracedRound(RoundSummary):
             draft_ms=summary.draft_ms,
             verify_ms=summary.verify_ms,
             inner=tuple(map(TracedRound.of, round_.inner)),
-            leaves=summary.leaves,
-            leaf=summary.leaf,
             tree=summary.tree,
             path=round_.path,
             overlap_ms=summary.overlap_ms,

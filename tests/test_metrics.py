@@ -137,41 +137,11 @@ def test_the_record_is_in_milliseconds() -> None:
     }
 
 
-def test_leaves_count_where_there_are_any() -> None:
-    """Of 4 drafted tokens with 3 leaves, one token and the leaf in place of the next stay, and then the extra one."""
-    leaves = ((7, 8), (9,), (), ())
-    round_ = replace(timed(1, 4, StopReason.POLICY), leaves=leaves, leaf=9)
-    assert round_.kept_tokens == (0, 9)
-    assert round_.emitted == (0, 9, 99)
-    metrics = Metrics()
-    metrics.add_round(round_)
-    metrics.add_round(timed(0, 4, StopReason.POLICY))
-    assert metrics.mean_acceptance_length == 1 + 2 / 2
-    assert metrics.generated_tokens == 3 + 1
-    assert (metrics.acceptance_rate, metrics.leaves, metrics.accepted_leaves) == (1 / 8, 3, 1)
-    record = metrics.as_record()
-    assert (record["leaves"], record["accepted_leaves"]) == (3, 1)
-    assert ("accepted leaves", "1 of 3") in shown_rates(metrics)
-    alone = Metrics.of([completion()])
-    assert not {"leaves", "accepted_leaves"} & alone.as_record().keys()
-    assert "accepted leaves" not in dict(shown_rates(alone))
-
-
-def test_a_traced_round_has_its_leaves() -> None:
-    round_ = replace(timed(1, 3, StopReason.POLICY), leaves=((7, 8), (9,), ()), leaf=9)
-    line = trace_line(Record(1, {"id": "a"}), 0, round_)
-    assert (line["leaves"], line["leaf"], line["extra"]) == (3, 9, 99)
-    assert [step.get("leaves") for step in line["steps"]] == [[7, 8], [9], None]
-    kept = TypeAdapter(TracedRound).validate_python({key: line[key] for key in line if key not in NOT_OF_A_ROUND})
-    assert (kept.nodes, kept.kept, kept.steps[0].leaves) == (6, 2, (7, 8))
-    assert not {"leaves", "leaf"} & trace_line(Record(1, {}), 0, timed(1, 3, StopReason.POLICY)).keys()
-
-
 def test_nodes_count_where_there_are_trees() -> None:
     """Three levels of 10, 20 and 5 tokens, of which a path of two stays; one that the steps do not name."""
     round_ = replace(timed(2, 3, StopReason.POLICY), tree=(10, 20, 5), path=(7, 8))
     assert round_.emitted == (7, 8, 99)
-    assert (round_.nodes, round_.summary.nodes, round_.summary.kept) == (35, 35, 2)
+    assert (round_.nodes, round_.summary.nodes) == (35, 35)
     metrics = Metrics()
     metrics.add_round(round_)
     metrics.add_round(timed(1, 3, StopReason.POLICY))
@@ -186,7 +156,7 @@ def test_a_traced_round_has_its_tree() -> None:
     line = trace_line(Record(1, {"id": "a"}), 0, round_)
     assert (line["tree"], line["path"]) == ([10, 20, 5], [7, 8])
     kept = TypeAdapter(TracedRound).validate_python({key: line[key] for key in line if key not in NOT_OF_A_ROUND})
-    assert (kept.nodes, kept.kept, kept.path) == (35, 2, (7, 8))
+    assert (kept.nodes, kept.accepted, kept.path) == (35, 2, (7, 8))
     assert not {"tree", "path"} & trace_line(Record(1, {}), 0, timed(1, 3, StopReason.POLICY)).keys()
 
 

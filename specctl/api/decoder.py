@@ -112,7 +112,6 @@ def _opened(profile: Profile, progress: Callable[[str], None] = lambda _: None, 
         warm_up(
             pair,
             profile.sampling,
-            leaves=bool(setting and setting.leaves),
             tree=setting.tree if setting else None,
             longest=setting.longest_draft if setting else 0,
         )

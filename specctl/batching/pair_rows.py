@@ -24,8 +24,8 @@ def why_alone(pair: Pair, *settings: Setting) -> str | None:
     """
     if any(one.parallel for one in settings):
         return "a draft that writes while the target verifies has a thread of its own"
-    if any(one.leaves is not None or one.tree is not None for one in settings):
-        return "several texts are read in chains, without leaves and trees"
+    if any(one.tree is not None for one in settings):
+        return "several texts are read in chains, without trees"
     if (why := pair.target.no_rows) is not None:
         return f"the target runs on {pair.target.engine}, and {why}"
     for draft in pair.drafts:

@@ -166,7 +166,7 @@ def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> f
     None for a peer, whose rounds are not visible, for trees, whose draft passes are wider than those measured, and for
     drafts in parallel, whose passes take place at the same time.
 
-    A pass of the target or of a middle draft that verifies K tokens, leaves included, has width K + 1. A pass wider
+    A pass of the target or of a middle draft that verifies K tokens has width K + 1. A pass wider
     than the widest measured one is priced like it, which can only overstate the loop's overhead. Without a candidate,
     all draft passes are priced as the first draft's.
     """
@@ -176,7 +176,7 @@ def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> f
     if not levels[0].starts:
         return None
     drafts = candidate.drafts if candidate is not None else (0,)
-    longest = max(max(level.drafted + level.nodes) for level in levels)
+    longest = max(max(level.drafted) for level in levels)
     return CostTable.of_passes(times, drafts[: len(levels)], longest).rounds_ms(levels)
 
 

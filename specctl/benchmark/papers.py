@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from specctl.observing.candidate import Candidate
 from specctl.policies import Setting
-from specctl.policies.leaf_rule import Leaves
 from specctl.policies.policy_text import policy_table
 from specctl.policies.tree_shape import TreeSize
 
@@ -17,21 +16,19 @@ class Entrant:
     Attributes:
         policy: with its settings, as ``--policy`` names it.
         source: the paper, and where its settings are from.
-        leaves: those of its drafts.
         tree: the size of its dynamic trees; None for chains.
         at_every_level: whether it stops every draft of a hierarchy; otherwise it runs on the target's own draft alone.
     """
 
     policy: str
     source: str
-    leaves: Leaves | None = None
     tree: TreeSize | None = None
     at_every_level: bool = False
 
     @property
     def setting(self) -> Setting:
         """Of one draft."""
-        return replace(Setting.of(policy_table(self.policy)), leaves=self.leaves, tree=self.tree)
+        return replace(Setting.of(policy_table(self.policy)), tree=self.tree)
 
     @property
     def label(self) -> str:
@@ -53,7 +50,6 @@ PAPERS = (
     Entrant("disco", "DISCO, arXiv 2405.04304, with the two layers of our heads"),
     Entrant("confidence", "DSpark, arXiv 2607.05147, Alg. 1"),
     Entrant("bandit", "TapOut, arXiv 2511.02017, over the policies here"),
-    Entrant("constant:draft_length=4", "CaPE, arXiv 2402.02082, its table of leaves", leaves="confidence"),
     Entrant("constant:draft_length=6", "EAGLE-2, arXiv 2406.16858, 60 tokens of 10 beams", tree=TreeSize(60)),
     Entrant("svip", "SVIP on EAGLE-2's trees, in our reading", tree=TreeSize(60)),
     Entrant("cost-optimal", "specctl"),

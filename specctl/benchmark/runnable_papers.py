@@ -107,7 +107,7 @@ def _obstacle(
         offered -= {"entropy"} if any(level.is_lookup for level in draft.levels) else set()
     for signal in sorted(entrant.setting.signals - offered):
         return LACKING.get(signal, "a lookup has no distribution")
-    if entrant.leaves is None and entrant.tree is None:
+    if entrant.tree is None:
         return None
     if draft.is_lookup:
         return "a lookup knows no other tokens"
@@ -115,6 +115,6 @@ def _obstacle(
         return "deterministic passes read chains"
     if oracle:
         return "--oracle is a bound for chains"
-    if entrant.tree is not None and head is not None and head.writes_blocks:
+    if head is not None and head.writes_blocks:
         return "the draft writes a whole block in one pass"
     return None

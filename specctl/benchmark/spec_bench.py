@@ -101,6 +101,6 @@ def _accept_lengths(turn: CompletionSummary) -> list[int]:
     """Tokens emitted in each round; the last round may be cut short by an end of sequence or a stop string."""
     left, lengths = len(turn.tokens), []
     for round_ in turn.rounds:
-        lengths.append(min(round_.kept + 1, left))
+        lengths.append(min(round_.accepted + 1, left))
         left -= lengths[-1]
     return lengths

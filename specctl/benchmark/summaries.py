@@ -29,8 +29,7 @@ class Summary:
         draft_rate: forward passes of the first draft for each generated token; None if nothing was drafted.
         acceptance_rate, redundancy, draft_length, accepted_length: None if nothing was drafted.
         draft_length, accepted_length: over the rounds in which a draft ran.
-        nodes, leaf_rate: tokens verified, over the same rounds, and the share of them in which a leaf was accepted;
-            None if no leaf was verified. Nodes of trees too.
+        nodes: tokens of trees that were verified, over the same rounds; None for chains.
         stops: share of the rounds in which a draft ran, by stop reason.
         wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
         latency: of its turns; the mean of ``ttft_ms`` is what the table of speeds shows.
@@ -51,7 +50,6 @@ class Summary:
     draft_length: Spread | None
     accepted_length: Spread | None
     nodes: Spread | None
-    leaf_rate: float | None
     latency: Latency
     stops: Mapping[str, float] = field(default_factory=dict)
     wall: Mapping[str, float] = field(default_factory=dict)
@@ -94,8 +92,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         redundancy=1 - metrics.acceptance_rate if drafted else None,
         draft_length=_spread([round_.drafted for round_ in drafting]),
         accepted_length=_spread([round_.accepted for round_ in drafting]),
-        nodes=_spread([round_.nodes for round_ in drafting]) if metrics.leaves or metrics.nodes else None,
-        leaf_rate=metrics.accepted_leaves / len(drafting) if metrics.leaves else None,
+        nodes=_spread([round_.nodes for round_ in drafting]) if metrics.nodes else None,
         latency=latency(turn for run in counted for turn in run.turns),
         stops={stop: count / len(drafting) for stop, count in sorted(metrics.stops.items())},
         wall=_wall(metrics) if seen else {},

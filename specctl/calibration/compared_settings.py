@@ -80,11 +80,9 @@ def compared_settings(
 
     Raises:
         UsageError: there is no such policy, the numbers of policies and drafts differ, a policy needs a head and
-            the draft has none of its kind, heads of two kinds are given and no policy, or drafts have leaves, are
-            trees, or go on in parallel.
+            the draft has none of its kind, heads of two kinds are given and no policy, or drafts are trees or go
+            on in parallel.
     """
-    if draft.leaves is not None:
-        raise UsageError("drafts with leaves cannot be replayed", "calibrate without them: --set draft.leaves=0")
     if draft.tree is not None:
         raise UsageError("drafts that are trees cannot be replayed", "calibrate the chain: --set draft.tree=0")
     if draft.parallel:

@@ -58,9 +58,6 @@ def bench(
         "--papers",
         default=False,
     ),
-    leaves: list[str] | None = option(
-        "Also measure every policy with these leaves beside its drafts; repeatable.", "N|confidence|cost"
-    ),
     tree: list[str] | None = option("Also measure every policy with dynamic trees of N tokens; repeatable.", "N"),
     run: RunOptions,
     replicas: FewReplicaOptions,
@@ -168,7 +165,6 @@ def bench(
         from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
-        from specctl.policies.leaf_rule import parse_leaves
         from specctl.policies.tree_shape import parse_tree
         from specctl.profile import parse_policy
         from specctl.profile.lookup_policies import require_models
@@ -178,8 +174,7 @@ def bench(
         found = [run.resolve(replace(models, profile=name), flags) for name in profile or (None,)]
         profiles = [each.profile for each in found]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
-        shapes = [parse_leaves(text) for text in leaves or []], [parse_tree(text) for text in tree or []]
-        competing = competing_drafts(profiles, policies, *shapes)
+        competing = competing_drafts(profiles, policies, [parse_tree(text) for text in tree or []])
         warn_unused(found)
         warn_never_stopping(policy.setting for policy in policies)
         suite = prompts.chosen(profiles[0].sampling.seed)
@@ -199,8 +194,6 @@ def bench(
             )
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
-        if oracle and candidates.leaves:
-            raise UsageError("--oracle is a bound for drafts without leaves", "leave it out, or the leaves")
         if oracle and candidates.tree is not None:
             raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
         if oracle:

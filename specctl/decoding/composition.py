@@ -7,7 +7,6 @@ from specctl.decoding.copying.chained import ChainedDrafter
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.tree_drafter import TreeDrafter
@@ -23,7 +22,6 @@ from specctl.policies import (
     Signal,
     StoppingPolicy,
 )
-from specctl.policies.leaf_rule import Leaves, leaf_rule
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.lookup_policies import require_offered
 
@@ -115,20 +113,17 @@ class Stage:
 def compose_for(
     target: Runner, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
 ) -> Drafter | None:
-    """`compose` with a setting's lookup, or its leaves and trees as far as target and first stage can read trees."""
+    """`compose` with a setting's lookup, or its trees where target and first stage can read trees."""
     if setting.lookup:
         model = compose(stages, record)
         return ChainedDrafter(model, setting.earlier) if isinstance(model, ModelDrafter | PreVerifiedDrafter) else model
-    if not stages or target.no_trees is not None:
-        return compose(stages, record)
-    grows = setting.tree is not None and stages[0].runner.no_trees is None
-    return compose(stages, record, setting.leaves, setting.tree if grows else None)
+    grows = bool(stages) and target.no_trees is None and stages[0].runner.no_trees is None
+    return compose(stages, record, setting.tree if grows else None)
 
 
 def compose(
     stages: Sequence[Stage],
     record: Set[Signal] = frozenset(),
-    leaves: Leaves | None = None,
     tree: TreeSize | None = None,
 ) -> Drafter | None:
     """A drafter of one level for each stage; None if the first stage never drafts.
@@ -137,7 +132,6 @@ def compose(
         stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
             never drafts on take no part.
         record: signals to record at every level even if no policy reads them; predictions only where they are made.
-        leaves: of the drafts that the target verifies; None for none.
         tree: the size of the trees that a single stage drafts; None for chains.
 
     Raises:
@@ -167,24 +161,13 @@ def compose(
     record = record - (TRAINED_SIGNALS - made) - (frozenset() if alone else {"agreement"})
     if not foreseeing:
         record = record - {"next_accept_prob"}
-    drafter: Drafter
     if tree is not None:
         if inner is not None:
             raise ProfileError("a tree is drafted by one model", "set draft.tree = 0, or leave out [draft.draft]")
         return TreeDrafter(top.runner, top.policy, tree, record, top.predictor)
     if inner is None:
-        drafter = ModelDrafter(top.runner, top.policy, record, top.predictor, laws=leaves is not None)
-    else:
-        drafter = PreVerifiedDrafter(
-            inner,
-            top.runner,
-            top.policy,
-            once=top.once,
-            record=record,
-            predictor=top.predictor,
-            laws=leaves is not None,
-        )
-    return drafter if leaves is None else LeafDrafter(drafter, leaf_rule(leaves))
+        return ModelDrafter(top.runner, top.policy, record, top.predictor)
+    return PreVerifiedDrafter(inner, top.runner, top.policy, once=top.once, record=record, predictor=top.predictor)
 
 
 def _no_prediction(missing: Set[Signal], predictor: TrainedPredictor | None) -> ProfileError:

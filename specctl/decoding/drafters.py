@@ -17,8 +17,8 @@ from specctl.decoding.rows.reading import (
     step_of,
     unpack,
 )
-from specctl.decoding.rows.rows_of import columns_of, numbers_on, rows_over, stacked
-from specctl.decoding.sampling import UNPROCESSED, Sampling
+from specctl.decoding.rows.rows_of import columns_of, numbers_on, stacked
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.preparation_time import working_seconds
@@ -50,7 +50,6 @@ class ModelDrafter:
         record: signals to record even if the policy does not read them.
         predictor: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
             ``own_accept_prob``, which a DISCO head computes.
-        laws: whether drafts keep their `Draft.laws`.
 
     Raises:
         ValueError: a prediction is wanted and there is no head that makes it, or ``next_accept_prob`` of a draft that
@@ -63,12 +62,9 @@ class ModelDrafter:
         policy: StoppingPolicy,
         record: Set[Signal] = frozenset(),
         predictor: AcceptancePredictor | DiscoPredictor | None = None,
-        *,
-        laws: bool = False,
     ) -> None:
         self.runner = self._model = runner
         self.policy = policy
-        self._laws = laws
         self._agreement = Agreement() if "agreement" in policy.signals | record else None
         self._signals = (policy.signals | record) - {"agreement"}  # what is read of laws
         self._predictor, self._disco = predictors_read(predictor, self._signals)
@@ -119,7 +115,7 @@ class ModelDrafter:
     def _take_readers(self) -> None:
         tops = self._disco is not None
         ids = self.runner.draft_vocabulary
-        self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, self._laws, tops, ids)
+        self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, tops, ids)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
         more = self._predictor is not None or tops  # than what is read of a law
         self._taken = None if more else signals_among(self._reader.fields, self._signals)
@@ -167,12 +163,15 @@ class ModelDrafter:
         if runs_ahead:
             ahead.end()
             self._rows = ahead.laws(len(steps))
-        laws = stacked(self._rows[: len(steps)]) if steps and self._rows else None  # (K, N)
-        if laws is not None and self._sampling.greedy:
-            laws = rows_over(laws).laws(UNPROCESSED).numbers
-        greedy, ids = self._sampling.greedy, self.runner.draft_vocabulary
-        draft = Draft.of(steps, laws, stop, threshold, greedy=greedy, keeps_laws=self._laws, vocabulary=ids)
-        return replace(draft, prompt_seconds=self._prompt_seconds) if begins else draft
+        return Draft(
+            [step.token for step in steps],
+            stacked(self._rows[: len(steps)]) if steps and self._rows else None,  # (K, N)
+            tuple(steps),
+            stop,
+            threshold,
+            vocabulary=self.runner.draft_vocabulary,
+            prompt_seconds=self._prompt_seconds if begins else 0.0,
+        )
 
     def _noting(self, draw: Callable[[int], DraftStep], unread: int, steps: int) -> Callable[[int], DraftStep]:
         """``draw`` where the first step reads ``unread`` tokens of the prompt, and ends when so many steps have."""
@@ -269,8 +268,7 @@ class ModelDrafter:
         """Roll the cache back to what was accepted, of which a part may be another's draft behind this one's."""
         if not self._drafts:
             return  # nothing was read
-        # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.
-        self.rollback(self._start + (len(round_.kept_tokens) if self.runner.reads_states else round_.accepted))
+        self.rollback(self._start + round_.accepted)
 
     def rollback(self, length: int) -> None:
         if self._agreement is not None:

@@ -15,7 +15,7 @@ from specctl.decoding.rows.reading import (
     unpack,
 )
 from specctl.decoding.rows.rows_of import rows_of
-from specctl.decoding.sampling import UNPROCESSED, Sampling
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.runner import Runner
@@ -47,7 +47,6 @@ class PreVerifiedDrafter(Drafter):
         record: signals to record even if the policy does not read them.
         predictor: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
             ``own_accept_prob``.
-        laws: whether blocks keep their `Draft.laws`.
 
     Raises:
         ValueError: a prediction is wanted and there is no head that makes it; or the middle model is a draft head,
@@ -63,7 +62,6 @@ class PreVerifiedDrafter(Drafter):
         once: bool = False,
         record: Set[Signal] = frozenset(),
         predictor: AcceptancePredictor | DiscoPredictor | None = None,
-        laws: bool = False,
     ) -> None:
         if runner.reads_states:
             raise ValueError("a draft head cannot verify a draft in one pass")
@@ -71,7 +69,6 @@ class PreVerifiedDrafter(Drafter):
         self.runner = self._model = runner
         self.policy = policy
         self._once = once
-        self._laws = laws
         self._signals = policy.signals | record
         self._predictor, self._disco = predictors_read(predictor, self._signals)
         if "next_accept_prob" in self._signals:
@@ -125,8 +122,6 @@ class PreVerifiedDrafter(Drafter):
                 added.extend(self._steps(forward, tokens, first))
                 if probs is not None:
                     rows.append(probs[: len(tokens)])
-                elif self._laws:
-                    rows.append(rows_of(forward).part(slice(len(tokens))).laws(UNPROCESSED).numbers)
 
             round_ = verified_round(
                 self.runner,
@@ -145,9 +140,8 @@ class PreVerifiedDrafter(Drafter):
             return round_, added
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
-        laws = joined_numbers(rows)[: len(steps)] if steps and rows else None  # (K, V)
-        greedy = self._sampling.greedy
-        return Draft.of(steps, laws, stop, threshold, inner, greedy=greedy, keeps_laws=self._laws)
+        probs = joined_numbers(rows)[: len(steps)] if steps and rows else None  # (K, V)
+        return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold, tuple(inner))
 
     def _steps(self, forward: Forward, tokens: Sequence[int], first: int) -> list[DraftStep]:
         """The tokens with the signals wanted, fetched in a single transfer.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from specctl.decoding.leaves import LeafTree
 from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
@@ -94,8 +93,6 @@ def verified_round(
     drafted = working_seconds()
     if draft.parents is not None and draft.steps:
         found = _verified_tree(verifier, drafter, draft, sequence, sampling, eos, generator)
-    elif any(draft.leaves):
-        found = _verified_leaves(verifier, drafter, draft, sequence, sampling, eos, generator)
     else:
         found = _verified_chain(verifier, draft, sequence, sampling, generator, hidden)
     verdict = found.verdict
@@ -105,7 +102,7 @@ def verified_round(
         read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
     drafting, verifying = drafted - began - draft.prompt_seconds, working_seconds() - drafted
     if unread:
-        verifying *= share_of_round(unread, 1 + len(draft.tokens) + sum(map(len, draft.leaves)))
+        verifying *= share_of_round(unread, 1 + len(draft.tokens))
     round_ = Round(
         index=index,
         steps=draft.steps,
@@ -119,8 +116,6 @@ def verified_round(
         total_seconds=drafting + verifying,
         inner=draft.inner,
         chances=verdict.chances if chances else None,
-        leaves=draft.leaves,
-        leaf=found.leaf,
         tree=found.tree,
         path=tuple(found.kept) if found.tree else (),
         context=len(sequence),
@@ -172,11 +167,11 @@ class Verified(NamedTuple):
     Attributes:
         start: how many tokens were cached before the pass.
         forward: the pass.
-        verdict: on the draft; its extra token comes after an accepted leaf.
-        kept: ids of the accepted tokens, without a leaf.
+        verdict: on the draft.
+        kept: ids of the accepted tokens.
         rows: those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain.
         probs: the distributions behind the verdict on a chain, see `ReadPass`.
-        leaf, tree: as in `Round`.
+        tree: as in `Round`.
     """
 
     start: int
@@ -185,7 +180,6 @@ class Verified(NamedTuple):
     kept: Sequence[int]
     rows: slice | list[int]
     probs: Numbers | None = None
-    leaf: int | None = None
     tree: tuple[int, ...] = ()
 
 
@@ -209,29 +203,6 @@ def _verified_chain(
     return Verified(start, forward, verdict, draft.tokens[: verdict.accepted], rows, probs)
 
 
-def _verified_leaves(
-    verifier: Runner,
-    drafter: Drafter | None,
-    draft: Draft,
-    sequence: Sequence[int],
-    sampling: Sampling,
-    eos: Set[int],
-    generator: DrawGenerator | None,
-) -> Verified:
-    tree = LeafTree(sequence[-1], draft)
-    start, forward = _read_tree(verifier, drafter, sequence, tree)
-    verdict, _ = judge(draft, Forward(forward.rows[: len(draft.tokens) + 1]), sampling, generator)
-    kept, rows = draft.tokens[: verdict.accepted], [*range(verdict.accepted + 1)]
-    assert verdict.extra is not None, "the pass has read the place behind the draft"
-    place = None if verdict.extra in eos else tree.leaf(verdict.accepted, verdict.extra)
-    if place is None:
-        return Verified(start, forward, verdict, kept, rows)
-    # The pass has read the verifier's token too, so the token after it is known.
-    further, _ = judge(NOTHING, Forward(forward.rows[place : place + 1]), sampling, generator)
-    after = replace(verdict, extra=further.extra, kind=further.kind)
-    return Verified(start, forward, after, kept, [*rows, place], leaf=verdict.extra)
-
-
 def _verified_tree(
     verifier: Runner,
     drafter: Drafter | None,
@@ -249,7 +220,7 @@ def _verified_tree(
 
 
 def _read_tree(
-    verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], tree: LeafTree | DraftTree
+    verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], tree: DraftTree
 ) -> tuple[int, Forward]:
     """How many tokens were cached before the pass over a tree, whose root is the sequence's last token; the pass."""
     _catch_up(verifier, drafter, sequence)

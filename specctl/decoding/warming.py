@@ -19,15 +19,12 @@ from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
 
 
-def warm_up(
-    pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: TreeSize | None = None, longest: int = 1
-) -> None:
+def warm_up(pair: Pair, settings: SamplingTable, *, tree: TreeSize | None = None, longest: int = 1) -> None:
     """Run each kind of pass once, so that no request waits for compiling or capturing.
 
     Args:
         pair: loaded models.
         settings: the sampling table in force.
-        leaves: whether drafts have leaves.
         tree: the size of the first draft's trees; None for chains.
         longest: the most tokens that are drafted in a round. What is captured is so for all widths up to it, and for
             texts as long as a short prompt with its completion; other passes are captured as they come.
@@ -39,14 +36,12 @@ def warm_up(
         span = span_class(end)  # the longest first: buffers that grow take all captures along
         while span > SHORTEST:
             text = [few[place % 4] for place in range(span // 2)]
-            _warm_up_after(text, pair, settings, leaves, tree, longest)
+            _warm_up_after(text, pair, settings, tree, longest)
             span //= 2
-    _warm_up_after(few, pair, settings, leaves, tree, longest if captures else 1)
+    _warm_up_after(few, pair, settings, tree, longest if captures else 1)
 
 
-def _warm_up_after(
-    text: list[int], pair: Pair, settings: SamplingTable, leaves: bool, tree: TreeSize | None, longest: int
-) -> None:
+def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: TreeSize | None, longest: int) -> None:
     """Run the passes of `warm_up` after a text of at least four tokens."""
     sampling = Sampling.of(settings.unruled)  # passes are the same
     widths = [width for width in WIDTHS if 1 < width <= width_class(min(max(longest, 1) + 1, WIDEST))]
@@ -59,7 +54,7 @@ def _warm_up_after(
                 for width in (1, *widths):
                     runner.rollback(len(text))
                     runner.extend([text[place % 4] for place in range(width)], keep=width)
-        if (leaves or tree is not None) and pair.target.no_trees is None:
+        if tree is not None and pair.target.no_trees is None:
             pair.target.extend_tree(text[:3], [0, 0])
         if tree is not None and pair.drafts and pair.drafts[0].no_trees is None:
             pair.drafts[0].rollback(len(text))
@@ -72,7 +67,7 @@ def _warm_up_after(
                 continue
             for predicts in (False, True) if predictor is not None else (False,):
                 record = frozenset[Signal]({signal_of(predictor)} if predicts and predictor is not None else ())
-                drafter = ModelDrafter(runner, POLICIES["constant"](), record, predictor, laws=leaves)
+                drafter = ModelDrafter(runner, POLICIES["constant"](), record, predictor)
                 drafter.begin(sampling, frozenset(), generator_on(pair.target.device, 0))
                 # Of a draft that a model wrote and that was kept as a whole, the last token and the target's are
                 # pending. A draft head is shown states of what was accepted, and reads that and the target's token.

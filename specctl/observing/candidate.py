@@ -102,7 +102,7 @@ def level_key(index: int) -> str:
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
-    named, without leaves, trees or a lookup and not in parallel."""
+    named, without trees or a lookup and not in parallel."""
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -114,7 +114,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     if (
         len(levels) > 1
         or candidate.drafts != (0,)
-        or any(level.head or level.leaves or level.tree or level.parallel or level.lookup for level in levels)
+        or any(level.head or level.tree or level.parallel or level.lookup for level in levels)
     ):
         record["levels"] = [
             {
@@ -123,7 +123,6 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
                 "settings": level.all_values,
                 "once": level.once,
                 "head": level.head,
-                **({"leaves": level.leaves} if level.leaves is not None else {}),
                 **({"tree": level.tree.tokens, "tree_beams": level.tree.beams} if level.tree is not None else {}),
                 **({"parallel": level.parallel} if level.parallel is not None else {}),
                 **({"lookup": True, "earlier": level.earlier} if level.lookup else {}),
@@ -151,7 +150,6 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             below=setting,
             head=head,
             head_label=head and distinct_name(head, heads),
-            leaves=level.get("leaves"),
             tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
             parallel=level.get("parallel"),
             lookup=level.get("lookup", False),

@@ -10,7 +10,6 @@ from specctl.observing.results import BASELINE
 from specctl.peers.launch import Launch
 from specctl.peers.names import ASSISTED, PeerSetting
 from specctl.policies import NONE, Setting, nested
-from specctl.policies.leaf_rule import Leaves
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.lookup_policies import require_offered
 from specctl.profile.model_names import distinct_name, short_names
@@ -48,11 +47,6 @@ class Candidates:
         """The size of the trees that a candidate drafts: the first one's; None where all are chains."""
         trees = (one.setting.tree for one in self.all if one.setting is not None and one.setting.tree is not None)
         return next(trees, None)
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the drafts of a candidate have leaves."""
-        return any(one.setting is not None and one.setting.leaves is not None for one in self.all)
 
 
 def candidates_of(
@@ -132,28 +126,20 @@ def with_counterpart(candidates: Candidates) -> Candidates:
 def competing_drafts(
     profiles: Sequence[Profile],
     policies: Sequence[PolicyTable],
-    leaves: Sequence[Leaves] = (),
     trees: Sequence[int] = (),
 ) -> list[DraftTable]:
     """The draft tables to compare on the first profile's target, each with the policies of all its levels.
 
-    Each but a lookup, which knows no other tokens, is followed by copies with these leaves in place of its own, and
-    each that no faster draft drafts for by copies with trees of so many tokens.
+    Each but a lookup that no faster draft drafts for is followed by copies with trees of these numbers of tokens.
 
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
     """
     found = []
     for table in _stopped(profiles, policies):
-        more = () if table.is_lookup else leaves
-        found += [
-            table,
-            *(table.model_copy(update={"leaves": each, "tree": None, "lookup": False, "earlier": 0}) for each in more),
-        ]
+        found.append(table)
         if not table.is_lookup and table.draft is None:
-            found += [
-                table.model_copy(update={"leaves": None, "tree": each, "lookup": False, "earlier": 0}) for each in trees
-            ]
+            found += [table.model_copy(update={"tree": each, "lookup": False, "earlier": 0}) for each in trees]
     return found
 
 

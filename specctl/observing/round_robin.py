@@ -13,7 +13,6 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
-from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses
 from specctl.observing.candidate import Candidate
@@ -86,9 +85,8 @@ class RoundRobin:
         self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
         settings_ = [one.setting for one in results.header.candidates if one.setting is not None]
         longest = max(one.longest_draft for one in settings_)
-        trees = WIDEST if any(one.leaves is not None for one in settings_) else 0
         simulated = WIDTHS[-1] if results.header.oracle else 0  # the fastest draft length may be any
-        self._meter = PassMeter(pair, context=128, widest=max(longest + 1, trees, simulated))
+        self._meter = PassMeter(pair, context=128, widest=max(longest + 1, simulated))
 
     def _lane(self, candidate: Candidate) -> _Lane:
         if candidate.setting is None:

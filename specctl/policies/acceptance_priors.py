@@ -39,8 +39,7 @@ def estimators(foresight: bool) -> list[OnlineLogistic]:
 
 def kept(round_: Round) -> float:
     """How many tokens of a draft stay, in expectation over the verdict where that is known."""
-    accepted = round_.accepted if round_.chances is None else sum(round_.chances)
-    return accepted + (round_.leaf is not None)
+    return round_.accepted if round_.chances is None else sum(round_.chances)
 
 
 def foreseen(step: DraftStep) -> float:

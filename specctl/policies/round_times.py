@@ -139,7 +139,7 @@ class RoundTimes:
 
         Args:
             drafted: its tokens.
-            width: of the round, see `width_of`.
+            width: how many tokens were verified, or of a tree its depth.
         """
         alone = self._one_pass
         if not self._draft.known:
@@ -190,8 +190,8 @@ class RoundTimes:
             emitted: how many tokens it added to the text.
             unread: tokens of the text that its draft had to catch up with.
         """
-        drafted, width = len(round_.steps), width_of(round_)
-        self.learn_phases(drafted, width, round_.draft_seconds, round_.verify_seconds, emitted, unread)
+        drafted = len(round_.steps)
+        self.learn_phases(drafted, drafted, round_.draft_seconds, round_.verify_seconds, emitted, unread)
 
     def learn_phases(
         self, drafted: float, width: float, drafting: float, verifying: float, emitted: float, unread: int
@@ -200,7 +200,7 @@ class RoundTimes:
 
         Args:
             drafted: tokens of the draft.
-            width: of the round, see `width_of`.
+            width: how many tokens were verified, or of a tree its depth.
             drafting, verifying: seconds.
             emitted, unread: as in `learn`.
         """
@@ -267,12 +267,3 @@ class RoundTimes:
         if self.timed < CONFIRMED:
             entry, real = 0.0, min(real, self._most_a_step)
         self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(most, MOST_WIDER * alone)) / alone
-
-
-def width_of(round_: Round) -> int:
-    """By what the time of a verification is learned: how many tokens were verified, or of a tree its depth.
-
-    A tree has as many tokens as its depth and its size allow, so that one more level takes what deeper trees took.
-    """
-    drafted = len(round_.steps)
-    return round_.nodes if round_.leaves and not round_.tree else drafted

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from specctl.policies.base import TRAINED_SIGNALS, Signal, StoppingPolicy
 from specctl.policies.known_policies import POLICIES
-from specctl.policies.leaf_rule import Leaves
 from specctl.policies.registered_policy import RegisteredPolicy
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep
@@ -32,8 +31,6 @@ class Setting:
         below: the setting of the draft below; None if no model drafts for this draft.
         head: path or name of the acceptance head that the policy reads, if the draft has several; else None.
         head_label: the name of ``head`` in tables.
-        leaves: how many leaves are verified beside the drafted tokens; only of the draft that the target verifies.
-            None for none.
         tree: the size of the trees that the draft grows; None for chains.
         parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
         lookup: whether a lookup drafts in turn with the draft; only with the one that the target verifies.
@@ -48,7 +45,6 @@ class Setting:
     below: "Setting | None" = None
     head: str | None = None
     head_label: str | None = field(default=None, compare=False)
-    leaves: Leaves | None = None
     tree: TreeSize | None = None
     parallel: Parallel | None = None
     lookup: bool = False
@@ -97,7 +93,6 @@ class Setting:
     def _shape(self) -> str:
         shapes = [
             "(once)" * self.once,
-            f"(leaves={self.leaves})" if self.leaves is not None else "",
             f"({self.tree})" if self.tree is not None else "",
             "(parallel)" * bool(self.parallel),
             f"(lookup{(self.earlier and f', earlier={self.earlier}') or ''})" * self.lookup,
@@ -179,13 +174,11 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The setting as a policy table, with ``head``, ``leaves``, ``tree`` and ``tree_beams``, ``parallel``,
+        """The setting as a policy table, with ``head``, ``tree`` and ``tree_beams``, ``parallel``,
         ``lookup``, ``pre_verify`` and the lower ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
-        if self.leaves is not None:
-            table["leaves"] = self.leaves
         if self.tree is not None:
             table |= {"tree": self.tree.tokens, "tree_beams": self.tree.beams}
         if self.parallel is not None:

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from specctl.plugins import DRAFTER
 from specctl.policies import NONE, Setting, nested
-from specctl.policies.leaf_rule import Leaves
 from specctl.policies.policy_text import policy_table
 from specctl.policies.setting import Parallel
 from specctl.policies.tree_shape import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
@@ -35,8 +34,6 @@ class DraftTable(ModelTable):
     policy: PolicyTable = PolicyTable()
     batch_policies: dict[str, str] | None = None
     """Other policies, each in one word, by how many texts are written at once: used from that number on."""
-    leaves: Annotated[int, Field(ge=0)] | Literal["confidence", "cost"] | None = None
-    """How many others the target verifies with each draft token: a number, or by ``confidence`` or ``cost``."""
     tree: Annotated[int, Field(ge=0, le=MOST)] | None = None
     """How many tokens the target verifies in a round of a dynamic tree, the newest one included, at most. None and 0
     for chains."""
@@ -104,25 +101,16 @@ class DraftTable(ModelTable):
             raise ValueError("needs a faster draft to verify: add a [draft] table inside this one")
         return value
 
-    @field_validator("leaves")
-    @classmethod
-    def _none_for_0(cls, leaves: Leaves | None) -> Leaves | None:
-        return leaves or None
-
     @field_validator("tree")
     @classmethod
-    def _has_room_for_a_token(cls, tree: int | None, info: ValidationInfo) -> int | None:
+    def _has_room_for_a_token(cls, tree: int | None) -> int | None:
         if tree and tree < LEAST:
             raise ValueError(f"needs at least {LEAST} tokens: the newest one and one that is drafted")
-        if tree and info.data.get("leaves") is not None:
-            raise ValueError("excludes leaves: set leaves = 0 or tree = 0")
         return tree or None
 
     @field_validator("draft")
     @classmethod
     def _is_a_chain_for_a_draft(cls, draft: "DraftTable | None", info: ValidationInfo) -> "DraftTable | None":
-        if draft is not None and draft.leaves is not None:
-            raise ValueError("cannot have leaves: only the draft that the target verifies can")
         if draft is not None and draft.tree is not None:
             raise ValueError("cannot draft trees: only a draft that the target verifies can")
         if draft is not None and info.data.get("tree") is not None:
@@ -163,8 +151,6 @@ class DraftTable(ModelTable):
                 'needs policy name = "constant": while the target verifies all the time, there is nothing for '
                 f"{policy.name} to decide"
             )
-        if parallel and info.data.get("leaves") is not None:
-            raise ValueError("needs a draft without leaves")
         if parallel and info.data.get("tree") is not None:
             raise ValueError("needs a draft of chains: set tree = 0")
         if parallel and info.data.get("shards") is not None:
@@ -178,7 +164,7 @@ class DraftTable(ModelTable):
     @field_validator("lookup")
     @classmethod
     def _drafts_in_turn(cls, lookup: bool, info: ValidationInfo) -> bool:
-        if lookup and (other := next((key for key in ("leaves", "tree", "parallel") if info.data.get(key)), None)):
+        if lookup and (other := next((key for key in ("tree", "parallel") if info.data.get(key)), None)):
             raise ValueError(f"excludes {other}: a lookup and a model draft chains, and one at a time")
         return lookup
 
@@ -189,7 +175,7 @@ class DraftTable(ModelTable):
             raise ValueError(f'is for a chain with a lookup: set model = ["{LOOKUP}", MODEL]')
         return earlier
 
-    @field_validator("leaves", "tree", "head", "draft", "lookup")
+    @field_validator("tree", "head", "draft", "lookup")
     @classmethod
     def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
         if value and info.data.get("kind") == "lookup":
@@ -218,7 +204,7 @@ class DraftTable(ModelTable):
         """The setting of this level alone."""
         tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
         once = self.pre_verify == "once"
-        one = replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
+        one = replace(self.policy.setting, once=once, tree=tree, parallel=self.parallel)
         chain: dict[str, Any] = {"lookup": self.lookup, "earlier": self.earlier}
         batches = ((int(least), Setting.of(policy_table(word))) for least, word in (self.batch_policies or {}).items())
         chained = ((least, replace(each, **chain) if each.drafts else each) for least, each in batches)
@@ -227,7 +213,7 @@ class DraftTable(ModelTable):
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
-        shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel}
+        shape = {"tree": None, "parallel": setting.parallel}
         chain = {"lookup": setting.lookup, "earlier": setting.earlier}
         words = {str(least): one.word for least, one in setting.batches}
         changed: dict[str, Any] = {"policy": policy, "batch_policies": words or None, **shape, **chain}

@@ -30,7 +30,7 @@ class CompletionSummary:
         prefill_ms: time spent on the prompt by all models; of a pass that verifies too, the share of the prompt.
         first_token_ms: from the start to the end of the first round.
         total_ms: from the start to the last token; of a text that shares passes with others, its shares of them.
-        target_forwards: verifying forward passes; the first reads the prompt too, but with a draft head, leaves, trees
+        target_forwards: verifying forward passes; the first reads the prompt too, but with a draft head, trees
             or a recurrent target.
         draft_forwards: forward passes of the draft that the target verifies.
         rounds: in order; empty for a peer, whose rounds are not visible.

@@ -84,8 +84,6 @@ class RoundSummary:
         threshold: the policy's threshold during the round; None for a policy without one.
         draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
         inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
-        leaves: how many leaves were verified beside the draft tokens.
-        leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
         tree: as in `Round`.
         overlap_ms: wall time of drafting during the verification; None where the two take turns.
         copied: as in `Round`.
@@ -98,8 +96,6 @@ class RoundSummary:
     draft_ms: float
     verify_ms: float
     inner: "tuple[RoundSummary, ...]" = ()
-    leaves: int = 0
-    leaf: int | None = None
     tree: tuple[int, ...] = ()
     overlap_ms: float | None = None
     copied: int = 0
@@ -107,12 +103,7 @@ class RoundSummary:
     @property
     def nodes(self) -> int:
         """As in `Round`."""
-        return sum(self.tree) if self.tree else self.drafted + self.leaves
-
-    @property
-    def kept(self) -> int:
-        """How many of these tokens stay: the accepted ones and the accepted leaf."""
-        return self.accepted + (self.leaf is not None)
+        return sum(self.tree) if self.tree else self.drafted
 
     @property
     def draft_forwards(self) -> int:
@@ -157,8 +148,6 @@ class Round:
             by one that is min(1, p/q), p and q the verifier's and the draft's probability of the token; in block
             verification later tokens count too. The verdict is a draw from it either way, so whoever learns from
             either learns the same on average. None in greedy decoding.
-        leaves: beside each drafted token, other ids that were verified in its place; empty in a round without any.
-        leaf: the one of them that was accepted in the place of the first rejected token; None if none was.
         tree: of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain.
             The steps are its levels, each with the law that the policy was asked about and the likeliest token there;
             ``accepted`` is the length of the path that stays, of whichever tokens; and a chance is that the path goes
@@ -183,8 +172,6 @@ class Round:
     total_seconds: float = 0.0
     inner: tuple["Round", ...] = ()
     chances: tuple[float, ...] | None = None
-    leaves: tuple[tuple[int, ...], ...] = ()
-    leaf: int | None = None
     tree: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
     overlap_seconds: float | None = None
@@ -198,16 +185,13 @@ class Round:
 
     @property
     def nodes(self) -> int:
-        """Tokens that were verified: the draft's and their leaves, or all of a tree."""
-        return sum(self.tree) if self.tree else self.drafted + sum(map(len, self.leaves))
+        """Tokens that were verified: the draft's, or all of a tree."""
+        return sum(self.tree) if self.tree else self.drafted
 
     @property
     def kept_tokens(self) -> tuple[int, ...]:
-        """The verified tokens that stay: the accepted ones and the accepted leaf."""
-        if self.tree:
-            return self.path
-        accepted = tuple([step.token for step in self.steps[: self.accepted]])
-        return accepted if self.leaf is None else (*accepted, self.leaf)
+        """The accepted tokens."""
+        return self.path if self.tree else tuple([step.token for step in self.steps[: self.accepted]])
 
     @property
     def fully_accepted(self) -> bool:
@@ -235,8 +219,6 @@ class Round:
             self.draft_seconds * 1e3,
             self.verify_seconds * 1e3,
             tuple(inner.summary for inner in self.inner),
-            sum(map(len, self.leaves)),
-            self.leaf,
             self.tree,
             None if self.overlap_seconds is None else self.overlap_seconds * 1e3,
             self.copied,

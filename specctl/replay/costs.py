@@ -152,13 +152,13 @@ class CostTable:
         """
         starts, drafted = np.array(levels[0].starts, dtype=np.int64), np.array(levels[0].drafted, dtype=np.int64)
         key = signal_key(signals[0]) if signals else "none"
-        nodes = np.array(levels[0].nodes, dtype=np.int64) if levels[0].nodes else drafted
+        verified = drafted
         if levels[0].copied:
             drafted = drafted - np.array(levels[0].copied, dtype=np.int64)
         phases = self._both_ms if len(levels) == 1 else self.verify_ms
         total = float(self._at(phases, prompt_tokens + starts, drafted).sum()) + self.overhead_ms * len(starts)
-        if nodes is not drafted:
-            wider = (self._at(self.verify_ms, prompt_tokens + starts, count) for count in (nodes, drafted))
+        if verified is not drafted:
+            wider = (self._at(self.verify_ms, prompt_tokens + starts, count) for count in (verified, drafted))
             total += float(np.subtract(*wider).sum())
         if self.catch_up_ms and (levels[0].copied or 0 in drafted):
             total += self._catching_up(levels[0], drafted.tolist(), prompt_tokens)

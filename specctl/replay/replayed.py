@@ -15,14 +15,12 @@ class Level:
         starts: generated tokens before each round; for an inner round, the tokens collected in the block so far count
             too.
         drafted, accepted: tokens of each round.
-        nodes: tokens that each round verified, if there were leaves in any; else empty.
         copied: how many of the drafted tokens were copied, if any were; else empty.
     """
 
     starts: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
     copied: list[int] = field(default_factory=list)
 
 
@@ -62,8 +60,6 @@ def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Leve
     _note(rounds, 0, 0, levels)
     if any(round_.copied for round_ in rounds):
         levels[0].copied.extend(round_.copied for round_ in rounds)
-    if any(round_.nodes > round_.drafted for round_ in rounds):
-        levels[0].nodes.extend(round_.nodes for round_ in rounds)
     return levels
 
 
@@ -77,6 +73,4 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
         level.accepted.append(round_.accepted)
         if round_.inner:
             _note(round_.inner, start, depth + 1, levels)
-        start += (
-            round_.accepted + (round_.leaf is not None) + 1
-        )  # only the last round may lack the verifier's own token
+        start += round_.accepted + 1  # only the last round may lack the verifier's own token

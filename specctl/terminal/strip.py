@@ -50,26 +50,18 @@ def bar(round_: Round, scale: float = 1.0) -> Text:
 
 
 def tree(round_: Round) -> Text:
-    """How many leaves stood beside each drafted token, or how many tokens a tree has at each level, one cell each.
-
-    The place of an accepted leaf stands out, and the levels that the accepted path goes through.
-    """
+    """How many tokens a tree has at each level, one cell each; levels on the accepted path stand out."""
     marks = Text()
-    for place, count in enumerate(round_.tree or map(len, round_.leaves)):
+    for place, count in enumerate(round_.tree):
         mark = BARE if not count else str(count) if count < 10 else MANY
-        here = place < round_.accepted if round_.tree else round_.leaf is not None and place == round_.accepted
-        marks.append(mark, "green" if here else "dim")
+        marks.append(mark, "green" if place < round_.accepted else "dim")
     return marks
-
-
-def _branches(round_: Round) -> bool:
-    return bool(round_.tree) or any(round_.leaves)
 
 
 def _common_scale(rounds: Sequence[Round], room: int) -> float:
     def scale(round_: Round) -> float:
         gaps = max(0, len(round_.inner) - 1) + (0 < round_.copied < round_.drafted)
-        bars = 2 if _branches(round_) else 1
+        bars = 2 if round_.tree else 1
         return max(room - gaps, (room + 1) // 2) / (bars * round_.drafted)
 
     return min((scale(round_) for round_ in rounds if round_.drafted), default=1.0, key=lambda value: min(value, 1.0))
@@ -81,8 +73,8 @@ def _entry(round_: Round, index_width: int, scale: float, width: int) -> Text:
         (f"{round_.index + 1:>{index_width}} ", "dim"),
         bar(round_, min(scale, 1.0)),
         " " if round_.drafted else "",
-        *((tree(round_), " ") if _branches(round_) and scale >= 1 else ()),
-        f"{round_.accepted}{'+1' * (round_.leaf is not None)}/{round_.drafted} ",
+        *((tree(round_), " ") if round_.tree and scale >= 1 else ()),
+        f"{round_.accepted}/{round_.drafted} ",
         (stop, "dim"),
     )
     return _fitted(entry, width)

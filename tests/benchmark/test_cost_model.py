@@ -173,16 +173,6 @@ def test_the_oracle_covers_the_first_length_limit() -> None:
     assert (bound.passes, bound.tokens, bound.tokens_per_second) == (2, 4, None)
 
 
-def test_a_pass_over_a_tree_is_priced_by_all_its_tokens() -> None:
-    """4 drafted tokens with 6 leaves: draft steps for 4, a pass over 10 and the newest token."""
-    costs = PassTimes(1.0, {1: 8.0, 11: 18.0})
-    run = drafted_run("svip", "a", [(4, 2, "policy"), (4, 4, "policy")])
-    first, second = run.turns[0].rounds
-    tree = replace(run, turns=(replace(run.turns[0], rounds=(replace(first, leaves=6, leaf=3), second)),))
-    assert bare_ms(run, costs) == pytest.approx(2 * (4 * 1.0 + 12.0))
-    assert bare_ms(tree, costs) == pytest.approx(4 * 1.0 + 18.0 + 4 * 1.0 + 12.0)
-
-
 def test_passes_over_several_beams_are_not_priced_as_passes_over_a_token() -> None:
     costs = PassTimes(1.0, {1: 8.0, 11: 18.0})
     run = drafted_run("svip", "a", [(4, 2, "policy"), (4, 4, "policy")])

@@ -14,7 +14,6 @@ from specctl.policies import Setting, nested
 from specctl.profile import resolve
 
 EVERY_LEVEL = "self-verify at every level"
-LEAVES = "constant:draft_length=4(leaves=confidence)"
 TREES = {"constant:draft_length=6(tree=60)", "svip(tree=60)"}
 FORESIGHT = {"confidence", "cost-optimal:use_foresight=true"}
 
@@ -31,12 +30,12 @@ def on(profile: str, *overrides: str, oracle: bool = False) -> RunnablePapers:
         ("embedded-hsddw", [], {"specdec++", "disco", *FORESIGHT}),
         ("embedded-eagle3", [], {EVERY_LEVEL, "disco", *FORESIGHT, *PEERS}),
         ("embedded-dspark", [], {EVERY_LEVEL, "specdec++", "disco", *TREES, *PEERS}),
-        ("embedded", ["deterministic=true"], {EVERY_LEVEL, "disco", *FORESIGHT, LEAVES, *TREES}),
+        ("embedded", ["deterministic=true"], {EVERY_LEVEL, "disco", *FORESIGHT, *TREES}),
         (
             "embedded-lookup",
             [],
             {EVERY_LEVEL, "max-confidence", "svip", "adaedl", "self-verify", "bandit", "cost-optimal", "specdec++"}
-            | {"disco", LEAVES, *TREES, *PEERS},
+            | {"disco", *TREES, *PEERS},
         ),
     ],
 )
@@ -51,7 +50,7 @@ def test_what_a_pair_cannot_run_is_left_out(profile: str, overrides: Sequence[st
 
 
 def test_bounds_are_for_chains() -> None:
-    assert {LEAVES, *TREES} <= set(on("embedded", oracle=True).left_out)
+    assert {*TREES} <= set(on("embedded", oracle=True).left_out)
 
 
 def test_of_a_hierarchy_one_row_has_all_drafts() -> None:
@@ -68,8 +67,8 @@ def test_a_hierarchy_over_a_lookup_has_no_entropy_below() -> None:
 
 
 def test_the_drafts_of_the_profile_keep_nothing_of_its_own_policy() -> None:
-    tables = on("embedded", "draft.leaves=2").tables
-    assert [table.leaves for table in tables].count(None) == len(tables) - 1
+    tables = on("embedded", "draft.tree=9").tables
+    assert {table.tree for table in tables} == {None, 60}
 
 
 def test_a_target_alone_has_nothing_to_compare() -> None:

@@ -285,10 +285,10 @@ def test_progress_is_silent_without_a_terminal() -> None:
     assert out.getvalue() == ""
 
 
-def test_leaves_have_columns_where_there_are_any() -> None:
+def test_trees_have_a_column_where_there_are_any() -> None:
     run = drafted_run("svip", "a", [(4, 2, "policy"), (4, 4, "policy")])
     first, second = run.turns[0].rounds
-    tree = replace(run, turns=(replace(run.turns[0], rounds=(replace(first, leaves=6, leaf=3), second)),))
+    tree = replace(run, turns=(replace(run.turns[0], rounds=(replace(first, tree=(3, 3, 2, 2)), second)),))
     plain = drafted_run("constant", "a", [(4, 2, "policy")])
     candidates = [candidate("none"), candidate("svip"), candidate("constant")]
 
@@ -296,8 +296,8 @@ def test_leaves_have_columns_where_there_are_any() -> None:
         return next(one for one in tables(run_set(candidates, runs)) if one.title == "Drafting")
 
     table = drafting(tree, plain)
-    assert table.columns[-2:] == ("nodes", "leaf accepted")
-    assert [row[-2:] for row in table.rows] == [("7.00 ± 3.00", "50.0%"), ("-", "-")]
+    assert table.columns[-1] == "nodes"
+    assert [row[-1] for row in table.rows] == ["7.00 ± 3.00", "-"]
     assert "nodes" not in drafting(run, plain).columns
 
 

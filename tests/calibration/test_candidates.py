@@ -177,13 +177,6 @@ def test_what_a_draft_missed_is_priced_when_it_drafts_again():
     assert costs.milliseconds([from_the_start], ()) == pytest.approx(2 * 5.5 + 2 * 2)
 
 
-def test_drafts_with_leaves_are_not_replayed():
-    draft = resolve("embedded").profile.draft.model_copy(update={"leaves": "cost"})
-    with pytest.raises(UsageError, match="cannot be replayed") as found:
-        compared_settings(draft, None, "paper", [], SIGNALS, {})
-    assert "draft.leaves=0" in found.value.hint
-
-
 def test_drafts_that_are_trees_are_not_replayed():
     draft = resolve("embedded").profile.draft.model_copy(update={"tree": 60})
     with pytest.raises(UsageError, match="cannot be replayed") as found:

@@ -221,13 +221,6 @@ def test_answers_for_spec_bench_and_a_report(whole, tmp_path):
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
 
 
-def test_leaves_have_no_oracle(prompts):
-    with pytest.raises(UsageError, match="--oracle is a bound for drafts without leaves"):
-        bench("-i", prompts, "--policy", "svip", "--leaves", "2", "--oracle")
-    with pytest.raises(UsageError, match="--leaves many"):
-        bench("-i", prompts, "--policy", "svip", "--leaves", "many")
-
-
 def test_trees_have_no_oracle(prompts):
     with pytest.raises(UsageError, match="--oracle is a bound for chains"):
         bench("-i", prompts, "--policy", "svip", "--tree", "9", "--oracle")

@@ -805,27 +805,6 @@ def test_output_may_not_be_the_file_that_is_read_from_standard_input(tmp_path):
     assert contents(path) == [{"prompt": "x"}]
 
 
-LEAVES = ("-n", "40", "--engine", "eager", "--policy", "svip", "--set", "draft.leaves=3")
-
-
-def test_leaves_change_the_rounds_and_not_the_text(specctl, tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    plain = specctl("-n", "40", "--policy", "none", PROMPT, "--json")
-    ran = specctl(*LEAVES, "--rounds", "--trace", trace, PROMPT, "--json")
-    (record,) = ran.lines
-    assert record["completion"] == plain.lines[0]["completion"]
-    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert record["metrics"]["leaves"] == sum(one.get("leaves", 0) for one in rounds) > 0
-    assert record["metrics"]["accepted_leaves"] == sum("leaf" in one for one in rounds)
-    assert [one.get("leaves", 0) for one in record["rounds"]] == [one.get("leaves", 0) for one in rounds]
-
-
-def test_where_the_target_reads_chains_a_line_says_why(specctl):
-    ran = specctl(*LEAVES, "--set", "deterministic=true", PROMPT, "--json")
-    assert "leaves" not in ran.lines[0]["metrics"]
-    assert "drafts have no leaves: the target reads chains only, because deterministic passes" in ran.stderr
-
-
 TREES = ("-n", "40", "--engine", "eager", "--policy", "svip", "--set", "draft.tree=20", "--set", "draft.tree_beams=4")
 
 

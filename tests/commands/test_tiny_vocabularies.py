@@ -58,7 +58,7 @@ def test_they_can_be_calibrated(models_: tuple[str, ...], prompts: Path, tmp_pat
     invoke("calibrate", *models_, "-i", prompts, *options)
 
 
-@pytest.mark.parametrize("setting", ["engine=static", "draft.tree=8", "draft.leaves=2"])
+@pytest.mark.parametrize("setting", ["engine=static", "draft.tree=8"])
 def test_they_can_generate(models_: tuple[str, ...], setting: str) -> None:
     engine = [] if "engine" in setting else ["--engine", "eager"]
     invoke("generate", *models_, *engine, "--set", setting, "-n", 8, "-q", "abba")

@@ -13,7 +13,6 @@ from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.session import Session
 from specctl.decoding.tree_drafter import TreeDrafter
@@ -26,7 +25,6 @@ from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
@@ -87,10 +85,6 @@ def tree(put: Put) -> tuple[Runner, Drafter]:
     return model(put), TreeDrafter(model(put, "draft", 0.02), Constant(2), TreeSize(tokens=6, beams=2))
 
 
-def leaves(put: Put) -> tuple[Runner, Drafter]:
-    return model(put), LeafDrafter(ModelDrafter(model(put, "draft", 0.02), Constant(3), laws=True), leaf_rule(2))
-
-
 def lookup(put: Put) -> tuple[Runner, Drafter]:
     return model(put), LookupDrafter(LookupRunner(2), Constant(3))
 
@@ -111,7 +105,6 @@ KINDS: dict[str, Callable[[Put], tuple[Runner, Drafter]]] = {
     "disco": chain("disco", toy_disco),
     "hierarchy": hierarchy,
     "tree": tree,
-    "leaves": leaves,
     "lookup": lookup,
     **{kind: head_of(kind) for kind in HEADS},
 }
@@ -143,7 +136,7 @@ PLACES = {
 }
 CASES = [
     *("svip-token-one", "specdec++-block-two", "tree-token-draft", "block-greedy-one"),
-    *("svip-greedy-draft", "disco-token-two", "hierarchy-block-one", "leaves-greedy-one", "lookup-block-one"),
+    *("svip-greedy-draft", "disco-token-two", "hierarchy-block-one", "tree-greedy-one", "lookup-block-one"),
     "chain-token-two",
 ]
 

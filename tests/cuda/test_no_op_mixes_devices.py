@@ -8,7 +8,6 @@ import torch
 
 from specctl.decoding.composition import Stage, build_drafter, compose
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
@@ -21,7 +20,6 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.pass_times import PassMeter
 from specctl.policies import POLICIES, Setting
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.replay.recording import metering
@@ -137,12 +135,10 @@ def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 @pytest.mark.representatives(slow=("graph-sampled",))
-def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
+def test_trees(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
-    tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))
-    leaves = LeafDrafter(ModelDrafter(draft, Constant(3), laws=True), leaf_rule(2))
-    for drafter in (tree, leaves):
-        assert said(target, drafter, sampling) == text or sampling is FILTERED
+    drafter = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))
+    assert said(target, drafter, sampling) == text or sampling is FILTERED
 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)

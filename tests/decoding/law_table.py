@@ -310,7 +310,6 @@ class Enumeration:
         branches: how many there are.
         stops, inner_stops: why drafting ended in some round of the target, and of the drafts above the lowest.
         extras, inner_extras: where the token that the verifier added came from; None where a sequence ended without.
-        leaves: whether a round accepted a leaf; None for rounds without leaves.
         paths: of rounds with trees, whether what was accepted is what the policy was asked about.
     """
 
@@ -320,7 +319,6 @@ class Enumeration:
     inner_stops: set[object]
     extras: set[object]
     inner_extras: set[object]
-    leaves: set[object]
     paths: set[object]
 
 
@@ -342,12 +340,11 @@ def enumerate_decode(
         layers: of the target, whose states the drafter reads.
         target: gives its runner, by default of the table.
     """
-    found = Enumeration({}, 0, set(), set(), set(), set(), set(), set())
+    found = Enumeration({}, 0, set(), set(), set(), set(), set())
 
     def note(played: Round, stops: set[object], extras: set[object]) -> None:
         stops.add(played.stop)
         extras.add(played.extra_kind)
-        found.leaves.add(played.leaf is not None if any(played.leaves) else None)
         if played.tree:
             steps = tuple(step.token for step in played.steps[: played.accepted])
             found.paths.add(played.path == steps)

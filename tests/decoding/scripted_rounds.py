@@ -1,4 +1,4 @@
-"""What the rounds of chains, of drafts with leaves and of trees are tried with."""
+"""What the rounds of chains and of trees are tried with."""
 
 from collections.abc import Callable
 from typing import Any

@@ -11,7 +11,6 @@ from law_table import DRAFT, FEW, LENGTH, MID, SAMPLINGS, enumerate_decode, erro
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows import rows_of
@@ -30,7 +29,6 @@ from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Verification
@@ -65,7 +63,6 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "a chain of one token": lambda: chain(ids=(2,), draft_length=2),
     "a policy that reads the law": lambda: chain("svip", threshold=0.3),
     "a policy that learns": lambda: chain("cost-optimal", max_draft=2),
-    "leaves": lambda: LeafDrafter(ModelDrafter(FewTokens(DRAFT, KNOWN), Constant(2), laws=True), leaf_rule(1)),
     "a tree": lambda: TreeDrafter(FewTokens(DRAFT, KNOWN), Constant(2), TreeSize(4, 2)),
     "below another draft": lambda: PreVerifiedDrafter(
         ModelDrafter(FewTokens(DRAFT, KNOWN), Constant(1)), TableRunner(MID), Constant(2)
@@ -85,12 +82,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "on the host-a chain of one token-T=1",
     "on the host-a policy that reads the law-T=1",
     "on the host-a policy that learns-T=1",
-    "on the host-leaves-T=1",
     "on the host-a tree-T=0.7",
     "on the host-below another draft-T=1 by block",
     "on the host-with fewer rows than the target-T=1",
     "as on a device-a chain-T=1",
-    "as on a device-leaves-T=0.7",
+    "as on a device-a tree-T=0.7",
     slow=("T=1 by block",),
 )
 def test_the_output_has_the_law_of_the_target(name: str, sampling: str) -> None:

@@ -1,4 +1,4 @@
-"""GliDe heads in the loop: what they draft, the law of the output, and leaves beside their tokens (CaPE)."""
+"""GliDe heads in the loop: what they draft, and the law of the output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +10,6 @@ from test_draft_heads import PROMPT, play
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
@@ -22,7 +21,6 @@ from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.policies.leaf_rule import ConfidenceLeaves, ConstantLeaves, LeafRule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.rules.svip import Svip
@@ -150,10 +148,10 @@ CASES = [
 CASES = [replace(case, length=2, limit=3) if case.sampling == "T=1" else case for case in CASES]
 
 
-def toy_drafter(case: Case, *, laws: bool = False) -> ModelDrafter:
+def toy_drafter(case: Case) -> ModelDrafter:
     head = random_glide(vocabulary=3, depth=DEPTH, seed=4, spread=0.7)
     predictor = random_predictor(8, seed=3) if "accept_prob" in case.policy().signals else None
-    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), predictor=predictor, laws=laws)
+    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), predictor=predictor)
 
 
 def law_of(make: Callable[[], Drafter], case: Case, layers: Sequence[int] = LAYERS) -> Enumeration:
@@ -183,23 +181,12 @@ def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
     assert law_of(drafter, CASES[0], ()).inner_extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
 
-@pytest.mark.parametrize("case", CASES[:3], ids=str)
-@pytest.mark.representatives("svip")
-def test_output_with_leaves_has_the_law_of_the_target(case: Case) -> None:
-    found = law_of(lambda: LeafDrafter(toy_drafter(case, laws=True), ConstantLeaves(1)), case)
-    assert found.leaves >= {True, False}
-
-
-@pytest.mark.parametrize("rule", [ConstantLeaves(3), ConfidenceLeaves()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("engine", ["eager", "static"])
-@pytest.mark.representatives("eager-ConstantLeaves", "static-ConfidenceLeaves")
-def test_greedy_text_with_leaves_is_the_targets_own(engine: str, rule: LeafRule) -> None:
-    """SVIP on GliDe with CaPE."""
+def test_greedy_text_under_svip_is_the_targets_own(engine: str) -> None:
     head = head_of()
     target = watched(head) if engine == "eager" else StaticRunner(random_model("llama"), 64)
     target.watch(head.layers)
-    drafter = LeafDrafter(ModelDrafter(HeadRunner(head, 64), Svip(threshold=0.75), laws=True), rule)
+    drafter = ModelDrafter(HeadRunner(head, 64), Svip(threshold=0.75))
     tokens, rounds = play(target, drafter, PROMPT, LIMIT)
     assert tokens == alone("llama", PROMPT)
-    assert any(round_.leaf is not None for round_ in rounds), "no leaf was ever accepted"
     assert {round_.drafted for round_ in rounds} > {1, 2}

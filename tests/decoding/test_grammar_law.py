@@ -14,7 +14,6 @@ from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, MID, PROMPT, SAMP
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
@@ -24,7 +23,6 @@ from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.rules.grammar import GrammarRule
 from specctl.models.running.rules.ruled import RuledRunner
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from tests.support.toys import EOS, TableRunner
 
@@ -110,7 +108,6 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "few ids below": lambda: PreVerifiedDrafter(
         ModelDrafter(FewIds(DRAFT), Constant(draft_length=1)), TableRunner(MID), Constant(draft_length=2)
     ),
-    "leaves": lambda: LeafDrafter(ModelDrafter(TableRunner(DRAFT), Constant(draft_length=2), laws=True), leaf_rule(1)),
 }
 
 

@@ -21,7 +21,6 @@ PROMPT = [1, 2]
 SETTINGS = {
     "constant": Setting("constant"),
     "svip": Setting("svip", tuple(STOPPING["svip"].items())),
-    "leaves": Setting("constant", leaves=2),
     "tree": Setting("constant", tree=TreeSize(12, 2)),
     "parallel": Setting("constant", parallel="force"),
 }
@@ -54,7 +53,7 @@ def test_they_are_a_plain_pass(name: str | None, temperature: float) -> None:
     assert [value for one in told for _, value in one.top] == pytest.approx(best.values.flatten().tolist(), abs=1e-6)
     if name is not None:
         assert any(round_.kept_tokens for round_ in rounds)
-        assert any(round_.leaf is not None or round_.extra_kind is ExtraToken.CORRECTION for round_ in rounds)
+        assert any(round_.extra_kind is ExtraToken.CORRECTION for round_ in rounds)
 
 
 @pytest.mark.parametrize("name", [None, *SETTINGS])

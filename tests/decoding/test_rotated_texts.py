@@ -188,17 +188,15 @@ def test_a_hierarchy_and_a_draft_that_copies_cross_the_border(family: str) -> No
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
-@pytest.mark.parametrize("kind", ["tree", "leaves"])
-@pytest.mark.representatives("tree-static", "leaves-eager", slow=("tree-eager", "leaves-static"))
-def test_trees_are_rotated_by_their_depth(engine: str, kind: str) -> None:
+@pytest.mark.representatives("static", slow=("eager",))
+def test_trees_are_rotated_by_their_depth(engine: str) -> None:
     pair = pair_of(runner_of("llama", engine), runner_of("llama", engine, noise=0.02))
-    more: dict[str, Any] = {"tree": TreeSize(12, 3)} if kind == "tree" else {"leaves": 4}
-    drafter = build_drafter(pair, Setting("constant", **more))
+    drafter = build_drafter(pair, Setting("constant", tree=TreeSize(12, 3)))
     session = Session(pair, drafter)
     for name in PROMPTS:
         found = session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH))
         assert list(found.tokens) == said("llama", name)
-        assert any(round_.tree or round_.leaves for round_ in found.rounds)
+        assert any(round_.tree for round_ in found.rounds)
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))

@@ -38,7 +38,7 @@ def test_a_row_is_read_as_it_is_alone(sampling: Sampling, vocabulary: int) -> No
     ids = DraftVocabulary(range(0, 2 * vocabulary, 2), 2 * vocabulary)
     for reader in (
         Reader(sampling),
-        Reader(sampling, EVERY, laws=True, tops=True),
+        Reader(sampling, EVERY, tops=True),
         Reader(sampling, frozenset({"top_prob"}), vocabulary=ids),
     ):
         for row, (numbers, law) in enumerate(read_rows(reader, rows.copy(), uniforms)):

@@ -85,7 +85,6 @@ KINDS: dict[str, tuple[Setting, int]] = {
     "svip": (chain("svip", c=1.0, threshold=1.2), 1),
     "cost-optimal": (chain("cost-optimal", max_draft=DEPTH), 1),
     "tree": (replace(FOUR, tree=TreeSize(12, 3)), 1),
-    "leaves": (replace(FOUR, leaves=2), 1),
     "lookup": (replace(chain("svip", c=1.0, threshold=1.2), lookup=True), 1),
     "parallel": (replace(FOUR, parallel="force"), 1),
     "hierarchy": (replace(chain(draft_length=6), below=chain(draft_length=2)), 2),
@@ -114,9 +113,7 @@ def assert_stopped_drafting(rounds: Sequence[Round], prompt: Sequence[int], cont
 
 @pytest.mark.usefixtures("drafts_at_will", "timeless")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.representatives(
-    "chain", "tree", "parallel", "hierarchy", slow=("svip", "cost-optimal", "leaves", "lookup")
-)
+@pytest.mark.representatives("chain", "tree", "parallel", "hierarchy", slow=("svip", "cost-optimal", "lookup"))
 def test_the_target_writes_on_where_a_draft_holds_no_more(kind: str) -> None:
     setting, count = KINDS[kind]
     target = EagerRunner(random_model("llama"), 64)

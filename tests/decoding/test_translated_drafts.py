@@ -1,6 +1,7 @@
 """A draft with another tokenizer changes how many tokens are accepted, and never which follow."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specctl.decoding import round as one_round
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.rows.certain_rows import CertainRows
 from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
@@ -26,7 +26,6 @@ from specctl.models.translation.token_map import TokenMap
 from specctl.models.translation.translated_runner import TranslatedRunner
 from specctl.models.translation.written_runner import WrittenRunner
 from specctl.policies import NONE, POLICIES, Setting
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.replay.play import rounds
 from tests.support.onnx_models import needs_onnx, onnx_runner
@@ -58,7 +57,6 @@ DRAFTERS: dict[str, Callable[[str], Drafter]] = {
     "a chain": lambda name: chain(name, draft_length=3),
     "a policy that reads the law": lambda name: chain(name, "svip", c=1.0, threshold=0.75),
     "a policy that learns": lambda name: chain(name, "cost-optimal", max_draft=2),
-    "leaves": lambda name: LeafDrafter(ModelDrafter(toy_draft(name), Constant(2), laws=True), leaf_rule(1)),
     "text": lambda name: chain(name, "svip", "text", c=1.0, threshold=0.9),
     "text, and a policy that learns": lambda name: chain(name, "cost-optimal", "text", max_draft=2),
     "below another one": lambda name: PreVerifiedDrafter(
@@ -89,12 +87,13 @@ def test_the_output_has_the_law_of_the_target(drafter: str, toys: str, sampling:
 
 def test_a_law_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the draft gives tokens that the target has not belongs to none that are shared."""
-    whole = Draft.of
+    whole = ModelDrafter.draft
 
-    def with_the_rest(steps: Any, laws: Any, *rest: Any, **named: Any) -> Draft:
-        return whole(steps, None if laws is None else laws * 0.7, *rest, **named)
+    def with_the_rest(*asked: Any) -> Draft:
+        found = whole(*asked)
+        return replace(found, probs=None if found.probs is None else found.probs * 0.7)
 
-    monkeypatch.setattr(Draft, "of", with_the_rest)
+    monkeypatch.setattr(ModelDrafter, "draft", with_the_rest)
     found = enumerate_decode(lambda: chain("one is cut in two"), SAMPLINGS["T=1"], LENGTH, LENGTH)
     assert error(found, expected_law(SAMPLINGS["T=1"], LENGTH)) > BIASED
 

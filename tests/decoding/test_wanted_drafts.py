@@ -6,13 +6,11 @@ import torch
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.policies import TextRead
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.records import Round
 from tests.support.toys import Script, TableRunner, related_table, table
 
@@ -99,15 +97,12 @@ def test_a_policy_that_rests_is_told_of_rounds_together() -> None:
     for drafter in (
         ModelDrafter(TableRunner(TARGET), Resting(3)),
         LookupDrafter(LookupRunner(5), Resting(3)),
-        LeafDrafter(ModelDrafter(TableRunner(TARGET), Resting(3)), leaf_rule(1)),
     ):
         rounds = [*decode(TableRunner(TARGET), drafter, PROMPT, 11, Sampling())]
         alone = decode(TableRunner(TARGET), None, PROMPT, 11, Sampling())
         assert [round_.emitted for round_ in rounds] == [round_.emitted for round_ in alone]
         assert {(round_.stop, round_.threshold) for round_ in rounds} == {(rounds[0].stop, rounds[0].threshold)}
-        policy = drafter.inner.policy if isinstance(drafter, LeafDrafter) else drafter.policy
-        every = [0, *([-index for index in range(1, 11)] if isinstance(drafter, LeafDrafter) else [3, 3, 3, 1])]
-        assert policy.told == every
+        assert drafter.policy.told == [0, 3, 3, 3, 1]
 
 
 class UntilReset(Script):

@@ -225,7 +225,6 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ("one.heard = monotonic()", "pass"),
     ("self.failures, self.careful = 0, max(0, self.careful - 1)", "self.careful = max(0, self.careful - 1)"),
     ("trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces", "trace.prompt_tokens for trace in traces"),
-    ("own = round_.extra if round_.leaf is None else round_.leaf", "own = round_.extra"),
     ("[list(word) for word in words if all(", "[list(word) for word in words if any("),
     ("seen < len(text) - 2", "seen < len(text) - 3"),
     ("end = drafted + 1 + AHEAD", "end = drafted + AHEAD"),

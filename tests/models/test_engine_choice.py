@@ -137,13 +137,10 @@ def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
     assert all(runner.widest_read and runner.preparing_seconds for runner in compiled)
 
 
-@pytest.mark.parametrize(
-    ("shape", "trees"), [({}, (False, False)), ({"leaves": 2}, (True, False)), ({"tree": 16}, (True, True))]
-)
-def test_leaves_are_trees_of_the_target_alone(shape: dict[str, Any], trees: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(("shape", "trees"), [({}, False), ({"tree": 16}, True)])
+def test_the_profile_says_whether_there_are_trees(shape: dict[str, Any], trees: bool) -> None:
     profile = Profile.model_validate({"target": {"model": "a"}, "draft": {"model": "b", **shape}})
-    settings = EngineSettings.of(profile)
-    assert (settings.trees, settings.draft_trees) == trees
+    assert EngineSettings.of(profile).trees == trees
 
 
 def test_without_a_draft_there_are_no_trees() -> None:

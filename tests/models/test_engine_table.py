@@ -87,7 +87,7 @@ def test_draft_heads_run_over_fixed_buffers(asked: EngineName, device: str, engi
 def test_draft_heads_run_as_their_verifier_on_onnxruntime(
     asked: EngineName, device: str, trees: bool, name: str, said: tuple[str, ...]
 ) -> None:
-    settings = EngineSettings(asked, draft_trees=trees)
+    settings = EngineSettings(asked, trees=trees)
     choice = chosen_for_head(asked, Where((device,), 1), settings, ENGINES["onnx"])
     assert (choice.name, choice.said) == (name, said)
     block = chosen_for_head(asked, Where((device,), 1), settings, ENGINES["onnx"], blocks=True)

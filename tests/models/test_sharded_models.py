@@ -189,12 +189,6 @@ def test_trees_are_verified_by_all_ranks(families):
         assert any(round_.tree for round_ in found.rounds)
 
 
-def test_leaves_are_verified_by_all_ranks(families):
-    leaves = Setting("constant", {"draft_length": 3}, leaves=2)
-    alone, found = (completed(p, setting=leaves) for p in (families("llama").pair, families("llama").sharded()))
-    assert (found.tokens, [r.leaf for r in found.rounds]) == (alone.tokens, [r.leaf for r in alone.rounds])
-
-
 def test_states_of_a_tensor_parallel_model_are_whole_on_the_leader(families):
     whole, share = families("qwen3").pair.target, families("qwen3").sharded().target
     whole.watch([1, -1])

@@ -183,25 +183,16 @@ def test_no_draft_takes_the_name_of_another(more: list[dict[str, object]], names
     assert [one.label for one in found.all[1:]] == [f"constant@{name}" for name in names]
 
 
-def test_every_candidate_competes_with_leaves_too() -> None:
-    profile = Profile(target=ModelTable(model="t"), draft=draft("a"))
-    candidates = candidates_of(competing_drafts([profile], [PolicyTable(name="svip")], [2, "cost"]))
-    assert [one.label for one in candidates.all] == ["none", "svip", "svip(leaves=2)", "svip(leaves=cost)"]
-    assert candidates.leaves
-    assert [table.model for table in candidates.drafts] == ["a"]
-    assert not candidates_of(competing_drafts([profile], [PolicyTable(name="svip")])).leaves
-
-
 def test_every_candidate_competes_with_trees_too() -> None:
-    profile = Profile(target=ModelTable(model="t"), draft=draft("a").model_copy(update={"leaves": 2}))
-    candidates = candidates_of(competing_drafts([profile], [PolicyTable(name="svip")], trees=[60, 8]))
+    profile = Profile(target=ModelTable(model="t"), draft=draft("a"))
+    candidates = candidates_of(competing_drafts([profile], [PolicyTable(name="svip")], [60, 8]))
     labels = [one.label for one in candidates.all]
-    assert labels == ["none", "svip(leaves=2)", "svip(tree=60)", "svip(tree=8)"]
+    assert labels == ["none", "svip", "svip(tree=60)", "svip(tree=8)"]
     assert candidates.tree == TreeSize(60)
     assert candidates_of(competing_drafts([profile], [PolicyTable(name="svip")])).tree is None
     with_tree = Profile(target=ModelTable(model="t"), draft=draft("a").model_copy(update={"tree": 9}))
-    shapes = [one.label for one in candidates_of(competing_drafts([with_tree], [PolicyTable(name="svip")], [1])).all]
-    assert shapes == ["none", "svip(tree=9)", "svip(leaves=1)"]
+    shapes = [one.label for one in candidates_of(competing_drafts([with_tree], [PolicyTable(name="svip")], [5])).all]
+    assert shapes == ["none", "svip(tree=9)", "svip(tree=5)"]
 
 
 def in_parallel() -> DraftTable:

@@ -94,21 +94,6 @@ def test_levels_at_and_below_one_that_never_drafts_are_left_out() -> None:
     assert nested([NONE, Setting("svip")]) == NONE
 
 
-@pytest.mark.parametrize("leaves", [2, "cost"])
-def test_leaves_are_a_part_of_a_setting(leaves: int | str) -> None:
-    plain = Setting.of({"name": "constant", "draft_length": 9})
-    setting = replace(plain, leaves=leaves)
-    assert setting.label == f"constant:draft_length=9(leaves={leaves})"
-    assert setting != plain
-    assert setting.family != plain.family
-    assert setting.table["leaves"] == leaves
-    one = Candidate(setting.label, setting)
-    assert candidate_of(candidate_record(one)) == one
-    assert candidate_of(candidate_record(Candidate("x", plain))).setting == plain
-    hierarchy = nested([setting, Setting("svip")])
-    assert candidate_of(candidate_record(Candidate("h", hierarchy, (0, 1)))).setting == hierarchy
-
-
 @pytest.mark.parametrize(("size", "shown"), [(TreeSize(30), "tree=30"), (TreeSize(30, 4), "tree=30,tree_beams=4")])
 def test_a_tree_is_a_part_of_a_setting(size: TreeSize, shown: str) -> None:
     plain = Setting.of({"name": "constant", "draft_length": 9})

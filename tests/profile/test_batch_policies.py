@@ -43,7 +43,7 @@ def test_a_chain_with_a_lookup_is_the_same_for_several_texts(resolved):
     ]
 
 
-@pytest.mark.parametrize("value", ["leaves = 2", "tree = 8", "parallel = true"])
+@pytest.mark.parametrize("value", ["tree = 8", "parallel = true"])
 def test_they_exclude_what_is_for_one_text_at_a_time(resolved, value):
     model = '["prompt:lookup", "small"]\nearlier = 500'
     shaped = SEVERAL.replace(model, f'"small"\n{value}').replace("svip", "constant")

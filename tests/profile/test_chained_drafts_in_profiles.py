@@ -63,7 +63,6 @@ def test_a_model_that_is_named_alone_drafts_alone(resolved):
         ('"prompt:lookup+prompt:lookup"', "names prompt:lookup twice"),
         ('"prompt:lookup+./small+prompt:lookup"', "names prompt:lookup twice"),
         ('["prompt:lookup", "./small+prompt:lookup"]', "a chain is two sources, a lookup and one model"),
-        ('["prompt:lookup", "small"]\nleaves = 2', "excludes leaves"),
         ('["prompt:lookup", "small"]\ntree = 8', "excludes tree"),
         ('["prompt:lookup", "small"]\npolicy.name = "constant"\nparallel = true', "excludes parallel"),
         ('"prompt:lookup"\nlookup = true', "has no place in a draft that copies from the text"),

@@ -48,7 +48,6 @@ def test_false_is_as_if_it_were_not_there(resolved):
     ("changes", "why"),
     [
         ({"draft.policy.name": "svip", "draft.policy.draft_length": None}, "there is nothing for svip to decide"),
-        ({"draft.leaves": 2}, "needs a draft without leaves"),
         ({"draft.draft.model": "tiny"}, "needs a draft that no other model drafts for"),
         ({"draft.model": "prompt:lookup"}, "needs a draft model"),
         ({"draft.parallel": "yes"}, "parallel"),

@@ -247,34 +247,6 @@ def test_a_model_that_is_no_text_is_a_mistake_like_any_other(mistakes, table):
 
 
 @pytest.mark.parametrize(
-    ("given", "leaves"), [("3", 3), ('"cost"', "cost"), ('"confidence"', "confidence"), ("0", None)]
-)
-def test_leaves_beside_a_draft(tmp_path, given, leaves):
-    (tmp_path / "x.toml").write_text(f'extends = "embedded"\n[draft]\nleaves = {given}\n')
-    draft = resolve(str(tmp_path / "x.toml"), environ={}).profile.draft
-    assert draft.leaves == draft.setting.leaves == leaves
-    assert draft.stopped_by(draft.setting).leaves == leaves
-    assert resolve(str(tmp_path / "x.toml"), overrides=["draft.leaves=0"], environ={}).profile.draft.leaves is None
-
-
-@pytest.mark.parametrize("given", ["-1", '"some"', "true", "1.5"])
-def test_leaves_that_are_no_number_or_rule_are_a_mistake(mistakes, given):
-    (line,) = mistakes(f'extends = "embedded"\n[draft]\nleaves = {given}\n')
-    assert "x.toml:3: draft.leaves" in line
-
-
-def test_only_the_draft_that_the_target_verifies_has_leaves(mistakes):
-    (line,) = mistakes('extends = "embedded-hsddw"\n[draft.draft]\nleaves = 2\n')
-    assert "only the draft that the target verifies" in line
-
-
-def test_a_lookup_has_no_leaves(mistakes):
-    (line,) = mistakes('extends = "embedded-lookup"\n[draft]\nleaves = 2\n')
-    assert "x.toml:3: draft.leaves" in line
-    assert "copies from the text" in line
-
-
-@pytest.mark.parametrize(
     ("given", "tree"), [("tree = 30", TreeSize(30, 10)), ("tree = 8\ntree_beams = 3", TreeSize(8, 3))]
 )
 def test_a_draft_of_trees(tmp_path, given, tree):
@@ -296,12 +268,6 @@ def test_trees_of_an_impossible_size_are_a_mistake(mistakes, given):
 def test_beams_are_at_least_one(mistakes):
     (line,) = mistakes('extends = "embedded"\n[draft]\ntree = 9\ntree_beams = 0\n')
     assert "x.toml:4: draft.tree_beams" in line
-
-
-def test_trees_and_leaves_exclude_each_other(mistakes):
-    (line,) = mistakes('extends = "embedded"\n[draft]\nleaves = 2\ntree = 9\n')
-    assert "x.toml:4: draft.tree" in line
-    assert "excludes leaves" in line
 
 
 def test_no_draft_of_a_hierarchy_is_a_tree(mistakes):

@@ -3,7 +3,6 @@
 That chance has the law of a live run is for `test_replay_law`.
 """
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -23,7 +22,6 @@ from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
-from specctl.replay.replayed import columns
 from specctl.replay.traces import Trace
 from tests.support.few_tokens import trimmed
 from tests.support.toys import (
@@ -33,7 +31,6 @@ from tests.support.toys import (
     noisy_copy,
     random_model,
     random_predictor,
-    round_of,
     seeded,
 )
 from tests.support.traced import live, pair_of, shape, trace_of
@@ -152,13 +149,6 @@ def test_a_longer_draft_than_recorded_is_refused() -> None:
     pair, trace = greedy_pair("llama", frozenset())
     with pytest.raises(UsageError, match="not recorded for drafts of"):
         list(rounds(POLICIES["constant"](draft_length=DEPTH + 2), trace, pair.eos))
-
-
-def test_columns_count_nodes_where_drafts_have_leaves() -> None:
-    chain = round_of(2, 3)
-    leaf = replace(chain, leaves=((7, 8), (), (9,)))
-    assert columns([chain, chain])[0].nodes == []
-    assert columns([chain, leaf])[0].nodes == [3, 6]
 
 
 def test_columns_add_up() -> None:

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.tree_drafter import TreeDrafter
@@ -25,7 +24,6 @@ from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
-from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.tree_shape import TreeSize
@@ -35,7 +33,7 @@ from specctl.prompts.suites import load_suite
 from tests.support.onnx_models import sure_runner
 from tests.support.toys import STOPPING, head_for, noisy_copy, random_model, random_predictor, seeded
 
-TREES = ("tree", "leaves")
+TREES = ("tree",)
 """The ways to draft that need a target that reads trees."""
 TRAINED = "embedded"
 """The family of the models that ship with the package, on whose weights small faults show that random ones hide."""
@@ -129,7 +127,6 @@ class Drafts:
         """A fresh drafter: by a policy's name, or one of `OTHER_WAYS`."""
         other: dict[str, Callable[[], Drafter]] = {
             "tree": lambda: TreeDrafter(self.draft, Constant(3), TreeSize(6, 2)),
-            "leaves": lambda: LeafDrafter(ModelDrafter(self.draft, Constant(3), laws=True), leaf_rule(1)),
             "lookup": lambda: LookupDrafter(LookupRunner(self.vocabulary), Constant(3)),
             "hierarchy": lambda: PreVerifiedDrafter(
                 ModelDrafter(self.draft, Constant(2)), self.middle, SelfVerify(max_draft=3)

@@ -77,18 +77,8 @@ def test_long_drafts_are_scaled_alike_and_keep_their_labels(width: int) -> None:
         assert cells[1] == cells[2] == pytest.approx(cells[0] / 2, abs=1)
 
 
-def test_a_tree_shows_the_leaves_of_each_place() -> None:
-    leaves = ((4, 5, 6), (), (8,) * 9, (1, 2) * 6)
-    refused = round_of(0, 1, 4, leaves=leaves)
-    assert [line.plain.rstrip() for line in strip([refused], 1, 40)] == ["1 █▒▒▒ 3·9+ 1/4 policy"]
-    accepted = round_of(0, 2, 4, leaves=leaves, leaf=8)
-    assert [line.plain.rstrip() for line in strip([accepted], 1, 40)] == ["1 ██▒▒ 3·9+ 2+1/4 policy"]
-    assert [(span.start, span.end) for span in tree(accepted).spans if span.style == "green"] == [(2, 3)]
-    assert not [span for span in tree(refused).spans if span.style == "green"]
-
-
 def test_a_tree_that_does_not_fit_is_left_out() -> None:
-    long = round_of(0, 1, 30, leaves=((1,),) * 30)
+    long = round_of(0, 1, 30, tree=(1,) * 30)
     (line,) = strip([long], 1, 40)
     assert "1111" not in line.plain
     assert "1/30 policy" in line.plain

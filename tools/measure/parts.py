@@ -218,11 +218,11 @@ PARTS = (
     ),
     Part(
         "shapes",
-        "Chains, leaves or trees?",
-        "The same policies with chains, with leaves where the cost rule wants them, and with dynamic trees.",
+        "Chains or trees?",
+        "The same policies with chains and with dynamic trees.",
         _both(
             *("-p", "embedded", "--policy", "constant", "--policy", "svip", "--policy", "cost-optimal"),
-            *("--leaves", "cost", "--tree", "12", "--tree", "32", *FEW),
+            *("--tree", "12", "--tree", "32", *FEW),
         ),
         ("speedup", "tokens a round"),
     ),

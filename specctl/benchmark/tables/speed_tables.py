@@ -136,8 +136,7 @@ def latencies(key: str, found: Mapping[str, Latency]) -> Table:
 
 
 def drafting_table(digest: Digest) -> Table:
-    """Acceptance and draft lengths, one row per candidate; where leaves were verified, how many and how they fared."""
-    leaves = any(summary.nodes for summary in digest.overall)
+    """Acceptance and draft lengths, one row per candidate; of trees their verified tokens too."""
     columns: Columns[Summary] = {
         "candidate": lambda one: one.candidate,
         **RATES,
@@ -145,8 +144,8 @@ def drafting_table(digest: Digest) -> Table:
         "draft length": lambda one: _spread(one.draft_length),
         "accepted length": lambda one: _spread(one.accepted_length),
     }
-    if leaves:
-        columns |= {"nodes": lambda one: _spread(one.nodes), "leaf accepted": lambda one: percent(one.leaf_rate)}
+    if any(summary.nodes for summary in digest.overall):
+        columns["nodes"] = lambda one: _spread(one.nodes)
     return Table.of("Drafting", columns, digest.overall)
 
 

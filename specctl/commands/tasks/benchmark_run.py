@@ -138,7 +138,6 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
         above=candidates.above,
         heads=candidates.heads,
         foreign_head=foreign_head,
-        leaves=candidates.leaves,
         tree=candidates.tree,
         longest=max((one.setting.longest_draft for one in candidates.all if one.setting is not None), default=0),
         torch_weights=any(candidate.peer in ASSISTED for candidate in candidates.all),

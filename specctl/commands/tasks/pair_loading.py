@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.commands.options import warn
-from specctl.policies import NONE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +26,7 @@ def load(
     heads: Sequence[Sequence[str]] | None = None,
     with_predictors: bool = True,
     foreign_head: bool = False,
-    leaves: bool | None = None,
-    tree: "TreeSize | None" = None,
+    tree: "TreeSize | Literal['profile'] | None" = "profile",
     longest: int | None = None,
     quiet: bool = False,
     torch_weights: bool = False,
@@ -43,8 +41,7 @@ def load(
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, above, heads, with_predictors: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
-        leaves: whether drafts are to have leaves; None for what the profile says of leaves and trees.
-        tree: the size of the trees that drafts are to be; None for chains, where ``leaves`` is given.
+        tree: the size of the trees that drafts are to be, None for chains, or what the profile says.
         longest: the most tokens drafted in a round; None for what the profile says.
         quiet: show only warnings.
         torch_weights: as in `load_pair`, for who runs the transformers models too.
@@ -54,9 +51,8 @@ def load(
     from specctl.terminal.work_progress import TerminalProgress, note
 
     progress = progress or TerminalProgress(console, False if quiet else None)
-    if leaves is None:
-        setting = profile.draft.own_setting if profile.draft is not None else NONE
-        leaves, tree = setting.leaves is not None, setting.tree
+    if tree == "profile":
+        tree = profile.draft.own_setting.tree if profile.draft is not None else None
     if longest is None:
         longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
     with progress.doing("starting") as show:
@@ -64,11 +60,7 @@ def load(
         from specctl.models.running.engines import EngineSettings
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
-        engines = replace(
-            EngineSettings.of(profile, expected_tokens, notice, show),
-            trees=leaves or tree is not None,
-            draft_trees=tree is not None,
-        )
+        engines = replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=tree is not None)
         pair = None
         if not models:
             from specctl.models.loading.kept_pair import kept_pair
@@ -90,8 +82,6 @@ def load(
             )
         if pair.threads is not None and pair.threads.warning is not None:
             warn(pair.threads.warning)
-        if leaves and (why := pair.target.no_trees):
-            notice(f"drafts have no leaves: the target reads chains only, because {why}")
         for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):
             if tree is not None and (why := runner.no_trees):
                 notice(f"drafts are no trees: the {role} reads chains only, because {why}")
@@ -100,7 +90,7 @@ def load(
         if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
             from specctl.decoding.warming import warm_up
 
-            warm_up(pair, profile.sampling, leaves=leaves, tree=tree, longest=longest)
+            warm_up(pair, profile.sampling, tree=tree, longest=longest)
         if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
             notice(told)
     return pair

@@ -13,14 +13,13 @@ from specctl.decoding.rows.device_laws import pick, processed, read_signals, rea
 from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator, uniforms
 from specctl.decoding.rows.reading import Reader
-from specctl.decoding.rows.rows import Beams, Look, places, token_logprobs
+from specctl.decoding.rows.rows import Beams, Look, token_logprobs
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
-from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification
 from specctl.records import TokenLogprobs
 
@@ -162,15 +161,6 @@ class DeviceRows:
 
         return look
 
-    def others(self, tokens: Sequence[int], most: int) -> list[Place]:
-        best = self.numbers.topk(min(most + 1, self.numbers.shape[1]))  # (K, M), with the drafted one or without
-        drafted = self._here(tokens, torch.int64)[:, None]  # (K, 1)
-        # float64 holds ids and probabilities alike
-        together = [self.numbers.gather(1, drafted).double(), best.values.double(), best.indices.double()]
-        found, count = torch.cat(together, 1).tolist(), best.values.shape[1]
-        ids = [[*map(int, row[1 + count :])] for row in found]
-        return places(tokens, [row[0] for row in found], ids, [row[1 : 1 + count] for row in found], most)
-
     def _here(self, numbers: Sequence[float] | Numbers, dtype: torch.dtype) -> torch.Tensor:
         """Numbers of anywhere where the rows are, without waiting for it; the dtype is of those in no array."""
         if isinstance(numbers, torch.Tensor):
@@ -199,8 +189,6 @@ def read_on_device(
         numbers.append(reader.predictor.accept_prob(hidden, previous))
     if reader.foresees and foresee is not None:
         numbers.append(foresee(token))
-    if reader.laws and probs is None:
-        probs = logits.float()
     packed = torch.stack([number.double() for number in numbers])
     if reader.tops:
         packed = torch.cat([packed, read_top_probs(logits).double()])

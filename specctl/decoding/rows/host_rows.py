@@ -10,13 +10,12 @@ from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator, host_numbers, picked
 from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, processed
 from specctl.decoding.rows.reading import Reader
-from specctl.decoding.rows.rows import Beams, Look, array, places, token_logprobs
+from specctl.decoding.rows.rows import Beams, Look, array, token_logprobs
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers, Signals
 from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
-from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification
 from specctl.records import TokenLogprobs
 
@@ -64,7 +63,6 @@ class HostRows:
         softmax = Softmax(row) if unfiltered or (reader.wanted and told is None) or reader.tops else None
         if uniform is None:
             token = int(row.argmax()) if softmax is None else softmax.best
-            law = row.copy() if reader.laws else None  # the next pass may overwrite it
         else:
             law = softmax.probs(sampling.temperature) if unfiltered and softmax else processed(row[None], sampling)[0]
             token = picked(law, uniform)
@@ -175,12 +173,6 @@ class HostRows:
             return Look(picked(row, numbers[tree.depths[number]]), min(chance, 1.0))
 
         return look
-
-    def others(self, tokens: Sequence[int], most: int) -> list[Place]:
-        best = [likeliest(row, most + 1) for row in self.numbers]
-        probs = self.numbers[np.arange(len(tokens)), tokens].tolist()
-        values = [row[some].tolist() for row, some in zip(self.numbers, best, strict=True)]
-        return places(tokens, probs, [some.tolist() for some in best], values, most)
 
     def _tensor(self, numbers: "Sequence[float] | Floats | torch.Tensor | int") -> "torch.Tensor":
         """What a head reads."""

@@ -98,7 +98,6 @@ class Reader:
         wanted: which of `DISTRIBUTION_SIGNALS` to compute.
         predictor: predicts acceptance, on the model's device; None for no prediction.
         foresees: whether to read the draft head's own prediction for the next token.
-        laws: whether the logits are wanted in greedy decoding.
         tops: whether to read the largest probabilities, which a DISCO head reads with the entropy.
         vocabulary: the ids of the columns that are read; None where a column is an id.
     """
@@ -107,7 +106,6 @@ class Reader:
     wanted: frozenset[Signal] = frozenset()
     predictor: AcceptancePredictor | None = None
     foresees: bool = False
-    laws: bool = False
     tops: bool = False
     vocabulary: DraftVocabulary | None = None
 

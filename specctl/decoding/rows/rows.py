@@ -1,7 +1,6 @@
 """The one seam between numpy and torch: rows of numbers over the vocabulary, read and judged where they are."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +14,6 @@ from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.token_reader import Foresee
 from specctl.policies import Signal
-from specctl.policies.leaf_rule import Place
 from specctl.profile.schema import Verification
 from specctl.records import TokenLogprobs
 
@@ -81,7 +79,7 @@ class Rows(Protocol):
     ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
         """Of logits: one token drawn from the first row, with its signals, and the law ``(N,)`` it was drawn from.
 
-        When greedy the law is None, or the logits in float32 where `Reader.laws` are wanted.
+        When greedy the law is None.
 
         Args:
             reader: what is wanted.
@@ -177,14 +175,6 @@ class Rows(Protocol):
         One number is drawn for each depth, since one token of it is looked at.
         """
 
-    def others(self, tokens: Sequence[int], most: int) -> list[Place]:
-        """Of a draft's laws: at each place the likeliest tokens but the drafted one, in a single transfer.
-
-        Args:
-            tokens: the K drafted ids.
-            most: how many others at most.
-        """
-
 
 def array(numbers: Numbers) -> "Floats":
     """Numbers as a float32 array on the host: of the same memory, if it is one already."""
@@ -198,18 +188,3 @@ def token_logprobs(token: int, log: float, ids: Sequence[int], logs: Sequence[fl
     """Of one token and the likeliest ids, without those that cannot follow."""
     top = zip(ids, logs, strict=True)
     return TokenLogprobs(token, log, tuple((one, value) for one, value in top if value > IMPOSSIBLE))
-
-
-def places(
-    tokens: Sequence[int],
-    probs: Sequence[float],
-    ids: Sequence[Sequence[int]],
-    values: Sequence[Sequence[float]],
-    most: int,
-) -> list[Place]:
-    """`Rows.others` from the likeliest tokens of each place, falling, the drafted one perhaps among them."""
-    found = []
-    for drafted, prob, some, others in zip(tokens, probs, ids, values, strict=True):
-        pairs = ((token, other) for token, other in zip(some, others, strict=True) if token != drafted and other)
-        found.append(Place(prob, list(islice(pairs, most))))
-    return found

@@ -34,7 +34,7 @@ def read_rows(reader: "Reader", logits: Numbers, uniforms: Sequence[float | None
     softmaxes = Softmaxes(rows) if unfiltered or reader.wanted or reader.tops else None
     laws: Floats | None
     if not draws:
-        laws = rows.copy() if reader.laws else None
+        laws = None
         tokens = rows.argmax(-1).tolist() if softmaxes is None else softmaxes.best
     else:
         temperature = reader.sampling.temperature
@@ -97,6 +97,4 @@ def _on_device(reader: "Reader", logits: "torch.Tensor", draws: Sequence[float])
     if reader.tops:
         columns.append(read_top_probs(logits).double())
     numbers = torch.cat(columns, dim=1).tolist()
-    if laws is None and reader.laws:
-        laws = logits.to(torch.float32, copy=True)
     return [(row, None if laws is None else laws[place]) for place, row in enumerate(numbers)]

@@ -212,11 +212,10 @@ def assemble(
     check_model(target, files, vocabulary)
     levels, runners = list(levels), list[Runner]()
     for place, level in enumerate(levels):
-        asked = replace(settings, trees=settings.draft_trees) if place else settings
         verifier = reader_of(runners, above[place - 1]).bare if place else None
         if place and level.model is not None and level.model.sharding is None:
             check_model(level.model, level.found, level.model.vocabulary, drafts=True)
-        levels[place], runner = _runner(level, vocabulary, asked, verifier, keeps=torch_weights or place in needed)
+        levels[place], runner = _runner(level, vocabulary, settings, verifier, keeps=torch_weights or place in needed)
         found = levels[place].model
         if place and found is not None and place - 1 not in above:
             runner = in_parallel(runner, found.model.config, vocabulary, found.name)

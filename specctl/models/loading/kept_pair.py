@@ -163,8 +163,7 @@ def kept_pair(
     try:
         graphs: list[Graph] = []
         for table, role in tables:
-            asked = settings.draft_trees if graphs else settings.trees
-            graph = Graph.find(table, role, asked, _ids(table, graphs))
+            graph = Graph.find(table, role, settings.trees, _ids(table, graphs))
             if graph is None or (settings.engine == "auto" and not graph.is_faster(number)):
                 return None
             graphs.append(graph)

@@ -83,7 +83,7 @@ def chosen_for_head(
     graphs = ENGINES["onnx"]
     said: tuple[str, ...] = ()
     if verifier is graphs and where.device.type == "cpu":
-        if blocks or not settings.draft_trees:
+        if blocks or not settings.trees:
             otherwise = _over_buffers(asked, where, settings)
             return Choice(graphs, "as its verifier", otherwise=otherwise, asked=asked == graphs.name)
         said = (f"runs on torch: {HEAD_CHAINS}",) if asked == graphs.name else ()

@@ -31,8 +31,7 @@ class EngineSettings:
 
     Attributes:
         engine, compile, deterministic, check: as in the profile.
-        trees: whether the target is to read trees, where its engine has to be made for it.
-        draft_trees: whether draft models are to read them too.
+        trees: whether models are to read trees, where their engine has to be made for it.
         expected_tokens: how many will be generated in all, as far as is known.
         notice: called with one line when a setting cannot be honoured.
         progress: called with what is being prepared.
@@ -53,7 +52,6 @@ class EngineSettings:
     progress: Say = lambda _: None
     trees: bool = False
     most_threads: int | None = None
-    draft_trees: bool = False
     in_step: bool = False
     rounding: str | None = None
     keeps: bool = True
@@ -64,9 +62,8 @@ class EngineSettings:
         cls, profile: Profile, expected_tokens: int = 0, notice: Say = lambda _: None, progress: Say = lambda _: None
     ) -> "EngineSettings":
         kinds = profile.engine, profile.compile, profile.deterministic, profile.check
-        grows = profile.draft is not None and profile.draft.tree is not None
-        trees = grows or (profile.draft is not None and profile.draft.leaves is not None)
-        return cls(*kinds, expected_tokens, notice, progress, trees, draft_trees=grows)
+        trees = profile.draft is not None and profile.draft.tree is not None
+        return cls(*kinds, expected_tokens, notice, progress, trees)
 
     @property
     def compiles(self) -> bool:

@@ -14,7 +14,7 @@ from specctl.policies.draft_allowance import DraftAllowance, trust_after
 from specctl.policies.drafting import TextRead
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import DraftSums, TokenRates
-from specctl.policies.round_times import SPEED_MEMORY, RoundTimes, width_of
+from specctl.policies.round_times import SPEED_MEMORY, RoundTimes
 from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 from specctl.records import DraftStep, Round, StopReason
 
@@ -214,7 +214,7 @@ class CostOptimal(Rule):
     def _take_down(self) -> None:
         """Book what rounds saved that were passed over; all at once, since the code is in the cache then."""
         for round_ in self._passed:
-            self._allowance.pass_over(len(round_.steps), width_of(round_), kept(round_))
+            self._allowance.pass_over(len(round_.steps), len(round_.steps), kept(round_))
             self._times.pass_over(drafted=True)
             self._read_on(round_)
         self._seen += len(self._passed)
@@ -237,7 +237,7 @@ class CostOptimal(Rule):
                 self._drafts.learn(round_)
         else:
             self._times.pass_over(bool(round_.steps))
-        allowance.book(len(round_.steps), width_of(round_), kept(round_), unread)
+        allowance.book(len(round_.steps), len(round_.steps), kept(round_), unread)
         return self._read.missing(round_.context + emitted)
 
     def rests(self) -> int:
@@ -260,7 +260,7 @@ class CostOptimal(Rule):
 
     def _read_on(self, round_: Round) -> tuple[int, int]:
         """Take down how far the text and the draft are; as `learn_text`."""
-        emitted = round_.accepted + (round_.leaf is not None) + (round_.extra is not None)
+        emitted = round_.accepted + (round_.extra is not None)
         unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if emitted:
             self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra

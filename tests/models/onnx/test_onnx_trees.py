@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.tree_sight import WIDEST, path_to
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
-from specctl.policies.leaf_rule import ConfidenceLeaves
 from specctl.policies.rules.constant import Constant
+from specctl.policies.tree_shape import TreeSize
 from tests.support.onnx_models import needs_onnx, small_config, sure_runner
 from tests.support.toys import random_model, seeded
 
@@ -145,16 +144,15 @@ def test_quantised_graphs_read_chains(quantize: str) -> None:
     assert f"for the branches of a tree where weights are {quantize}" in str(runner.no_trees)
 
 
-def test_text_drafted_with_leaves_is_the_targets_own() -> None:
+def test_text_drafted_in_trees_is_the_targets_own() -> None:
     prompt = TOKENS[:19]
     target = sure_runner(model_of(WIDE_HEADS), VOCABULARY, trees=True)
     noisy = deepcopy(plain_copy(WIDE_HEADS))
     with torch.no_grad():
         noisy.lm_head.weight += 0.1 * torch.randn(noisy.lm_head.weight.shape, generator=seeded(1))
-    draft = ModelDrafter(EagerRunner(noisy, VOCABULARY), Constant(4), laws=True)
-    drafter = LeafDrafter(draft, ConfidenceLeaves())
+    drafter = TreeDrafter(EagerRunner(noisy, VOCABULARY), Constant(4), TreeSize(12, 3))
     prefill(target, drafter, prompt)
     rounds = list(decode(target, drafter, prompt, 60, Sampling()))
     alone = list(decode(EagerRunner(plain_copy(WIDE_HEADS), VOCABULARY), None, prompt, 60, Sampling()))
     assert [token for one in rounds for token in one.emitted] == [token for one in alone for token in one.emitted]
-    assert any(one.leaf is not None for one in rounds)
+    assert any(one.nodes > one.drafted for one in rounds)

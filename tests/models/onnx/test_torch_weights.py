@@ -62,7 +62,7 @@ def test_they_go_unless_a_check_reads_them(tmp_path: Path) -> None:
 def test_a_target_reads_trees_without_them(tmp_path: Path) -> None:
     profile = small_pair(tmp_path)
     assert profile.draft is not None
-    profile = profile.model_copy(update={"draft": profile.draft.model_copy(update={"leaves": 2})})
+    profile = profile.model_copy(update={"draft": profile.draft.model_copy(update={"tree": 8})})
     bare = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, notice=unexpected))
     assert kept(bare) == [False, False]
     assert bare.target.no_trees is None
