@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.translation.agreement import agreement
-from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation import TokenMap, agreement
 
 NOT_FOUND = "not found"
 

@@ -21,10 +21,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.translation.own_text_runner import OwnTextRunner
-from specctl.models.translation.token_map import TokenMap
-from specctl.models.translation.translated_runner import TranslatedRunner
-from specctl.models.translation.written_runner import WrittenRunner
+from specctl.models.translation import OwnTextRunner, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.policies.rules.constant import Constant
 from specctl.replay.play import rounds

@@ -90,7 +90,7 @@ def chosen_faults(count: int, seed: int, only: str | None) -> tuple[list[CodeFau
     faults, gone = known_faults(package)
     drawn = []
     for room in ROOMS:
-        for path in sorted((package / room).rglob("*.py")):
+        for path in sorted((package / room).rglob("*.py")) or [package / f"{room}.py"]:
             module = path.relative_to(package).as_posix()
             if find_spec(NEEDED.get(module, "torch")) is None:
                 continue

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specctl.models.translation.agreement import agreement
-from specctl.models.translation.continuation import FARTHEST, Continuation
-from specctl.models.translation.draft_text import DraftText
-from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation import FARTHEST, Continuation, DraftText, TokenMap, agreement
 from tests.support.other_tokenizers import byte_level, map_of, sentence_pieces, toy_map
 
 

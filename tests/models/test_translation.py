@@ -16,10 +16,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.vocabularies import covered, token_map
 from specctl.models.running.engines import EngineSettings, engine_report
 from specctl.models.running.runner import Forward
-from specctl.models.translation.columns import Columns
-from specctl.models.translation.draft_text import DraftText
-from specctl.models.translation.token_bytes import TokenBytes
-from specctl.models.translation.translated_runner import TranslatedRunner
+from specctl.models.translation import Columns, DraftText, TokenBytes, TranslatedRunner
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, sentence_pieces, toy_map

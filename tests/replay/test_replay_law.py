@@ -18,7 +18,7 @@ from test_replay_hierarchy import Part, live, players, policies, said, shared_cl
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
-from specctl.models.translation.written_runner import WrittenRunner
+from specctl.models.translation import WrittenRunner
 from specctl.policies import draft_allowance
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play

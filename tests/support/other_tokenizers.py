@@ -9,8 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specctl.models.translation.token_bytes import TokenBytes
-from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation import TokenBytes, TokenMap
 
 
 class ToyTokenizer:

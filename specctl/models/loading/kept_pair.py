@@ -39,7 +39,7 @@ from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.text_rules import repetition_rule
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
-from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation import TokenMap
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable, Profile
 

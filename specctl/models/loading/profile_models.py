@@ -14,7 +14,7 @@ from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.placement import STRATEGIES
 from specctl.models.placing.quantization import Quantization, rounding
 from specctl.models.placing.requirements import inspected
-from specctl.models.translation.token_map import TokenMap
+from specctl.models.translation import TokenMap
 from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable
 
 if TYPE_CHECKING:

@@ -9,11 +9,7 @@ from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import CHOOSE, check_vocabulary, difference
 from specctl.models.loading.profile_models import Level, reader_of
 from specctl.models.running.runner import Runner
-from specctl.models.translation.own_text_runner import OwnTextRunner
-from specctl.models.translation.token_bytes import TokenBytes
-from specctl.models.translation.token_map import TokenMap
-from specctl.models.translation.translated_runner import TranslatedRunner
-from specctl.models.translation.written_runner import WrittenRunner
+from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."

@@ -1,0 +1,656 @@
+"""Drafts whose tokenizer is not their target's."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from specctl.models.files.byte_tokens import SPACE, byte_of, bytes_of_letters
+from specctl.models.files.tokenizer import PROBES, Tokenizer
+from specctl.models.files.vocabulary import known_ids
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Certain, Numbers, joined_numbers
+from specctl.models.running.around import Around
+from specctl.models.running.context import ENDLESS
+from specctl.models.running.runner import Forward, Runner, joined
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.models.passes.forward import Numbers
+
+
+PLAIN = (PROBES[0], PROBES[2])
+"""Texts that every tokenizer for English has to give back."""
+ANCHORS = ("", "\n", ".", "a")
+"""What may stand before a piece from the middle of a text, so that no beginning is put before it."""
+
+
+class TokenBytes:
+    """The bytes that each id of a tokenizer stands for.
+
+    Args:
+        tokenizer: byte-level BPE (``Ġ``), or SentencePiece's forms (``▁``, ``<0x0A>``).
+        rows: how many ids the model has; the tokenizer's others are left out.
+
+    Attributes:
+        whole: how many ids the tokenizer and the model have.
+        of: by id; special tokens have none.
+        ids: the id of a text of these bytes; of several, one that is not spelt as a byte.
+        specials: special tokens by their text.
+        start: the special ids that it puts before every text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
+        self._tokenizer = tokenizer
+        self.specials = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self.whole = known_ids(tokenizer, rows)
+        special = {*self.specials.values()}
+        spelt = {token: i for token, i in tokenizer.get_vocab().items() if i not in special and i < self.whole}
+        of_bytes = sum("Ġ" in token for token in spelt) > sum(SPACE in token for token in spelt)
+        self.of: Mapping[int, bytes] = {
+            i: _of_piece(t) if not of_bytes else t.encode() if i in tokenizer.added_tokens_decoder else _of_letters(t)
+            for t, i in spelt.items()
+        }
+        order = sorted(spelt, key=lambda token: (byte_of(token) is None, -spelt[token]))
+        self.ids: Mapping[bytes, int] = {self.of[spelt[token]]: spelt[token] for token in order if token}
+        self.start = tuple(takewhile(special.__contains__, tokenizer.encode("a", add_special_tokens=True)))
+        self._longest = max(map(len, self.ids), default=0)
+        self._known: dict[tuple[bytes, bool], list[int]] = {}
+
+    @property
+    def eos(self) -> int | None:
+        """The id that ends a text; None if there is none."""
+        found = self._tokenizer.eos_token_id
+        return found if isinstance(found, int) else None
+
+    @property
+    def lost(self) -> str | None:
+        """The first of the `PLAIN` texts that its tokens do not give back; None if they give back all."""
+        return next((text for text in PLAIN if self.reading(text) != text), None)
+
+    def reading(self, text: str) -> str:
+        """What is left of a text in its tokens."""
+        return self.text(self._tokenizer.encode(text, add_special_tokens=False)).decode(errors="replace").lstrip(" ")
+
+    def text(self, ids: Iterable[int]) -> bytes:
+        """What ids spell; special tokens spell nothing."""
+        return b"".join(self.of.get(index, b"") for index in ids)
+
+    def encode(self, piece: bytes, *, first: bool = False) -> list[int]:
+        """The ids of a part of a text, as its tokenizer cuts it: without special tokens.
+
+        What is no text, such as the beginning of a character, and what the tokenizer does not give back is cut into the
+        longest tokens there are; bytes of which there is no token are left out.
+
+        Args:
+            piece: its bytes.
+            first: whether it begins the text, where a tokenizer may put a space that is not there.
+        """
+        key = piece, first
+        if key not in self._known:
+            if len(self._known) > 1 << 14:
+                self._known.clear()
+            self._known[key] = self._cut(piece, first)
+        return self._known[key]
+
+    @cached_property
+    def puts_space(self) -> bool:
+        """Whether it puts a space before every text."""
+        return self.text(self._tokenizer.encode("a", add_special_tokens=False)) == b" a"
+
+    @cached_property
+    def _anchors(self) -> Mapping[str, list[int]]:
+        return {
+            anchor: self._tokenizer.encode(anchor, add_special_tokens=False) if anchor else [] for anchor in ANCHORS
+        }
+
+    def _cut(self, piece: bytes, first: bool) -> list[int]:
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError as error:
+            # The end of a character may come with the next token; bytes elsewhere are no text at all.
+            whole = piece[: error.start] if error.end == len(piece) else b""
+            return [*(self.encode(whole, first=first) if whole else ()), *self._longest_first(piece[len(whole) :])]
+        for anchor, before in self._anchors.items():
+            found = self._tokenizer.encode(anchor + text, add_special_tokens=False)
+            ids = found[len(before) :]
+            if found[: len(before)] == before and not self._differs(ids, piece, first and not anchor):
+                return ids
+        return self._longest_first(piece)
+
+    def _differs(self, ids: Iterable[int], piece: bytes, first: bool) -> bool:
+        text = self.text(ids)
+        return text != piece and not (first and text == b" " + piece)
+
+    def _longest_first(self, piece: bytes) -> list[int]:
+        found: list[int] = []
+        start = 0
+        while start < len(piece):
+            ends = range(min(len(piece), start + self._longest), start, -1)
+            end = next((end for end in ends if piece[start:end] in self.ids), None)
+            if end is not None:
+                found.append(self.ids[piece[start:end]])
+            start = end or start + 1
+        return found
+
+
+def _of_letters(token: str) -> bytes:
+    """Of byte-level BPE; what is spelt by other letters is plain text."""
+    found = bytes_of_letters(token)
+    return token.encode() if found is None else found
+
+
+def _of_piece(token: str) -> bytes:
+    """Of SentencePiece."""
+    byte = byte_of(token)
+    return token.replace(SPACE, " ").encode(errors="replace") if byte is None else bytes([byte])
+
+
+class TokenMap:
+    """The tokens that both a target and a draft have: the same bytes, or special tokens that mean the same.
+
+    Special tokens mean the same where they begin or end a text in both tokenizers, and where both spell them alike.
+
+    Args:
+        target: of the target's tokenizer.
+        draft: of the draft's.
+        whole: V, the pair's vocabulary: the target's ids, perhaps with padding behind them.
+        writes_text: whether the draft writes whatever tokens it has, and the target's are cut of their text.
+
+    Attributes:
+        target, draft, whole, writes_text: as given.
+        draft_id: the draft's id for each of the target's that has one, for what the draft reads.
+        vocabulary: the target's ids that the draft can write, each the one that the target's tokenizer writes.
+        columns: ``(N,)`` int64, the draft's ids of ``vocabulary``.
+    """
+
+    def __init__(self, target: TokenBytes, draft: TokenBytes, whole: int, *, writes_text: bool = False) -> None:
+        self.target, self.draft, self.whole, self.writes_text = target, draft, whole, writes_text
+        found = {i: draft.ids[text] for i, text in target.of.items() if text in draft.ids}
+        found |= {index: draft.specials[token] for token, index in target.specials.items() if token in draft.specials}
+        for ours, theirs in ((target.start, draft.start), ((target.eos,), (draft.eos,))):
+            if len(ours) == len(theirs) == 1 and ours[0] is not None and theirs[0] is not None:
+                found[ours[0]] = theirs[0]
+        self.draft_id: Mapping[int, int] = {
+            i: own for i, own in found.items() if i < target.whole and own < draft.whole
+        }
+        # Of several ids that the draft reads alike, it writes the one that the target's tokenizer does.
+        written = {own: index for index, own in sorted(self.draft_id.items(), reverse=True)}
+        written |= {
+            own: index for index, own in self.draft_id.items() if target.ids.get(target.of.get(index, b"")) == index
+        }
+        if draft.eos is not None and target.eos is not None and self.draft_id.get(target.eos) == draft.eos:
+            written[draft.eos] = target.eos  # whatever else of the target's is spelt like the draft's end
+        own_of = {index: own for own, index in written.items()}
+        self.vocabulary = DraftVocabulary(own_of, whole)
+        self.columns: npt.NDArray[np.int64] = np.array([own_of[index] for index in self.vocabulary.ids], dtype=np.int64)
+
+    @property
+    def told(self) -> str:
+        """What the draft does, in words."""
+        if self.writes_text:
+            return "writes text, which is cut into the target's tokens"
+        return f"drafts the {len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"
+
+
+class Columns:
+    """Takes some columns of rows of numbers, wherever these are.
+
+    Args:
+        ids: ``(N,)`` int64, those taken.
+    """
+
+    def __init__(self, ids: npt.NDArray[np.int64]) -> None:
+        self.ids = ids
+        self._there: dict[str, torch.Tensor] = {}
+
+    def of(self, numbers: "Numbers", rows: Sequence[int]) -> "Numbers":
+        """These columns ``(R, N)`` of R of the rows, in memory of their own."""
+        if isinstance(numbers, np.ndarray):
+            found: npt.NDArray[np.float32] = numbers[np.array(rows, np.int64)[:, None], self.ids]
+            return found
+        import torch
+
+        kept = (
+            numbers
+            if len(rows) == len(numbers) == 1
+            else numbers[torch.tensor(rows, device=numbers.device, dtype=torch.long)]
+        )
+        return kept.index_select(1, self._on(kept.device))
+
+    def _on(self, device: "torch.device") -> "torch.Tensor":
+        if str(device) not in self._there:
+            import torch
+
+            with torch.inference_mode(False):
+                self._there[str(device)] = torch.from_numpy(self.ids).to(device)
+        return self._there[str(device)]
+
+
+LONGEST_WORD = 32
+"""Tokens after which a piece of the text is taken as a word, whatever it is."""
+
+
+class DraftText:
+    """The draft's ids of a growing text of the target's.
+
+    They depend on the text alone and not on how it came to be, so that a draft replayed reads what it read live. A
+    word that another one follows is cut as the draft's own tokenizer cuts it. Of the word that is being written each
+    token is the draft's of the same bytes; where there is none for one of them, its bytes are cut anew with each token.
+    Special tokens are words: those that the draft has not are read as the text that spells them, but for the beginning
+    of the text, which is as the draft's own tokenizer begins it.
+
+    Args:
+        tokens: of the target and the draft.
+
+    Attributes:
+        tokens: the target's ids.
+        ids: the draft's, never empty.
+    """
+
+    def __init__(self, tokens: TokenMap) -> None:
+        self._map = tokens
+        self._spelt = {index: token.encode() for token, index in tokens.target.specials.items()}
+        # A draft that begins texts with nothing still has to read a token before it can write one.
+        self._empty = [next((one for one in (tokens.draft.eos,) if one is not None), 0)]
+        self.tokens: list[int] = []
+        self.ids: list[int] = []
+        self._words: list[tuple[int, int]] = []  # where each word begins: in the target's ids and in the draft's
+        self.truncate(0)
+
+    def append(self, token: int) -> int:
+        """Add a token of the target's; how many of the draft's ids from the start stay as they were."""
+        if self._opens(token):
+            kept = self._put(closed=True)
+            # A draft that begins texts with nothing reads the first word in place of what stands for an empty text.
+            place = len(self._map.draft.start if self._silent(len(self.tokens)) else self.ids)
+            self._words.append((len(self.tokens), place))
+        else:
+            kept = len(self.ids)
+        self.tokens.append(token)
+        return min(kept, self._put(closed=False))
+
+    def truncate(self, length: int) -> int:
+        """Keep the first tokens of the target's only; how many of the draft's ids from the start stay as they were."""
+        if length >= len(self.tokens) and self.tokens:
+            return len(self.ids)
+        while len(self._words) > 1 and self._words[-1][0] >= length:
+            self._words.pop()
+        del self.tokens[length:]
+        if not self.tokens:
+            self._words, self.ids = [(0, len(self._map.draft.start))], [*(self._map.draft.start or self._empty)]
+            return 0
+        return self._put(closed=False)
+
+    @property
+    def word(self) -> Sequence[int]:
+        """The target's ids of the word that is being written; none behind a special token and where the text begins."""
+        if not self.tokens or self.tokens[-1] not in self._map.target.of:
+            return ()
+        return self.tokens[self._words[-1][0] :]
+
+    @property
+    def begins(self) -> bool:
+        """Whether that word is the first of the text."""
+        return self._silent(len(self.tokens) - len(self.word))
+
+    def _opens(self, token: int) -> bool:
+        """Whether a token begins a word."""
+        start = self._words[-1][0]
+        if len(self.tokens) == start:
+            return False
+        last, text = self.tokens[-1], self._map.target.of.get(token)
+        before = self._map.target.of.get(last)
+        if text is None or before is None or len(self.tokens) - start >= LONGEST_WORD:
+            return True
+        return text.startswith(b" ") and not before[-1:].isspace()
+
+    def _put(self, *, closed: bool) -> int:
+        """Write the ids of the last word; how many ids from the start stay as they were."""
+        start, place = self._words[-1]
+        new = [] if self._silent(len(self.tokens)) else self._read(self.tokens[start:], closed)
+        if not place and not new:
+            new = self._empty
+        old = self.ids[place:]
+        same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        self.ids[place:] = new
+        return place + same
+
+    def _read(self, word: Sequence[int], closed: bool) -> Sequence[int]:
+        own = self._map.draft_id
+        if len(word) == 1 and word[0] in self._spelt:
+            return [own[word[0]]] if word[0] in own else self._map.draft.encode(self._spelt[word[0]])
+        begins = self._silent(self._words[-1][0])
+        spaced = begins and self._map.target.puts_space
+        if not closed and not spaced and all(token in own for token in word):
+            return [own[token] for token in word]
+        text = self._map.target.text(word)
+        return self._map.draft.encode(text.removeprefix(b" ") if spaced else text, first=begins)
+
+    def _silent(self, count: int) -> bool:
+        """Whether so many tokens from the start of the text are what the target's tokenizer puts before every one."""
+        start = self._map.target.start
+        return count <= len(start) and start[:count] == (*self.tokens[:count],)
+
+
+FARTHEST = 8
+"""Tokens of a draft after which the target's next one is taken as it then is, whatever might come behind it."""
+
+
+class Continuation:
+    """Cuts what a draft writes behind a text as the target's tokenizer does.
+
+    The word that is being written is cut together with what follows it. Where other tokens than the text's come of that
+    the text stays as it is, and what follows is cut by itself. Special tokens are drafted where both have them;
+    nothing is cut across one.
+
+    Args:
+        tokens: of the target and the draft.
+
+    Attributes:
+        writable: the draft's tokens that are text, and the special ones that its target has.
+    """
+
+    def __init__(self, tokens: TokenMap) -> None:
+        self._target, self._draft = tokens.target, tokens.draft
+        theirs = dict(zip(tokens.columns.tolist(), tokens.vocabulary.ids.tolist(), strict=True))
+        special = {*tokens.draft.specials.values()}
+        self._special = {own: index for own, index in theirs.items() if own in special}
+        spelt = (own for own, text in tokens.draft.of.items() if text)
+        self.writable = Columns(np.array(sorted({*spelt, *self._special}), dtype=np.int64))
+        self._any = min(tokens.target.of, default=0)
+
+    def next(self, text: DraftText, written: Sequence[int]) -> int | None:
+        """The target's token that comes next; None while more has to be written to tell.
+
+        A token is told by what comes behind it: cut at the end of what was written it may be the beginning of a longer
+        one. Where nothing can be cut of `FARTHEST` tokens it is one that most likely is wrong.
+
+        Args:
+            text: so far.
+            written: the draft's ids behind it, ``writable`` ones, of which none but the last is special.
+        """
+        if not written:
+            return None
+        data, special = self._draft.text(written), self._special.get(written[-1])
+        settled = special is not None or len(written) >= FARTHEST
+        found = self._cut(text, data, settled) if data else ()
+        if len(found) > 1 or (found and settled):
+            return found[0]
+        return special if special is not None else self._any if settled else None
+
+    def _cut(self, text: DraftText, data: bytes, settled: bool) -> Sequence[int]:
+        """The target's ids of bytes behind a text; of whole characters only, unless they are ``settled``."""
+        word, begins = text.word, text.begins
+        before = self._target.text(word)
+        if begins and not word and self._draft.puts_space:
+            data = data.removeprefix(b" ")
+        elif begins and self._target.puts_space:
+            before = before.removeprefix(b" ")
+        if not settled:
+            data = data[: max(0, len(_characters(before + data)) - len(before))]
+        if not data:
+            return ()
+        whole = self._target.encode(before + data, first=begins)
+        if whole[: len(word)] == [*word]:
+            return whole[len(word) :]
+        return self._target.encode(data)
+
+
+def _characters(data: bytes) -> bytes:
+    """Bytes without the beginning of a character at their end."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return data[: error.start] if error.end == len(data) else data
+    return data
+
+
+AGREEMENT_TOKENS = 512
+"""Tokens of each text that are looked at."""
+AGREEMENT_BYTES = 64
+"""Bytes of a text that a draft may have to write to tell one token."""
+
+
+def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
+    """The share of tokens that come out as they were, behind a text as it is, if the draft goes on as it does.
+
+    What the draft knows is no part of it: so many tokens can be accepted at most.
+
+    Args:
+        tokens: of the target and the draft.
+        texts: in ids of the target's, as its tokenizer cuts them.
+    """
+    continuation, same, whole = Continuation(tokens), 0, 0
+    for some in texts:
+        ids = [*some][:AGREEMENT_TOKENS]
+        text = DraftText(tokens)
+        for place, token in enumerate(ids):
+            rest = tokens.target.text(ids[place:])[:AGREEMENT_BYTES]
+            written = tokens.draft.encode(rest)
+            found = (continuation.next(text, written[: length + 1]) for length in range(len(written)))
+            same += next((one for one in found if one is not None), None) == token
+            whole += 1
+            text.append(token)
+    return same / whole if whole else 0.0
+
+
+class OwnTextRunner(Around):
+    """A `Runner` that is told its target's ids, and whose draft reads what they spell in its own (`DraftText`).
+
+    The draft's cache goes back to where that text changes, and of a text that is longer than its context it reads the
+    end.
+
+    Args:
+        runner: the draft, of its own ids.
+        tokens: which are shared.
+    """
+
+    AHEAD = 0
+    """How many ids behind the text the draft may write."""
+
+    def __init__(self, runner: Runner, tokens: TokenMap) -> None:
+        super().__init__(runner)
+        self.no_trees = "its draft has another tokenizer"
+        self.context = ENDLESS
+        self.translates = tokens.told
+        self._map = tokens
+        self._text = DraftText(tokens)
+        self._room = max(1, runner.context - self.AHEAD)
+        self._read = 0  # of the draft's ids, those that are cached, with the first left out
+        self._left_out = 0
+
+    @property
+    def length(self) -> int:
+        return len(self._text.tokens)
+
+    def same_around(self, bare: Runner) -> Self:
+        return type(self)(super().same_around(bare), self._map)
+
+    @abstractmethod
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward: ...
+
+    def begin(self, prompt: int) -> None:  # noqa: ARG002 - which the draft has in ids of its own
+        self.runner.begin(0)
+
+    def rollback(self, length: int) -> None:
+        if not length:
+            self.runner.rollback(0)
+            self._read = self._left_out = 0
+        self._moved(self._text.truncate(length))
+
+    def _outside(self, length: int) -> int:
+        """How many ids at the start of a text of some length the draft does not read: halves of its context.
+
+        Of the length alone, though rounds that draft across the border read twice: else what is drafted, and with it
+        the text of a seed and a replay, would depend on the rounds before.
+        """
+        half = max(1, self._room // 2)
+        return max(0, -((self._room - length) // half)) * half
+
+    def _moved(self, kept: int) -> None:
+        """The text has changed, but for the first ``kept`` of its ids in the draft's."""
+        self._forget(kept)
+
+    def _forget(self, kept: int) -> None:
+        self._read = min(self._read, kept)
+
+    def _pass(self, ids: Sequence[int], length: int, end: int, keep: int, hidden: bool) -> Forward | None:
+        """Read what is not cached of the first ``end`` of the draft's ids.
+
+        Args:
+            ids: the text's, in the draft's ids.
+            length: of the text that is gone on from, which says what is left out.
+            end: how many of them are read.
+            keep: predictions behind the last so many of them are wanted.
+            hidden: whether hidden states are wanted.
+
+        Returns:
+            The draft's own pass; None where all is cached already.
+        """
+        runner, outside = self.runner, self._outside(length)
+        if outside != self._left_out:
+            runner.rollback(0)
+            self._left_out = outside
+        runner.rollback(max(0, self._read - outside))
+        cached = outside + runner.length
+        fed = ids[cached:end]
+        self._read = end
+        if not fed:
+            assert not keep, "the last id is read for its logits"
+            return None
+        return runner.extend(fed, keep=keep, hidden=hidden)
+
+
+class TranslatedRunner(OwnTextRunner):
+    """A `Runner` that is told its target's ids and gives logits of those that its draft has too.
+
+    The draft's logits of the shared tokens are what it drafts from: renormalised, they are its law there, and signals
+    are of this law.
+
+    Args:
+        runner, tokens: as of `OwnTextRunner`.
+    """
+
+    def __init__(self, runner: Runner, tokens: TokenMap) -> None:
+        super().__init__(runner, tokens)
+        self.draft_vocabulary = tokens.vocabulary
+        self._shared = Columns(tokens.columns)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        text, behind = self._text, len(tokens) - keep
+        for token in tokens[:behind]:
+            self._forget(text.append(token))
+        if not keep:
+            return self._rows(text.ids, [len(text.ids)], 0, hidden)
+        parts: list[Forward] = []
+        ends: list[int] = []  # where the text ends for each row of the coming pass
+        for token in tokens[behind:]:
+            before = [*text.ids] if ends else []
+            kept = text.append(token)
+            if ends and (kept < ends[-1] or self._outside(len(text.ids)) != self._outside(ends[0])):
+                parts.append(self._rows(before, ends, len(ends), hidden))
+                ends = []
+            if not ends:
+                self._forget(min(kept, len(text.ids) - 1))
+            ends.append(len(text.ids))
+        parts.append(self._rows(text.ids, ends, len(ends), hidden))
+        return joined(parts) if len(parts) > 1 else parts[0]
+
+    def _rows(self, ids: Sequence[int], ends: Sequence[int], keep: int, hidden: bool) -> Forward:
+        """Read what is not cached of the draft's ids.
+
+        Args:
+            ids: the text's, in the draft's ids.
+            ends: how many of them come before each prediction, rising; nothing is changed from the first one on.
+            keep: how many predictions are wanted, all of ``ends`` or none.
+            hidden: whether hidden states are wanted.
+        """
+        found = self._pass(ids, ends[0], ends[-1], ends[-1] - ends[0] + 1 if keep else 0, hidden)
+        if found is None:
+            return Forward(np.zeros((0, len(self._map.vocabulary)), np.float32), vocabulary=self.draft_vocabulary)
+        rows = [end - ends[0] for end in ends[:keep]]
+        return Forward(
+            self._shared.of(found.columns, rows),
+            found.hidden[rows] if found.hidden is not None else None,
+            None,
+            self.draft_vocabulary,
+        )
+
+
+class WrittenRunner(OwnTextRunner):
+    """A `Runner` that predicts the next of its target's tokens in what its draft would write.
+
+    Behind the text the draft writes the likeliest of its own tokens until they tell the next one of the target's
+    (`Continuation`). So each prediction is certain, and one of the text alone. Its signals are of the law of the token
+    that the draft begins with. What it wrote is not written again where a text goes on with it.
+
+    Args:
+        runner, tokens: as of `OwnTextRunner`.
+    """
+
+    AHEAD = FARTHEST
+
+    def __init__(self, runner: Runner, tokens: TokenMap) -> None:
+        super().__init__(runner, tokens)
+        self.writes_text, self.verifies = True, False
+        self._continuation = Continuation(tokens)
+        self._ids: list[int] = [*self._text.ids]  # the text's in the draft's, and those written behind it
+        self._laws: dict[int, Numbers] = {}  # (1, N), of those written, by their place
+        self._laws_outside = 0
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        assert not hidden, "the states behind a token of the target's are of no token of the draft's"
+        text, behind = self._text, len(tokens) - keep
+        for token in tokens[:behind]:
+            self._moved(text.append(token))
+        found: list[int] = []
+        laws: list[Numbers] = []
+        for token in tokens[behind:]:
+            self._moved(text.append(token))
+            found.append(self._next())
+            laws.append(self._laws[len(text.ids)])
+        if keep:
+            return Forward(joined_numbers(laws), certain=Certain(found, self._map.whole))
+        self._go_on_from_text()
+        self._pass(self._ids, len(text.ids), len(text.ids), 0, hidden=False)
+        return Forward(np.zeros((0, self._map.whole), np.float32))
+
+    def _next(self) -> int:
+        length = len(self._text.ids)
+        self._go_on_from_text()
+        while (token := self._continuation.next(self._text, self._ids[length:])) is None:
+            end = len(self._ids)
+            self._forget(end - 1)
+            found = self._pass(self._ids, length, end, 1, hidden=False)
+            assert found is not None, "an id is read"
+            law = self._continuation.writable.of(found.columns, [0])
+            self._laws[end] = law
+            self._ids.append(int(self._continuation.writable.ids[int(law[0].argmax())]))
+        return token
+
+    def _moved(self, kept: int) -> None:
+        new, old = self._text.ids, self._ids
+        while kept < min(len(new), len(old)) and new[kept] == old[kept]:
+            kept += 1
+        if kept < len(new):
+            old[kept:] = new[kept:]
+            self._laws.clear()
+            self._forget(kept)
+
+    def _go_on_from_text(self) -> None:
+        """Forget what is behind the text, unless the draft would write the same again."""
+        length = len(self._text.ids)
+        if (outside := self._outside(length)) != self._laws_outside:
+            self._laws.clear()
+            self._laws_outside = outside
+        self._laws = {place: law for place, law in self._laws.items() if place >= length}
+        if length not in self._laws:
+            self._laws.clear()
+            del self._ids[length:]
+            self._forget(length)

@@ -1,1 +1,0 @@
-"""Drafts whose tokenizer is not their target's."""
