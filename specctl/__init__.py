@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specctl.api.speculative import Speculative, speculative
     from specctl.policies import POLICIES
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOMES = {
     "POLICIES": "specctl.policies",
