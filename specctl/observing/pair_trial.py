@@ -17,7 +17,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import timed
-from specctl.models.sharding.leader import is_sharded
+from specctl.models.sharding import is_sharded
 from specctl.observing.pass_times import fill
 from specctl.profile.schema import Profile
 

@@ -14,7 +14,7 @@ from specctl.models.files.hushing import hushed
 from specctl.models.loading.profile_models import find_head
 from specctl.models.placing.model_config import load_config
 from specctl.models.running.pair import Pair
-from specctl.models.sharding.leader import is_sharded
+from specctl.models.sharding import is_sharded
 from specctl.peers.completion import completion_of
 from specctl.peers.names import ASSISTED, MOVING
 from specctl.peers.process import PeerError

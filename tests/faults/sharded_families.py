@@ -25,7 +25,7 @@ from specctl.models.placing import shard_plan
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
-from specctl.models.sharding.leader import dismiss
+from specctl.models.sharding import dismiss
 from specctl.profile.schema import ModelTable
 from tests.faults.families import PATIENCE
 from tests.faults.tiny_families import built

@@ -20,6 +20,7 @@ from specctl.decoding import round as round_module
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import ModelError
+from specctl.models import sharding
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import LoadedModel, load_model
 from specctl.models.loading.model_shards import checking_runner, sharded_runner
@@ -27,7 +28,6 @@ from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.pair import Pair
-from specctl.models.sharding import leader as leading
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import ModelTable, Profile, SamplingTable
@@ -72,7 +72,7 @@ class Family:
         return replace(self.pair, target=sharded(self.share(placement), engine, **settings))
 
 
-def sharded(share: LoadedModel, engine: str = "eager", **settings: object) -> leading.LeadingRunner:
+def sharded(share: LoadedModel, engine: str = "eager", **settings: object) -> sharding.LeadingRunner:
     assert share.sharding is not None
     wanted = EngineSettings(**{"engine": engine, "compile": False, **settings})
     return sharded_runner(share.model, share.sharding, VOCABULARY, share.name, wanted)
@@ -99,7 +99,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         return made[name]
 
     yield family
-    leading.dismiss()
+    sharding.dismiss()
 
 
 def completed(pair: Pair, settings: SamplingTable = GREEDY, setting: Setting = SVIP):
@@ -155,7 +155,7 @@ def test_each_rank_has_its_part_of_the_weights(families):
 
 def test_a_pass_is_one_message_and_a_rollback_none(families):
     pair = families("llama").sharded()
-    leader = leading.leader()
+    leader = sharding.leader()
     before = leader.messages
     found = completed(pair)
     # Each round's verification, the first one with the prompt; the last tokens are never read.
@@ -317,7 +317,7 @@ def test_a_follower_that_cannot_go_on_is_told_once_and_ends_the_run(families):
     pair = families("llama").sharded()
     runner = pair.target
     runner.extend(PROMPT[:4], keep=1)
-    os.kill(leading.leader().followers.pids[0], signal.SIGKILL)
+    os.kill(sharding.leader().followers.pids[0], signal.SIGKILL)
     with pytest.raises(ModelError, match=r"Process 2 of the 2 .* was killed \(SIGKILL\)") as caught:
         runner.extend([5], keep=1)
     assert caught.value.exit_code == 3

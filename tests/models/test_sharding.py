@@ -22,9 +22,7 @@ from specctl.models.placing.memory import DeviceMemory, estimate
 from specctl.models.placing.placement import place
 from specctl.models.placing.shard_plan import shard_plan, sharded_placement
 from specctl.models.running.engines import eager
-from specctl.models.sharding.following import Follower
-from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
-from specctl.models.sharding.message import SIZE, Message, Order, decoded
+from specctl.models.sharding import SIZE, Follower, LeadingRunner, Message, Order, Sharding, decoded
 from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 from tests.support.checkpoints import llama_config, save_model
@@ -306,9 +304,9 @@ def test_doctor_says_which_placement_fits_and_why(folders):
 
 LEADER = """
 import os, sys, time
-from specctl.models.sharding import followers
-followers.GRACE = 0.5
-group = followers.Followers(2)
+from specctl.models import sharding
+sharding.GRACE = 0.5
+group = sharding.Followers(2)
 {first}
 print(group.pids[0], flush=True)
 {then}
@@ -377,7 +375,7 @@ def test_a_pass_that_no_exception_ends_is_ended_with_exit_code_3():
 
 STUCK = """
 import ctypes, signal
-followers.PATIENCE = 0.5
+sharding.PATIENCE = 0.5
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 group.began_pass()
 lock, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
@@ -430,7 +428,7 @@ def test_one_interrupt_leaves_a_pass_that_waits_for_a_follower_to_it():
 
 
 def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkeypatch):
-    from specctl.models.sharding.followers import MeetingFolder
+    from specctl.models.sharding import MeetingFolder
     from specctl.outputs.locks import ABANDONED
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -456,7 +454,7 @@ def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkey
 
 
 def test_folders_of_other_users_are_left_alone(tmp_path, monkeypatch):
-    from specctl.models.sharding.followers import MeetingFolder
+    from specctl.models.sharding import MeetingFolder
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     theirs = tmp_path / "specctl-shards-theirs"
@@ -483,7 +481,7 @@ def test_a_leader_that_waits_for_a_person_is_left_alone():
 
 
 def test_what_a_follower_says_last_is_told(tmp_path, monkeypatch):
-    from specctl.models.sharding import followers
+    from specctl.models import sharding
 
     (tmp_path / "unable.py").write_text(
         "import json, os, sys\n"
@@ -491,8 +489,8 @@ def test_what_a_follower_says_last_is_told(tmp_path, monkeypatch):
         "sys.exit(3)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(followers, "PROGRAM", "unable")
-    group = followers.Followers(3)
+    monkeypatch.setattr(sharding, "PROGRAM", "unable")
+    group = sharding.Followers(3)
     with pytest.raises(ModelError, match=r"Process [23] of the 3 .* failed: no room") as caught:
         group.wait_for("ready")
     assert caught.value.hint == "make some"

@@ -26,8 +26,7 @@ def main() -> None:
         os.write(reports, f"{json.dumps(what)}\n".encode())
 
     try:
-        from specctl.models.sharding.following import Follower
-        from specctl.models.sharding.group import ShardGroup, known_to_transformers
+        from specctl.models.sharding import Follower, ShardGroup, known_to_transformers
 
         def load(told: "dict[str, Any]") -> "PreTrainedModel":
             from specctl.models.loading.model import read_share

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from specctl.models.sharding.leading_runner import Sharding
+    from specctl.models.sharding import Sharding
 
 T = TypeVar("T")
 
@@ -225,7 +225,7 @@ def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None
 
 def _led(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "tuple[PreTrainedModel, Sharding]":
     from specctl.models.loading.model_shards import told
-    from specctl.models.sharding.leader import lead
+    from specctl.models.sharding import lead
 
     assert placement.sharded is not None, "whole models have no leader"
     return lead(placement.shards).load(

@@ -13,8 +13,7 @@ from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.placing.engine_table import chosen, engine_named
 from specctl.models.placing.placement import Placement
 from specctl.models.running.engines import EngineSettings, Where
-from specctl.models.sharding.leader import leader
-from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
+from specctl.models.sharding import LeadingRunner, Sharding, leader
 from specctl.profile.schema import ModelTable
 
 

@@ -207,7 +207,7 @@ def load_found(levels: Sequence[Level], above: Sequence[int | None], progress: C
     files = {place: one.found for place, one in enumerate(levels) if one.found is not None}
     if any(one.table.splits for one in files.values()):
         from specctl.models.loading.model_shards import split
-        from specctl.models.sharding.leader import lead
+        from specctl.models.sharding import lead
 
         shards = split(one.table for one in files.values())
         assert shards is not None, "a table is split"
