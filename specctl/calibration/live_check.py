@@ -8,7 +8,7 @@ from specctl.calibration.batch_sizes import BatchSize
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.models.predictors.trained_predictors import TrainedPredictor
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import RowPasses
 from specctl.observing.candidates import Candidates, candidates_of

@@ -15,13 +15,12 @@ from specctl.commands.prompt_options import PromptOptions
 from specctl.commands.tasks.replication import FewReplicaOptions
 from specctl.commands.training import TrainingFlags
 from specctl.errors import UsageError
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.kinds import HEAD_KINDS, RECIPES, Recipe
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.terminal.work_progress import TerminalProgress
-    from specctl.training.drafts.draft_workshop import DraftHeads
-    from specctl.training.drafts.recipes import Recipe
+    from specctl.training.draft_heads import DraftHeads
     from specctl.training.model_card import Report
     from specctl.training.subject import Source
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = StrEnum("Kind", [(kind, kind) for kind, row in HEAD_KINDS.items() if row.trained])
+    Kind = StrEnum("Kind", [(kind, kind) for kind in RECIPES])
 
 
 USUAL = "kind output profile target draft suite input_ max_new_tokens answers depth epochs resume"
@@ -90,7 +89,7 @@ def train_draft(
     recipe = partial(_recipe, kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
 
     def begin(found: "Profile") -> "DraftHeads":
-        from specctl.training.drafts.draft_workshop import DraftHeads
+        from specctl.training.draft_heads import DraftHeads
 
         recipe()  # a setting that the kind does not have is told before anything is read
         return DraftHeads(found)
@@ -101,19 +100,17 @@ def train_draft(
         schedule = Schedule(epochs, batch_size, lr, seed)
         return subject.make(output, source, replace(recipe(), optimizer=optimizer), schedule, progress)
 
-    flags.train(found, "draft", begin, finish)
+    flags.train(found, begin, finish)
 
 
-def _recipe(kind: Kind, **own: int | None) -> "Recipe":
+def _recipe(kind: Kind, **own: int | None) -> Recipe:
     """The published settings of a kind, with those that the user gave.
 
     Raises:
         UsageError: the user gave one that the kind does not have.
     """
-    from specctl.training.drafts.courses import COURSES
-
-    course = COURSES[kind]
+    row = HEAD_KINDS[kind]
     given = {name: value for name, value in own.items() if value is not None}
-    if foreign := [name for name in given if name not in course.flags]:
+    if foreign := [name for name in given if name not in row.flags]:
         raise UsageError(f"--{foreign[0].replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
-    return replace(course.recipe, **given)  # type: ignore[arg-type]
+    return replace(RECIPES[kind], **given)  # type: ignore[arg-type]

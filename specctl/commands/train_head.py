@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.terminal.work_progress import TerminalProgress
     from specctl.training.model_card import Report
-    from specctl.training.predictors.predictor_workshop import Predictors
+    from specctl.training.predictors import Predictors
     from specctl.training.subject import Source
 
 
@@ -91,20 +91,20 @@ def train_head(
     found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
 
     def begin(found: "Profile") -> "Predictors":
-        from specctl.training.predictors.predictor_workshop import Predictors
+        from specctl.training.predictors import Predictors
 
         return Predictors(found, kind, mix)
 
     def finish(subject: "Predictors", source: "Source[Any, Any]", progress: "TerminalProgress") -> "Report":
         from specctl.training.epochs import Schedule
-        from specctl.training.predictors.predictor_learner import PredictorRecipe
-        from specctl.training.predictors.predictor_report import sweep_recipes
+        from specctl.training.predictor_learner import PredictorRecipe
+        from specctl.training.predictors import sweep_recipes
 
         own = None if kind == "disco" else 3 if depth is None else depth
         recipes = sweep_recipes(signals=signals) if sweep else [PredictorRecipe(own, weight, signals)]
         return subject.make(output, source, recipes, Schedule(passes, batch_size, rate, seed), progress)
 
-    flags.train(found, kind, begin, finish)
+    flags.train(found, begin, finish)
 
 
 def _defaults(kind: str, reject_weight: float | None, epochs: int | None, lr: float | None) -> tuple[float, int, float]:

@@ -78,7 +78,7 @@ class TrainingFlags:
             outputs.spare(self.name, self.earlier)
         outputs.folder("output", self.output, resumed=self.resume)
 
-    def source(self, subject: "Subject[Any, Any]", kind: str, progress: "TerminalProgress") -> "Source[Any, Any]":
+    def source(self, subject: "Subject[Any, Any]", progress: "TerminalProgress") -> "Source[Any, Any]":
         """Material of an earlier run, or made of the prompts as far as it is missing."""
         if self.earlier is not None:
             source = subject.open(self.earlier, progress)
@@ -87,8 +87,7 @@ class TrainingFlags:
             return source
         replicas = None
         if (replication := self.replicas.replication) is not None:
-            maker = "specctl.training.subjects:replica"
-            replicas = partial(replication.start, subject.profile, maker, {"kind": kind}, progress)
+            replicas = partial(replication.start, subject.profile, subject.maker, subject.setup, progress)
         suite, batch = self.prompts.chosen(self.seed), self.replicas.rows or 1
         source = subject.collect(self.output, suite, progress, resume=self.resume, batch=batch, replicas=replicas)
         for identity, reason in source.material.left_out.items():
@@ -98,7 +97,6 @@ class TrainingFlags:
     def train(
         self,
         found: "ResolvedProfile",
-        kind: str,
         begin: "Callable[[Profile], Trained]",
         finish: "Callable[[Trained, Source[Any, Any], TerminalProgress], Report]",
     ) -> None:
@@ -106,7 +104,6 @@ class TrainingFlags:
 
         Args:
             found: the profile.
-            kind: what replicas are asked to make; see `specctl.training.subjects.replica`.
             begin: makes the subject; it is what imports torch.
             finish: trains it, and writes what was trained.
         """
@@ -123,7 +120,7 @@ class TrainingFlags:
             if self.resume and subject.is_finished(self.output):
                 progress.say(f"{self.output} is finished")
                 return
-            source = self.source(subject, kind, progress)
+            source = self.source(subject, progress)
             if self.only:
                 return
             report = finish(subject, source, progress)

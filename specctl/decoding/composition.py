@@ -11,7 +11,7 @@ from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
-from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, first_for, signal_of
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import (

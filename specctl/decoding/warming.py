@@ -8,8 +8,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.tree_sight import WIDEST
+from specctl.models.predictors.predictor_checkpoint import signal_of
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.predictors.trained_predictors import signal_of
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner

@@ -1,11 +1,12 @@
 """What a command trains: the material that it needs, and the folder that it writes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from specctl.batching.row_count import Batch
@@ -17,15 +18,128 @@ from specctl.decoding.session import Session
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
-from specctl.observing.progress import Progress
-from specctl.observing.prompt_answers import Answered, answering
+from specctl.observing.findings import Skipped
+from specctl.observing.progress import SILENT, Advance, Progress, ignored
+from specctl.observing.prompt_answers import Answered, answer_each, answering
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
-from specctl.prompts.suites import Suite
-from specctl.replicas.job import Answer
+from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.replicas.job import Answer, ReplicaError
 from specctl.replicas.replica import Replicas
-from specctl.training.collected import Collector, collect
+from specctl.replicas.window import GivenUp, Task, in_order
 from specctl.training.epochs import Learner, Schedule, Training
 from specctl.training.material import INDEX, Item, Material
+
+PROMPTS_PER_SHARD = 16
+"""Prompts that are lost at most when a run is killed."""
+SHARDS_AHEAD = 2
+"""Shards for each replica that may wait in memory for an earlier one; they hold hidden states."""
+
+
+_Shard = tuple[int, list[SuitePrompt]]
+"""Index of its first prompt in the suite, and its prompts."""
+_Made = tuple[int, bytes, dict[str, str]]
+"""How many prompts a shard has, the content of its file, and by id why some could not be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collector(Generic[Item]):
+    """How prompts are answered and what is made of the answers.
+
+    Attributes:
+        answers: makes an answerer for the prompt of an index. If one served several prompts and its policy kept its
+            state, an answer would depend on where a run was resumed. Or rows that do so.
+        make: what to store of an answered prompt.
+    """
+
+    answers: Callable[[int], Answerer] | RowReplicas
+    make: Callable[[Answered], Iterable[Item]]
+
+    def shard(
+        self, prompts: Sequence[SuitePrompt], first: int, advance: Advance = ignored
+    ) -> tuple[list[Item], dict[str, str]]:
+        """What is made of the answers to some prompts, and by id why some could not be answered.
+
+        Args:
+            prompts: the shard's.
+            first: index of the first of them in the suite.
+            advance: called after each prompt.
+        """
+        items: list[Item] = []
+        left_out: dict[str, str] = {}
+        for found in answer_each(self.answers, prompts, first=first, advance=advance):
+            if isinstance(found, Skipped):
+                left_out[found.prompt] = found.reason
+            else:
+                items += self.make(found)
+        return items, left_out
+
+    def answering(self, material: type[Material[Item]]) -> Answer:
+        """What a replica does: a shard's prompts become the bytes of its file, which the replica does not write."""
+
+        def answer(question: dict[str, Any]) -> dict[str, Any]:
+            counts: list[int] = []
+
+            def count(tokens: int = 0) -> None:
+                counts.append(tokens)
+
+            items, left_out = self.shard(question["prompts"], question["first"], count)
+            return {"content": material.content(items), "left_out": left_out, "tokens": counts}
+
+        return answer
+
+
+def collect(
+    material: Material[Item],
+    prompts: Sequence[SuitePrompt],
+    source: Collector[Item] | Replicas,
+    advance: Advance = ignored,
+) -> None:
+    """Answer the prompts that a folder has no answers to.
+
+    What is stored of a prompt depends on its index and the seed only, not on where an earlier run ended, nor on who
+    answered it.
+
+    Args:
+        material: the folder.
+        prompts: all prompts of the suite, including those that are already answered.
+        source: answers them here, or replicas that do as `Collector.answering` says.
+        advance: called after each prompt.
+
+    Raises:
+        ReplicaError: no replica survived the prompts of a shard, or none is left.
+    """
+    shards = [
+        (first, list(prompts[first : first + PROMPTS_PER_SHARD]))
+        for first in range(material.done, len(prompts), PROMPTS_PER_SHARD)
+    ]
+    made = _here(source, material, shards, advance) if isinstance(source, Collector) else _away(source, shards, advance)
+    began = perf_counter()
+    for count, content, left_out in made:
+        now = perf_counter()
+        material.add(content, count, left_out, now - began)
+        began = now
+
+
+def _here(
+    collector: Collector[Item], material: Material[Item], shards: Iterable[_Shard], advance: Advance
+) -> Iterator[_Made]:
+    for first, shard in shards:
+        items, left_out = collector.shard(shard, first, advance)
+        yield len(shard), material.content(items), left_out
+
+
+def _away(replicas: Replicas, shards: Iterable[_Shard], advance: Advance) -> Iterator[_Made]:
+    tasks = (Task((first, len(shard)), {"first": first, "prompts": shard}) for first, shard in shards)
+    for (first, count), answer in in_order(replicas, tasks, SHARDS_AHEAD * replicas.count):
+        if isinstance(answer, GivenUp):
+            raise ReplicaError(
+                f"no replica survived prompts {first + 1} to {first + count}; {answer.why}",
+                "what was finished is kept; run them with one process to see why",
+            )
+        yield count, answer["content"], answer["left_out"]
+        for tokens in answer["tokens"]:
+            advance(tokens)
+
 
 STATE = "training.safetensors"
 """The state that an interrupted training goes on from; a whole run has none."""
@@ -58,6 +172,7 @@ class Subject(ABC, Generic[Item, Models]):
         folder: of its material, in the folder that it writes.
         ends: files that it writes last: any of them says that all is written.
         others: further files by which its folder is known.
+        maker: of replicas that collect its material (`specctl.replicas.job.Job`); `setup` is what else they are given.
         profile: what is left of it.
     """
 
@@ -65,6 +180,7 @@ class Subject(ABC, Generic[Item, Models]):
     folder: type[Material[Item]]
     ends: Collection[str]
     others: Collection[str]
+    maker: str
 
     def __init__(self, profile: Profile) -> None:
         if (draft := profile.draft) is not None:
@@ -119,6 +235,14 @@ class Subject(ABC, Generic[Item, Models]):
         limit = self.profile.sampling.max_new_tokens
         rows = RowReplicas.of(pair, answer, batch, prompts, limit, settings=settings, warn=warn)
         return Collector(rows or partial(answerer, pair), partial(self.items, pair))
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        return {}
+
+    def replica(self) -> Answer:
+        """What a replica does: it makes shards of material."""
+        return self.collector(self.load(SILENT)).answering(self.folder)
 
     @abstractmethod
     def check(self, material: Material[Item]) -> None:
@@ -182,7 +306,7 @@ class Subject(ABC, Generic[Item, Models]):
             progress: receives the stages.
             resume: continue what an earlier run left in the folder, instead of starting over.
             batch: how many prompts are answered at once in this process.
-            replicas: starts replicas that collect (`specctl.training.subjects.replica`) and end before anything is
+            replicas: starts replicas that collect (`maker`) and end before anything is
                 loaded here; None to collect in this process.
 
         Raises:

@@ -15,7 +15,7 @@ from specctl.commands.option_groups import ShowOptions
 from specctl.errors import ModelError, SpecctlError
 from specctl.models.loading import profile_models as found
 from specctl.outputs import Outputs
-from specctl.training.predictors import predictor_workshop as workshop
+from specctl.training import predictors as workshop
 
 DATA = Path(__file__).parents[1] / "data"
 INPUT = ("-i", "in.jsonl")

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import UsageError
-from specctl.training.collected import PROMPTS_PER_SHARD
-from specctl.training.drafts.courses import COURSES
+from specctl.models.draft_heads.kinds import RECIPES
 from specctl.training.material import INDEX
+from specctl.training.subject import PROMPTS_PER_SHARD
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.invoked import invoke
 
@@ -83,7 +83,7 @@ SMALL = {kind: ["--depth", "1", "--steps", "3", "--anchors", "4"] for kind in ("
 SMALL["glide"] = ["--depth", "2", "--steps", "3"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in COURSES if kind != "eagle3"])
+@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind != "eagle3"])
 @pytest.mark.representatives("dflash")
 def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole: tuple[Path, Any]) -> None:
     more = ["--answers", str(whole[0] / "answers"), "--epochs", "1"]
@@ -94,7 +94,7 @@ def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole:
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.parametrize("kind", RECIPES)
 @pytest.mark.representatives("eagle3", "dflash")
 def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path, kind: str) -> None:
     if not (folder / kind / "config.json").exists():

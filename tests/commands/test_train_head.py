@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import ModelError, ProfileError, UsageError
-from specctl.training.collected import PROMPTS_PER_SHARD
 from specctl.training.material import INDEX
+from specctl.training.subject import PROMPTS_PER_SHARD
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.invoked import invoke
 

@@ -12,11 +12,10 @@ from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.training import subject
-from specctl.training.collected import PROMPTS_PER_SHARD
+from specctl.training import predictors, subject
 from specctl.training.material import INDEX
-from specctl.training.predictors import predictor_workshop
-from specctl.training.predictors.examples import ExampleFolder
+from specctl.training.predictor_examples import ExampleFolder
+from specctl.training.subject import PROMPTS_PER_SHARD
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.invoked import invoke
 from tests.support.toy_heads import random_block, random_eagle3
@@ -113,7 +112,7 @@ def test_an_interrupted_run_goes_on_to_the_same_head(
 
 
 def test_earlier_examples_need_no_model(folder: Path, whole: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor_workshop, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(predictors, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     monkeypatch.setattr(subject, "load_pair", lambda *_, **__: pytest.fail("a model was loaded"))
     examples = ["--examples", str(whole[0] / "examples"), *TRAINING]
     invoke(*options(folder, "again", *examples))

@@ -13,6 +13,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.models.draft_heads.training import Teacher
 from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
@@ -24,11 +25,8 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.replay.recording import metering
 from specctl.replay.recording.sequence_recording import read_sequence
-from specctl.training.drafts.lessons import Teacher
-from specctl.training.predictors.draft_states import ModelStates
-from specctl.training.predictors.examples import Example
-from specctl.training.predictors.mixing import acceptance, last_hidden_states, signals
-from specctl.training.predictors.predictor_learner import weighted_loss
+from specctl.training.predictor_examples import Example, ModelStates, acceptance, last_hidden_states, signals
+from specctl.training.predictor_learner import weighted_loss
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, spread, unexpected
 from tests.support.toys import noisy_copy, random_model, random_predictor, toy_disco

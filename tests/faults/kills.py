@@ -26,7 +26,7 @@ import torch
 from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
 from specctl.replay.recording import collecting, metering
-from specctl.training import collected, saved_state, subjects  # noqa: F401
+from specctl.training import epochs, subject
 from tests.support.checkpoints import llama_config, save_model
 
 Items = Iterable[tuple[str, Any]]
@@ -214,8 +214,8 @@ def kill(kills: int, seed: int, say: Callable[[str], None] = lambda _: None) -> 
         rough = {"LENGTHS": (0, 1, 4, 40), "IN_A_ROW": 2, "PASSES": metering.WARM_UPS + 1}
         stack.enter_context(patch.multiple(metering, **rough))
         stack.enter_context(patch.object(collecting, "PASSES", rough["PASSES"]))
-        stack.enter_context(patch.object(saved_state, "SAVE_SECONDS", 0.02))
-        stack.enter_context(patch.object(collected, "PROMPTS_PER_SHARD", 4))
+        stack.enter_context(patch.object(epochs, "SAVE_SECONDS", 0.02))
+        stack.enter_context(patch.object(subject, "PROMPTS_PER_SHARD", 4))
         for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
             stack.enter_context(patch.dict(os.environ))
             del os.environ[name]

@@ -12,6 +12,7 @@ import specctl
 from specctl.doctor.pass_bytes import WeightReads
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import VerifierKeys
+from specctl.models.draft_heads.training import Given
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.skeleton import skeleton
 from specctl.models.passes.cache import cache_argument
@@ -19,7 +20,6 @@ from specctl.models.passes.layer_sizes import cached_values, largest, sizes
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.shard_plan import shard_plan
 from specctl.profile.schema import ModelTable
-from specctl.training.drafts.networks import Given
 from tests.support.checkpoints import save_model
 from tests.support.invoked import invoke
 from tests.support.recurrent_models import NOT_HERE, RECURRENT, recurrent_model

@@ -12,7 +12,7 @@ from test_replay_law import ALONE, EXACT, PLAIN, PROMPT, first_two, traces
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.analysis.verdicts import verdicts
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.predictors.trained_predictors import disco_predictors
+from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.replay.play import Player, play
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace

@@ -18,7 +18,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.predictors.trained_predictors import first_for
+from specctl.models.predictors.predictor_checkpoint import first_for
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested

@@ -7,9 +7,9 @@ from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import Lost
-from specctl.training import collected
-from specctl.training.drafts.draft_workshop import DraftHeads
-from specctl.training.predictors.predictor_workshop import Predictors
+from specctl.training import subject
+from specctl.training.draft_heads import DraftHeads
+from specctl.training.predictors import Predictors
 from tests.replicas.in_process import InProcess
 from tests.support.checkpoints import llama_config, save_model
 
@@ -38,7 +38,7 @@ def suite(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(collected, "PROMPTS_PER_SHARD", 3)
+    monkeypatch.setattr(subject, "PROMPTS_PER_SHARD", 3)
 
 
 def contents(folder):
@@ -51,7 +51,7 @@ def test_examples_of_heads(profile, suite, kind, tmp_path):
     found = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        job = Job("specctl.training.subjects:replica", {"profile": profile, "kind": kind})
+        job = Job(Predictors.maker, {"profile": profile, "kind": kind})
         replicas = None if name == "one" else lambda job=job: InProcess(job)
         source = Predictors(profile, kind).collect(tmp_path / name, suite, SILENT, resume=False, replicas=replicas)
         found[name] = source.material
@@ -76,7 +76,7 @@ def test_answers_of_drafts_go_on_where_an_earlier_run_ended(profile, suite, tmp_
                 return [Lost(replica, "was ended by signal 9")]
             return super().wait(seconds)
 
-    job = Job("specctl.training.subjects:replica", {"profile": profile, "kind": "draft"})
+    job = Job(DraftHeads.maker, {"profile": profile})
     with pytest.raises(ReplicaError, match="no replica survived prompts 7 to 9; was ended by signal 9"):
         subject.collect(tmp_path / "two", suite, SILENT, resume=False, replicas=lambda: Dying(job, count=1))
     found = subject.collect(tmp_path / "two", suite, SILENT, resume=True, replicas=lambda: InProcess(job)).material
@@ -91,7 +91,7 @@ def test_progress_counts_every_prompt(profile, suite, tmp_path):
         counted.append(tokens)
 
     folder = DraftHeads.folder.create(tmp_path / "answers", {}, PROMPTS)
-    job = Job("specctl.training.subjects:replica", {"profile": profile, "kind": "draft"})
-    collected.collect(folder, suite.prompts, InProcess(job, count=3), advance)
+    job = Job(DraftHeads.maker, {"profile": profile})
+    subject.collect(folder, suite.prompts, InProcess(job, count=3), advance)
     assert len(counted) == PROMPTS
     assert counted[6] == 0 < counted[0]

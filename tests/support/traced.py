@@ -9,8 +9,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
+from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.predictors.trained_predictors import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting

@@ -8,12 +8,10 @@ from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.training.drafts.courses import COURSES, new_head
-from specctl.training.drafts.draft_learner import DraftLearner
-from specctl.training.drafts.lessons import Teacher
-from specctl.training.drafts.recipes import Recipe
-from specctl.training.drafts.target_answers import Answer
-from specctl.training.predictors.examples import Example
+from specctl.models.draft_heads.kinds import RECIPES, Recipe
+from specctl.models.draft_heads.training import Teacher, new_head
+from specctl.training.draft_heads import Answer, DraftLearner
+from specctl.training.predictor_examples import Example
 from tests.support.toys import random_model, seeded
 
 VOCABULARY = 64
@@ -25,7 +23,7 @@ DRAWN = [1, 2, 3, 5, 8, 13, 21, 34, 55]
 
 def recipe(kind: str, **changes: object) -> Recipe:
     """The published recipe, small."""
-    published = COURSES[kind].recipe
+    published = RECIPES[kind]
     small: dict[str, object] = {"depth": 2 if published.anchors else 1, "steps": min(published.steps, 4)}
     if published.markov_rank:
         small["markov_rank"] = 8

@@ -16,15 +16,20 @@ from specctl.models.predictors.disco_predictor import disco_predictor_from
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.records import Round
+from specctl.training import predictor_rounds as module
 from specctl.training.epochs import Schedule, Training
 from specctl.training.material import Split
-from specctl.training.predictors import example_rounds as module
-from specctl.training.predictors.disco_network import DiscoNetwork, features_of, new_network
-from specctl.training.predictors.draft_states import Stored
-from specctl.training.predictors.example_rounds import read_model_rounds, read_rounds
-from specctl.training.predictors.examples import Example
-from specctl.training.predictors.predictor_evaluation import evaluate
-from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe, Trained
+from specctl.training.predictor_evaluation import evaluate
+from specctl.training.predictor_examples import Example, Stored
+from specctl.training.predictor_learner import (
+    DiscoNetwork,
+    PredictorLearner,
+    PredictorRecipe,
+    Trained,
+    features_of,
+    new_network,
+)
+from specctl.training.predictor_rounds import read_model_rounds, read_rounds
 from tests.support.toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
 from tests.support.traced import pair_of
 

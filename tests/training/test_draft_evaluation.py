@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from specctl.decoding.sampling import Sampling
-from specctl.training.drafts.draft_evaluation import Acceptance, Drafted, acceptance_in_rounds
-from specctl.training.drafts.lessons import Lesson
-from specctl.training.drafts.target_answers import Answer
+from specctl.models.draft_heads.training import Lesson
+from specctl.training.draft_heads import Acceptance, Answer, Drafted, acceptance_in_rounds
 from tests.support.toys import seeded
 
 SIZE, LENGTH = 3, 3
@@ -58,7 +57,7 @@ def test_the_mean_over_answers_is_the_acceptance_of_rounds() -> None:
     for text in product(range(SIZE), repeat=LENGTH):
         chance = float(torch.stack([TARGET[text[:index]][text[index]] for index in range(LENGTH)]).prod())
         answer = Answer(0, False, torch.tensor([0, 0]), torch.tensor(text))
-        (found,) = acceptance_in_rounds(Known(), [draft], [answer], Sampling(1.0), LENGTH)  # type: ignore[arg-type]
+        (found,) = acceptance_in_rounds(Known(), {"draft": draft}, [answer], Sampling(1.0), LENGTH)  # type: ignore[arg-type]
         assert found.rounds == 1
         mean += chance * torch.tensor(found.reached, dtype=torch.float64)
     assert mean.tolist() == pytest.approx(reached(), abs=1e-6)
@@ -69,12 +68,12 @@ def test_a_greedy_round_is_accepted_up_to_the_first_difference() -> None:
     while len(text) < LENGTH:
         text = (*text, int(TARGET[text].argmax()))
     answer = Answer(0, True, torch.tensor([0, 0]), torch.tensor(text))
-    (found,) = acceptance_in_rounds(Known(), [draft], [answer], Sampling(), LENGTH)  # type: ignore[arg-type]
+    (found,) = acceptance_in_rounds(Known(), {"draft": draft}, [answer], Sampling(), LENGTH)  # type: ignore[arg-type]
     agrees = [int(DRAFT[text[:index]].argmax()) == text[index] for index in range(LENGTH)]
     assert found.reached == tuple(float(all(agrees[: index + 1])) for index in range(LENGTH))
 
 
 def test_acceptance_by_position_and_lengths() -> None:
-    found = Acceptance(8, (0.8, 0.4, 0.0, 0.0))
+    found = Acceptance("draft", "greedy", 8, (0.8, 0.4, 0.0, 0.0))
     assert found.by_position == pytest.approx((0.8, 0.5, 0.0, 0.0))
     assert found.lengths == pytest.approx((0.8, 1.2, 1.2, 1.2))

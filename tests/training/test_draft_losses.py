@@ -3,10 +3,9 @@ from math import exp, log
 import pytest
 import torch
 
-from specctl.training.drafts.blocks import Blocks
-from specctl.training.drafts.chains import Step
-from specctl.training.drafts.lessons import Lesson
-from specctl.training.drafts.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, law_loss, mtp_loss
+from specctl.models.draft_heads import eagle1, eagle3, mtp
+from specctl.models.draft_heads.dflash import dflash_loss, dspark_loss
+from specctl.models.draft_heads.training import Blocks, Lesson, Step, law_loss
 
 LAW = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]])
 DRAFT = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.6, 0.2]])
@@ -34,9 +33,9 @@ def test_the_law_is_restricted_to_the_draft_vocabulary() -> None:
 def test_later_steps_of_eagle3_weigh_less() -> None:
     first, later = (Step(index, torch.tensor([0, 1]), DRAFT.log(), DRAFT) for index in (0, 2))
     whole = float(law_loss(DRAFT.log(), LAW.log(), None).sum())
-    assert eagle3_loss(first, lesson(LAW.log()), None, 0.5).item() == pytest.approx(whole, abs=1e-6)
+    assert eagle3.step_loss(first, lesson(LAW.log()), None, 0.5).item() == pytest.approx(whole, abs=1e-6)
     # Half of the rounds go on, so each stands for two.
-    assert eagle3_loss(later, lesson(LAW.log()), None, 0.5).item() == pytest.approx(2 * 0.64 * whole, abs=1e-6)
+    assert eagle3.step_loss(later, lesson(LAW.log()), None, 0.5).item() == pytest.approx(2 * 0.64 * whole, abs=1e-6)
 
 
 def test_eagle1_predicts_the_targets_next_state_and_law() -> None:
@@ -46,7 +45,7 @@ def test_eagle1_predicts_the_targets_next_state_and_law() -> None:
     step = Step(0, torch.tensor([0, 1]), DRAFT.log(), rows)
     feature = (0.5 * 0.5**2 + 0) / 2 + (0 + (3 - 0.5)) / 2
     law = float(law_loss(DRAFT.log(), LAW.log(), None).sum())
-    assert eagle1_loss(step, lesson(LAW.log(), states)).item() == pytest.approx(feature + 0.1 * law, abs=1e-5)
+    assert eagle1.step_loss(step, lesson(LAW.log(), states)).item() == pytest.approx(feature + 0.1 * law, abs=1e-5)
 
 
 def blocks(confidence: torch.Tensor | None) -> Blocks:
@@ -88,5 +87,5 @@ def test_mtp_learns_the_text_with_falling_weights() -> None:
     surprise = -log(0.5) - log(0.6)
     total = 1 + 0.6 + 0.36
     for index in range(3):
-        found = mtp_loss(Step(index, rows, DRAFT.log(), DRAFT), lesson(LAW.log()), 3).item()
+        found = mtp.step_loss(Step(index, rows, DRAFT.log(), DRAFT), lesson(LAW.log()), 3).item()
         assert found == pytest.approx(0.6**index / total * surprise, abs=1e-6)

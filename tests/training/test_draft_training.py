@@ -9,15 +9,15 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.training.drafts.courses import COURSES, new_head
-from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head
-from specctl.training.drafts.lessons import Teacher
+from specctl.models.draft_heads.kinds import RECIPES
+from specctl.models.draft_heads.training import Teacher, new_head
+from specctl.training.draft_heads import acceptance_in_rounds, drafts_of_head
 from specctl.training.epochs import Schedule, Training
 from tests.support.toys import random_model
 
 
 @pytest.mark.representatives(slow=("eagle3", "dflash"))
-@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.parametrize("kind", RECIPES)
 def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
     target = chain_target()
     answers = greedy_answers(target, 28)
@@ -26,7 +26,7 @@ def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_pa
     teacher = Teacher(target, learner.head.layers)
 
     def accepted(head: ChainHead | BlockHead) -> float:
-        (found,) = acceptance_in_rounds(teacher, [drafts_of_head(head.eval(), 3)], answers[24:], Sampling(), 3)
+        (found,) = acceptance_in_rounds(teacher, {"head": drafts_of_head(head.eval(), 3)}, answers[24:], Sampling(), 3)
         return found.lengths[-1]
 
     untrained = deepcopy(learner.head)

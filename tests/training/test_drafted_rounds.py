@@ -9,10 +9,9 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.chain_runner import HeadRunner
-from specctl.training.drafts.chains import drafted_steps
-from specctl.training.drafts.courses import COURSES
-from specctl.training.drafts.draft_evaluation import head_drafts, model_drafts
-from specctl.training.drafts.lessons import Lesson, Teacher
+from specctl.models.draft_heads.kinds import RECIPES
+from specctl.models.draft_heads.training import Lesson, Teacher, drafted_steps
+from specctl.training.draft_heads import head_drafts, model_drafts
 from tests.support.toys import random_model
 
 DEPTH = 4
@@ -31,7 +30,7 @@ def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: i
 
 
 @pytest.mark.parametrize("prompt", [1, 4])
-@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.parametrize("kind", RECIPES)
 @pytest.mark.representatives("eagle1-1", "eagle3-4", "glide-4", "dspark-4")
 def test_the_rounds_of_a_text_are_those_of_decoding(kind: str, prompt: int) -> None:
     target = random_model("llama")

@@ -13,11 +13,9 @@ import specctl.prompts
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.training import Lesson, Teacher, drafted_steps
 from specctl.profile.known_names import model_path
-from specctl.training.drafts.chains import drafted_steps
-from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model
-from specctl.training.drafts.lessons import Lesson, Teacher
-from specctl.training.drafts.target_answers import Answer
+from specctl.training.draft_heads import Answer, acceptance_in_rounds, drafts_of_head, drafts_of_model
 
 SUITE = Path(specctl.prompts.__file__).parent / "embedded_suite.jsonl"
 TOKENS = 80
@@ -52,7 +50,7 @@ def answers() -> list[Answer]:
 def test_the_embedded_eagle3_head_is_accepted_more_than_the_embedded_draft() -> None:
     target = model("target")
     head = embedded_eagle3(target)
-    drafts = [drafts_of_head(head, 5), drafts_of_model(model("draft"), 5)]
+    drafts = {"head": drafts_of_head(head, 5), "model": drafts_of_model(model("draft"), 5)}
     own, other = acceptance_in_rounds(Teacher(target, head.layers), drafts, answers(), Sampling(), 5)
     assert own.rounds > 100
     assert own.lengths[-1] > 1.05 * other.lengths[-1]

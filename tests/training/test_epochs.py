@@ -8,12 +8,11 @@ import torch
 from made import answer, disco_examples, draft_learner, liked_examples, recipe
 
 from specctl.errors import UsageError
-from specctl.training import saved_state
-from specctl.training.drafts.courses import COURSES
+from specctl.models.draft_heads.kinds import RECIPES
+from specctl.training import epochs
 from specctl.training.epochs import Learner, Schedule, Training, batches
-from specctl.training.predictors.disco_network import features_of
-from specctl.training.predictors.draft_states import ModelStates, Stored
-from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe
+from specctl.training.predictor_examples import ModelStates, Stored
+from specctl.training.predictor_learner import PredictorLearner, PredictorRecipe, features_of
 from tests.support.toys import random_model
 
 ITEMS = 7
@@ -37,7 +36,7 @@ def judging() -> Learner:
 
 LEARNERS: dict[str, Callable[[], Learner]] = {
     f"{kind}-{optimizer}": lambda kind=kind, optimizer=optimizer: drafting(kind, optimizer)
-    for kind in COURSES
+    for kind in RECIPES
     for optimizer in ("adamw", "muon")
 } | {
     "specdec++": predicting,
@@ -73,7 +72,7 @@ def test_an_interrupted_training_ends_as_if_nothing_had_happened(
         torn.run(after(2))
     _, resumed = training(name, tmp_path / "torn")
     assert resumed.step == 2
-    monkeypatch.setattr(saved_state, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(epochs, "SAVE_SECONDS", 0.0)
     with pytest.raises(RuntimeError):
         resumed.run(after(3, RuntimeError))
     learner, again = training(name, tmp_path / "torn")
@@ -99,7 +98,7 @@ def test_the_state_of_another_training_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_state, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(epochs, "SAVE_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         training("eagle3-adamw", tmp_path / "state")[1].run(after(1))
     kept = (tmp_path / "state").read_bytes()

@@ -13,7 +13,7 @@ from specctl.models.predictors.predictor_checkpoint import PredictorCheckpoint, 
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
-from specctl.training.predictors.predictor_workshop import Predictors
+from specctl.training.predictors import Predictors
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.toy_heads import random_eagle3
 

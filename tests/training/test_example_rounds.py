@@ -20,8 +20,8 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import NONE, Setting
 from specctl.records import Round
-from specctl.training.predictors import example_rounds as module
-from specctl.training.predictors.example_rounds import RoundTokens, read_rounds
+from specctl.training import predictor_rounds as module
+from specctl.training.predictor_rounds import RoundTokens, read_rounds
 from tests.support.toy_heads import random_block, random_eagle3
 from tests.support.toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
 from tests.support.traced import pair_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specctl.errors import UsageError
-from specctl.training.predictors.examples import Example, ExampleFolder
+from specctl.training.predictor_examples import Example, ExampleFolder
 from tests.support.toys import seeded
 
 

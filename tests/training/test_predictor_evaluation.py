@@ -9,11 +9,10 @@ from scipy.optimize import minimize
 from specctl.statistics.soft_logistic import fit_logistic
 from specctl.training.epochs import Schedule, Training
 from specctl.training.material import Split
-from specctl.training.predictors.draft_states import ModelStates, Stored, stored_states
-from specctl.training.predictors.examples import Example
-from specctl.training.predictors.predictor_evaluation import Evaluation, Score, evaluate, reliability, score
-from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe
-from specctl.training.predictors.predictor_report import predictor_tables, sweep_recipes, sweep_tables
+from specctl.training.predictor_evaluation import Evaluation, Score, evaluate, reliability, score
+from specctl.training.predictor_examples import Example, ModelStates, Stored, stored_states
+from specctl.training.predictor_learner import PredictorLearner, PredictorRecipe
+from specctl.training.predictors import predictor_tables, sweep_recipes, sweep_tables
 from tests.support.toys import random_model, random_predictor, seeded
 
 

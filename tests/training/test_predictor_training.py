@@ -7,9 +7,8 @@ from made import liked_examples as examples
 
 from specctl.models.running.eager import EagerRunner
 from specctl.training.epochs import Schedule, Training
-from specctl.training.predictors.draft_states import ModelStates
-from specctl.training.predictors.mixing import acceptance, last_hidden_states, mix, signals, states
-from specctl.training.predictors.predictor_learner import (
+from specctl.training.predictor_examples import ModelStates, acceptance, last_hidden_states, mix, signals, states
+from specctl.training.predictor_learner import (
     PredictorLearner,
     PredictorRecipe,
     new_predictor,
@@ -49,7 +48,7 @@ def test_labels_and_signals_are_those_of_the_drafted_tokens() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_the_drafter_will_see(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.training.predictors.mixing.TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr("specctl.training.predictor_examples.TOKENS_AT_ONCE", 40)
     model = random_model(family)
     sequences = [torch.randint(64, (size,), generator=seeded(size)) for size in (19, 7, 3, 20)]
     with torch.no_grad():

@@ -10,14 +10,11 @@ from test_drafted_rounds import in_a_round
 from specctl.errors import ModelError
 from specctl.models.draft_heads.checkpoint import draft_head
 from specctl.models.draft_heads.file_layout import Verifier, write_head
-from specctl.models.draft_heads.glide import GlideHead
+from specctl.models.draft_heads.glide import GlideHead, stretched
 from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.training import Lesson, Teacher, new_head, text_loss
 from specctl.models.files.checkpoint import locate
 from specctl.profile.schema import ModelTable
-from specctl.training.drafts.chains import stretched
-from specctl.training.drafts.courses import new_head
-from specctl.training.drafts.lessons import Lesson, Teacher
-from specctl.training.drafts.losses import text_loss
 from tests.support.toys import random_model, seeded
 
 SIZE = 4

@@ -5,7 +5,7 @@ import torch
 from made import answer
 
 from specctl.errors import UsageError
-from specctl.training.drafts.target_answers import Answer, AnswerFolder, answered_greedily, frequent_tokens
+from specctl.training.draft_heads import Answer, AnswerFolder, answered_greedily, frequent_tokens
 
 
 def test_answers_come_back_as_they_were(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from made import DRAWN, answer, spread_head
 from transformers import AutoModelForCausalLM
 
 from specctl.models.draft_heads.file_layout import Verifier, write_head
-from specctl.training.drafts.blocks import drafted_blocks
-from specctl.training.drafts.chains import drafted_steps
-from specctl.training.drafts.lessons import Lesson, Teacher
+from specctl.models.draft_heads.training import Lesson, Teacher, drafted_blocks, drafted_steps
 from tests.support.checkpoints import llama_config, save_model
 
 pytest.importorskip("speculators", reason="speculators, which pins an older transformers, is not installed")

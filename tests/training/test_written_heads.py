@@ -7,21 +7,20 @@ import torch
 from made import DRAWN, answer, spread_head
 
 from specctl.models.draft_heads.file_layout import Verifier, described
-from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
-from specctl.training.drafts.courses import COURSES
-from specctl.training.drafts.draft_evaluation import head_drafts
-from specctl.training.drafts.lessons import Teacher
+from specctl.models.draft_heads.kinds import HEAD_KINDS, RECIPES, recognise
+from specctl.models.draft_heads.training import Teacher
+from specctl.training.draft_heads import head_drafts
 from tests.support.toys import random_model
 
 
 def test_every_kind_that_is_trained_can_be_read() -> None:
-    assert COURSES.keys() == {kind for kind, row in HEAD_KINDS.items() if row.trained}
+    assert RECIPES.keys() == {kind for kind, row in HEAD_KINDS.items() if row.flags}
 
 
-@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.parametrize("kind", RECIPES)
 def test_a_head_is_what_is_read_of_its_description(kind: str) -> None:
     target = random_model("llama")
-    small = "draft_vocabulary" in COURSES[kind].flags
+    small = "draft_vocabulary" in HEAD_KINDS[kind].flags
     head = spread_head(kind, target, tokens=DRAWN if small else None)
     verifier = Verifier.of("some/target", target)
     config, weights = described(head, verifier)

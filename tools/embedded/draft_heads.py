@@ -14,7 +14,7 @@ Deterministic given ``--seed`` on one machine and one number of threads.
 import argparse
 import hashlib
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,17 +25,20 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.checkpoint import draft_head
 from specctl.models.draft_heads.file_layout import Verifier, write_head
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.kinds import HEAD_KINDS, Recipe
+from specctl.models.draft_heads.training import Teacher, new_head
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.profile.known_names import model_path
 from specctl.reporting.table import as_markdown
-from specctl.training.drafts.courses import new_head
-from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model
-from specctl.training.drafts.draft_learner import DraftLearner
-from specctl.training.drafts.draft_report import Result, result_tables
-from specctl.training.drafts.lessons import Teacher
-from specctl.training.drafts.recipes import Recipe
-from specctl.training.drafts.target_answers import Answer
+from specctl.training.draft_heads import (
+    Acceptance,
+    Answer,
+    DraftLearner,
+    acceptance_in_rounds,
+    drafts_of_head,
+    drafts_of_model,
+    result_tables,
+)
 from specctl.training.epochs import Schedule, Training
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus
 from tools.embedded.recipe import finished
@@ -133,22 +136,22 @@ def lessons(course: Course, answers: Answered, documents: list[torch.Tensor]) ->
 
 def compare(
     head: ChainHead | BlockHead, kind: str, target: LlamaForCausalLM, draft: LlamaForCausalLM, unseen: Answered
-) -> list[Result]:
+) -> list[Acceptance]:
     """The head beside the draft, by domain and way of answering."""
     depth = min(DEPTH, head.longest or DEPTH)
     drafts = {HEAD_KINDS[kind].title: drafts_of_head(head, depth), "embedded:draft": drafts_of_model(draft, depth)}
     teacher, results = Teacher(target, head.layers), []
     for domain, texts in unseen.items():
-        for greedy, name in ((True, "greedy"), (False, "temperature 1")):
+        for greedy in (True, False):
             some = [
                 Answer(0, greedy, text[:size], text[size:]) for likeliest, size, text in texts if likeliest == greedy
             ]
-            found = acceptance_in_rounds(teacher, list(drafts.values()), some, Sampling(0.0 if greedy else 1.0), depth)
-            results += [Result(d, f"{domain}, {name}", each) for d, each in zip(drafts, found, strict=True)]
+            found = acceptance_in_rounds(teacher, drafts, some, Sampling(0.0 if greedy else 1.0), depth)
+            results += [replace(each, answers=f"{domain}, {each.answers}") for each in found]
     return results
 
 
-def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
+def card(results: list[Acceptance], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
     """The head's card, in Markdown."""
     name = HEAD_KINDS[recipe.kind].title
     settings = {**asdict(recipe), **asdict(course)}

@@ -6,7 +6,7 @@ import torch
 
 from specctl.decoding.rows.rows_of import rows_of
 from specctl.models.passes.forward import Forward, Numbers
-from specctl.models.predictors.trained_predictors import TrainedPredictor, disco_predictors, state_predictors
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, disco_predictors, state_predictors
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 NOTHING = (0.0,) * len(DISTRIBUTION_SIGNALS)

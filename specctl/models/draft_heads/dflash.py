@@ -6,9 +6,11 @@ Flat, a Qwen3 configuration with further keys at its top or in ``dflash_config``
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
@@ -29,6 +31,10 @@ from specctl.models.draft_heads.file_layout import (
     require_same,
     transformer_table,
 )
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.kinds import Recipe
+    from specctl.models.draft_heads.training import Blocks, Given, Lesson
 
 FLAT = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
@@ -255,3 +261,87 @@ def _check(config: BlockConfig, hidden_size: int, vocabulary: int, subject: str)
         )
     if config.confidence_reads_token and config.markov is None:
         raise ModelError(f"{subject}: confidence_head_with_markov is true, but it has no sequential head.")
+
+
+SOURCES = 5
+"""Layers that a new head reads."""
+TOKEN_WEIGHT, DISTANCE_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
+"""DSpark's weights of cross-entropy, total variation and predicted acceptance (arXiv 2607.05147)."""
+
+
+def new(recipe: "Recipe", given: "Given") -> BlockHead:
+    """A head to train; see `HeadKind.new`. DSpark's sequential head begins by adding nothing."""
+    from specctl.models.draft_heads.training import drawn
+
+    layers = given.existing(layer + 1 for layer in spread_layers(max(given.depth, 4), SOURCES))
+    config = BlockConfig(
+        replace(given.shape, qk_norm=True),
+        layers,
+        given.vocabulary,
+        draft_vocabulary=given.vocabulary,
+        num_layers=recipe.depth,
+        block_size=recipe.steps + 1,  # a place for the newest token, then one for each token to draft
+        mask_token=given.mask_token,
+        context=given.shape.max_positions,
+    )
+    if recipe.kind == "dspark":
+        config = replace(
+            config,
+            block_size=recipe.steps,
+            from_anchor=True,
+            markov="vanilla",
+            markov_rank=recipe.markov_rank,
+            confidence=True,
+            confidence_reads_token=True,
+        )
+    head = drawn(BlockHead(config, None, given.embeddings, given.output))
+    if recipe.kind == "dspark":
+        nn.init.zeros_(head.markov_head.markov_w2.weight)
+    return head
+
+
+def loss(head: BlockHead, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
+    """The loss of blocks from random places of an answer; see `HeadKind.loss`."""
+    from specctl.models.draft_heads.training import drafted_blocks
+
+    count = min(recipe.anchors, lesson.length - 1)
+    chosen = torch.randperm(lesson.length - 1, generator=generator)[:count].sort().values
+    blocks = drafted_blocks(head, lesson, chosen.to(lesson.ids.device) + lesson.first - 1)
+    of = dspark_loss if recipe.kind == "dspark" else dflash_loss
+    return of(blocks, lesson, recipe.gamma, head.tokens) * lesson.length
+
+
+def dflash_loss(blocks: "Blocks", lesson: "Lesson", gamma: float, vocabulary: torch.Tensor | None) -> torch.Tensor:
+    """A weighted mean over the drafted tokens: cross-entropy with the target's distribution (speculators)."""
+    from specctl.models.draft_heads.training import law_loss
+
+    weights = _token_weights(blocks, gamma)
+    target = lesson.logits[blocks.answer_rows.clamp(max=lesson.length - 1)]  # (R, K, V)
+    return (law_loss(blocks.logits, target, vocabulary) * weights).sum() / weights.sum()
+
+
+def dspark_loss(blocks: "Blocks", lesson: "Lesson", gamma: float, vocabulary: torch.Tensor | None) -> torch.Tensor:
+    """A weighted mean over the drafted tokens.
+
+    Cross-entropy with the text's tokens, the total variation between both distributions, and the cross-entropy of the
+    predicted acceptance with 1 minus that distance, which is the probability that the token is accepted.
+    """
+    weights = _token_weights(blocks, gamma)
+    wanted = blocks.answer_rows.clamp(max=lesson.length - 1)  # (R, K)
+    label, target = lesson.ids[lesson.first :][wanted], lesson.logits[wanted]
+    token = cross_entropy(blocks.logits.flatten(0, 1), label.flatten(), reduction="none").view_as(weights)
+    if vocabulary is not None:
+        token = torch.where(torch.isin(label, vocabulary), token, 0)
+    distance = 0.5 * (blocks.logits.softmax(-1) - target.softmax(-1)).abs().sum(-1)
+    found = TOKEN_WEIGHT * token + 2 * DISTANCE_WEIGHT * distance  # DeepSpec's code takes the sum of differences
+    if blocks.confidence is not None:
+        accepted = 1 - distance.detach()
+        off = binary_cross_entropy_with_logits(blocks.confidence, accepted, reduction="none")
+        found = found + CONFIDENCE_WEIGHT * off
+    return (found * weights).sum() / weights.sum()
+
+
+def _token_weights(blocks: "Blocks", gamma: float) -> torch.Tensor:
+    """``(R, K)``: exp(-(k - 1) / gamma) for the k-th drafted token, 0 after the end of the answer."""
+    later = torch.arange(blocks.within.shape[1], device=blocks.within.device)
+    return torch.exp(-later / gamma) * blocks.within

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, linear, smooth_l1_loss
 from transformers import Cache, PreTrainedModel
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
@@ -27,6 +27,10 @@ from specctl.models.draft_heads.file_layout import (
 )
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.kinds import Recipe
+    from specctl.models.draft_heads.training import Given, Lesson, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +167,38 @@ def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
         "bias": config.fc_bias,
     }
     return described, published_weights(head, NAMES)
+
+
+NOISE = 0.2
+"""Width of uniform noise on states in training, for a text of 512 tokens, as in SafeAILab's code."""
+FEATURE_WEIGHT, DISTRIBUTION_WEIGHT = 1.0, 0.1
+"""Weights of the predicted state and of the distribution in the loss (arXiv 2401.15077, section 4.2)."""
+
+
+def new(recipe: "Recipe", given: "Given") -> Eagle1Head:
+    """A head to train; see `HeadKind.new`."""
+    from specctl.models.draft_heads.training import drawn
+
+    config = Eagle1Config(given.shape, given.vocabulary, recipe.depth, context=given.shape.max_positions)
+    return drawn(Eagle1Head(config, given.output, given.embeddings))
+
+
+def loss(head: Eagle1Head, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
+    """The loss of an answer; see `HeadKind.loss`."""
+    from specctl.models.draft_heads.training import drafted_steps
+
+    def noisy(rows: torch.Tensor) -> torch.Tensor:
+        shift = torch.rand(rows.shape, generator=generator).to(rows) - 0.5
+        return rows + shift * NOISE * 512 / len(lesson.ids)
+
+    return torch.stack([step_loss(step, lesson) for step in drafted_steps(head, lesson, recipe.steps, noisy)]).sum()
+
+
+def step_loss(step: "Step", lesson: "Lesson") -> torch.Tensor:
+    """A sum over the answer's tokens: how far the rows are from the target's last states, and their distributions."""
+    from specctl.models.draft_heads.training import law_loss
+
+    target = lesson.logits[step.answer_rows]
+    wanted = lesson.states[-1][step.answer_rows + lesson.first - 1]  # the row of token x_p stands for the state of p
+    feature = smooth_l1_loss(step.rows, wanted, reduction="none").mean(-1).sum()
+    return FEATURE_WEIGHT * feature + DISTRIBUTION_WEIGHT * law_loss(step.logits, target, None).sum()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,6 +31,10 @@ from specctl.models.draft_heads.file_layout import (
 )
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.kinds import Recipe
+    from specctl.models.draft_heads.training import Given, Lesson, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,3 +342,52 @@ _ORDINARY = {
     "has_lm_head": True,
 }
 """NVIDIA's switches, with the values that mean the network that EAGLE published."""
+
+
+STEP_DECAY = 0.8
+"""Weight in the loss of a step against the one before it, as in SafeAILab's code."""
+
+
+def new(recipe: "Recipe", given: "Given") -> Eagle3Head:
+    """A head to train, of an early, a middle and a late layer; it begins with the target's output layer."""
+    from specctl.models.draft_heads.training import drawn
+
+    config = Eagle3Config(
+        given.shape,
+        given.existing((2, given.depth // 2, given.depth - 3)),
+        given.vocabulary,
+        draft_vocabulary=given.vocabulary if given.tokens is None else len(given.tokens),
+        target_hidden_size=given.shape.hidden_size,
+        num_layers=recipe.depth,
+        norm_before_residual=True,
+        context=given.shape.max_positions,
+    )
+    head = drawn(Eagle3Head(config, given.tokens, given.embeddings))
+    weight = given.output.weight.detach().cpu()
+    head.lm_head.weight.data.copy_(weight if given.tokens is None else weight[given.tokens])
+    return head
+
+
+def loss(head: Eagle3Head, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
+    """The loss of an answer; see `HeadKind.loss`."""
+    from specctl.models.draft_heads.training import drafted_steps
+
+    longer = torch.rand(lesson.length, generator=generator).to(lesson.ids.device) < recipe.rounds
+    steps = drafted_steps(head, lesson, recipe.steps, longer=longer)
+    return torch.stack([step_loss(step, lesson, head.tokens, recipe.rounds) for step in steps]).sum()
+
+
+def step_loss(step: "Step", lesson: "Lesson", vocabulary: torch.Tensor | None, rounds: float) -> torch.Tensor:
+    """A sum over the answer's tokens.
+
+    Args:
+        step: of the rounds.
+        lesson: the answer.
+        vocabulary: ids of the draft vocabulary, as for `law_loss`.
+        rounds: the share of the rounds that went on after their first token; these stand for all.
+    """
+    from specctl.models.draft_heads.training import law_loss
+
+    share = rounds if step.index else 1.0
+    target = lesson.logits[step.answer_rows]
+    return STEP_DECAY**step.index / share * law_loss(step.logits, target, vocabulary).sum()

@@ -3,12 +3,12 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
@@ -39,6 +39,10 @@ from specctl.models.draft_heads.head_layers import (
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.layer_sizes import layer_configs, query_heads
 from specctl.models.passes.watching import decoder, decoder_layers
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.kinds import Recipe
+    from specctl.models.draft_heads.training import Given, Lesson, Step
 
 _AWAY = 7
 """A place that keys are compared at, to see how a layer turns them."""
@@ -408,3 +412,45 @@ def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[
         "target_model_name_or_path": verifier.name,
     }
     return described, published_weights(head, NAMES)
+
+
+def new(recipe: "Recipe", given: "Given") -> GlideHead:
+    """A head to train, which begins with the target's embeddings and output layer."""
+    from specctl.models.draft_heads.training import drawn
+
+    if recipe.depth > given.depth:
+        raise ModelError(
+            f"A GliDe head of {recipe.depth} layers reads as many of the target, which has {given.depth}.",
+            f"Let --depth be at most {given.depth}.",
+        )
+    config = GlideConfig(given.shape, given.vocabulary, recipe.depth, recipe.steps, given.shape.max_positions)
+    head = drawn(GlideHead(config, VerifierKeys(given.target, top_layers(given.depth, recipe.depth))))
+    head.embed_tokens.weight.data.copy_(given.embeddings.weight)
+    head.lm_head.weight.data.copy_(given.output.weight)
+    return head
+
+
+def loss(head: GlideHead, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
+    """Cross-entropy with the answer's tokens (arXiv 2402.02082); see `HeadKind.loss`."""
+    from specctl.models.draft_heads.training import text_loss
+
+    offset = int(torch.randint(recipe.steps, (), generator=generator))
+    return text_loss(stretched(head, lesson, recipe.steps, offset), lesson)
+
+
+def stretched(head: GlideHead, lesson: "Lesson", size: int, offset: int) -> "Step":
+    """The head's logits of all A tokens of an answer, in stretches of ``size`` tokens.
+
+    The tokens of a stretch see the target's keys of the text before the stretch alone. The first whole stretch begins
+    at ``offset``, from 0 to ``size - 1``.
+    """
+    from specctl.models.draft_heads.training import Step
+
+    ids, device = lesson.ids[:-1], lesson.ids.device
+    true = head.fuse({layer: states[:-2] for layer, states in lesson.states.items()})
+    rows = torch.cat([true.new_zeros(1, true.shape[1]), true])  # (T, R): the token at p brings in place p - 1
+    places = torch.arange(len(ids), device=device)
+    begins = (places - (places - offset) % size).clamp(min=0)  # (T,) where each token's stretch begins
+    mask, seen = (head.causal(places, last)[None, None] for last in (places, begins))
+    found: ChainPass = head(ids[None], rows[None], places, mask, DynamicCache(), lesson.length, seen)
+    return Step(0, torch.arange(lesson.length, device=device), found.logits, found.rows)

@@ -1,6 +1,6 @@
-"""The kinds of draft heads, a row for each: how its files are told from others, and what reads and writes them.
+"""The kinds of draft heads, a row for each: how its files are recognised, its module, and how it is trained.
 
-The modules need torch and are imported where a head is read or written; which kind a file is takes none.
+The modules need torch, and are imported where a head is read, written or trained. To recognise a file needs no torch.
 """
 
 import re
@@ -18,24 +18,55 @@ if TYPE_CHECKING:
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
     from specctl.models.draft_heads.file_layout import Verifier
+    from specctl.models.draft_heads.training import Given, Lesson
 
 Config = Mapping[str, Any]
 """The contents of a config.json."""
 
 
 @dataclass(frozen=True, slots=True)
+class Recipe:
+    """A draft head to train; the defaults of a kind are its published settings.
+
+    Attributes:
+        kind: what it is.
+        depth: its decoder layers.
+        steps: tokens drafted from each place in training; of a block, all that it has; of GliDe, the tokens of a
+            stretch of text that see the target's keys of the text before the stretch alone.
+        rounds: share of the places from which a chain goes on after its first token in training, drawn anew for each
+            answer and epoch; less than 1 saves most of the time.
+        draft_vocabulary: the most tokens that it can draft; the answers' most frequent ones.
+        markov_rank: of DSpark's sequential head.
+        anchors: blocks drafted of each answer and epoch, at random places.
+        gamma: how slowly the weights of a block's later tokens fall.
+        optimizer: ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer.
+    """
+
+    kind: str
+    depth: int = 1
+    steps: int = 1
+    rounds: float = 1.0
+    draft_vocabulary: int = 32_000
+    markov_rank: int = 0
+    anchors: int = 0
+    gamma: float = 0.0
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of draft head on disk.
+    """A kind of draft head.
 
     Attributes:
         kind: its name in flags, files and reports.
         title: its name in prose.
         paper: where it was published.
-        module: of this package, with `read` and `describe` of this kind.
+        module: of this package, with `read`, `describe` and, where it is trained here, `new` and `loss` of this kind.
         is_one: whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown.
         speculators: whether speculators has this kind, by the same name, and heads are written in its layout.
         blocks: whether one pass drafts several tokens.
-        trained: whether there is a course for it.
+        recipe: the published settings of its training; None where it is not trained here.
+        flags: fields of the recipe that a user may set.
     """
 
     kind: str
@@ -45,7 +76,8 @@ class HeadKind:
     is_one: Callable[[Config, Set[str]], bool]
     speculators: bool = False
     blocks: bool = False
-    trained: bool = True
+    recipe: Recipe | None = None
+    flags: frozenset[str] = frozenset()
 
     def read(
         self,
@@ -74,9 +106,28 @@ class HeadKind:
         """What `read` reads, but for the keys and tensors that all kinds share (`write_head`).
 
         Raises:
-            ValueError: the layout has no words for the head.
+            ValueError: the layout cannot describe the head.
         """
         found: tuple[dict[str, Any], dict[str, torch.Tensor]] = self._own().describe(head, verifier)
+        return found
+
+    def new(self, recipe: Recipe, given: "Given") -> "ChainHead | BlockHead":
+        """A head to train, with weights from torch's default generator, on the CPU but for what it shares."""
+        head: ChainHead | BlockHead = self._own().new(recipe, given)
+        return head
+
+    def loss(
+        self, head: "ChainHead | BlockHead", lesson: "Lesson", recipe: Recipe, generator: "torch.Generator"
+    ) -> "torch.Tensor":
+        """The loss ``()`` of one answer of at least two tokens, a sum over its tokens.
+
+        Args:
+            head: of this kind.
+            lesson: the answer.
+            recipe: of its training.
+            generator: on the CPU, for noise and anchors.
+        """
+        found: torch.Tensor = self._own().loss(head, lesson, recipe, generator)
         return found
 
     def _own(self) -> Any:
@@ -138,23 +189,31 @@ def _architectures(config: Config) -> set[str]:
     return {str(name) for name in named} if isinstance(named, list) else set()
 
 
-MTP = HeadKind("mtp", "MTP", "FastMTP, arXiv 2509.18362", "mtp", _mtp, speculators=True)
-"""The one kind that stands in its target's own files too."""
+MTP = HeadKind(
+    "mtp",
+    "MTP",
+    "FastMTP, arXiv 2509.18362",
+    "mtp",
+    _mtp,
+    speculators=True,
+    recipe=Recipe("mtp", steps=3),
+    flags=frozenset({"steps"}),
+)
+"""The one kind that can be in its target's own files."""
 
 HEAD_KINDS = {
     row.kind: row
     for row in (
-        HeadKind("eagle1", "EAGLE-1", "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077", "eagle1", _eagle1),
         HeadKind(
-            "peagle",
-            "P-EAGLE",
-            "arXiv 2602.01469",
-            "eagle3",
-            _peagle,
-            speculators=True,
-            blocks=True,
-            trained=False,
+            "eagle1",
+            "EAGLE-1",
+            "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077",
+            "eagle1",
+            _eagle1,
+            recipe=Recipe("eagle1"),
+            flags=frozenset({"depth"}),
         ),
+        HeadKind("peagle", "P-EAGLE", "arXiv 2602.01469", "eagle3", _peagle, speculators=True, blocks=True),
         HeadKind(
             "eagle3",
             "EAGLE-3",
@@ -162,15 +221,47 @@ HEAD_KINDS = {
             "eagle3",
             _eagle3,
             speculators=True,
+            recipe=Recipe("eagle3", steps=7),
+            flags=frozenset({"depth", "steps", "draft_vocabulary"}),
         ),
-        HeadKind("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide", _glide),
+        HeadKind(
+            "glide",
+            "GliDe",
+            "Du et al. 2024, arXiv 2402.02082",
+            "glide",
+            _glide,
+            recipe=Recipe("glide", steps=5),
+            flags=frozenset({"depth", "steps"}),
+        ),
         MTP,
-        HeadKind("dflash2", "DFlash2", "z-lab 2026", "dflash", _dflash2, speculators=True, blocks=True, trained=False),
-        HeadKind("dflash", "DFlash", "arXiv 2602.06036", "dflash", _dflash, speculators=True, blocks=True),
-        HeadKind("dspark", "DSpark", "arXiv 2607.05147", "dflash", _dspark, speculators=True, blocks=True),
+        HeadKind("dflash2", "DFlash2", "z-lab 2026", "dflash", _dflash2, speculators=True, blocks=True),
+        HeadKind(
+            "dflash",
+            "DFlash",
+            "arXiv 2602.06036",
+            "dflash",
+            _dflash,
+            speculators=True,
+            blocks=True,
+            recipe=Recipe("dflash", depth=5, steps=15, anchors=512, gamma=7.0),
+            flags=frozenset({"depth", "steps", "anchors"}),
+        ),
+        HeadKind(
+            "dspark",
+            "DSpark",
+            "arXiv 2607.05147",
+            "dflash",
+            _dspark,
+            speculators=True,
+            blocks=True,
+            recipe=Recipe("dspark", depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
+            flags=frozenset({"depth", "steps", "anchors"}),
+        ),
     )
 }
 """By kind, in the order in which a file is compared with them."""
+RECIPES = {row.kind: row.recipe for row in HEAD_KINDS.values() if row.recipe is not None}
+"""The published settings of the kinds that are trained here."""
 
 
 def recognise(config: Config, tensors: Iterable[str]) -> str | None:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -20,6 +20,10 @@ from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.layer_sizes import attention_values, layer_configs
 from specctl.models.passes.masks import WITH_MASKS
 from specctl.models.running.context import ENDLESS, context_length
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.kinds import Recipe
+    from specctl.models.draft_heads.training import Given, Lesson, Step
 
 _HINT = "Draft with a small model instead, or use a head of another kind that was made for this target."
 
@@ -327,3 +331,32 @@ def _require_alike(config: Mapping[str, Any], text: Any, subject: str) -> None:
         own, target = getattr(made, key, None), getattr(text, key, None)
         if own != target:
             raise ModelError(f"{subject} is for a model with {key} = {own!r}; the verifier's is {target!r}.", _OTHER)
+
+
+STEP_DECAY = 0.6
+"""Weight in the loss of a step against the one before it (FastMTP, arXiv 2509.18362)."""
+
+
+def new(_: "Recipe", given: "Given") -> MtpHead:
+    """A head to train; see `HeadKind.new`."""
+    from specctl.models.draft_heads.training import drawn
+
+    head = MtpHead(given.target).float()
+    head.share(given.embeddings, given.output)
+    return drawn(head)
+
+
+def loss(head: MtpHead, lesson: "Lesson", recipe: "Recipe", _: torch.Generator) -> torch.Tensor:
+    """The loss of an answer; see `HeadKind.loss`."""
+    from specctl.models.draft_heads.training import drafted_steps
+
+    steps = drafted_steps(head, lesson, recipe.steps)
+    return torch.stack([step_loss(step, lesson, recipe.steps) for step in steps]).sum()
+
+
+def step_loss(step: "Step", lesson: "Lesson", steps: int) -> torch.Tensor:
+    """FastMTP's loss of one of ``steps`` steps, a sum over the answer's tokens, which are the labels."""
+    from specctl.models.draft_heads.training import text_loss
+
+    weight = STEP_DECAY**step.index / sum(STEP_DECAY**index for index in range(steps))
+    return weight * text_loss(step, lesson)

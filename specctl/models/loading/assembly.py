@@ -23,8 +23,7 @@ from specctl.models.placing.engine_table import build_runner, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, require_kind
-from specctl.models.predictors.trained_predictors import TrainedPredictor
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, locate_predictor, mismatch, require_kind
 from specctl.models.running.around import NarrowRunner
 from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.pair import Pair, in_a_row

@@ -1,19 +1,21 @@
 """Predictors on disk: finding one, checking that it belongs to a draft, reading and writing its files."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.hushing import hushed_hub
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.stored_weights import weights_hash
+from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
+from specctl.policies import Signal
 from specctl.profile.known_names import predictor_path
 from specctl.profile.schema import PolicyTable
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from specctl.models.predictors.state_predictor import StatePredictor
-    from specctl.models.predictors.trained_predictors import TrainedPredictor
 
 Kind = Literal["specdec++", "disco"]
 """What a head was trained for: the policy that reads it, by whose paper it is made."""
@@ -234,3 +235,27 @@ def save_weights(folder: Path, weights: "Mapping[str, torch.Tensor]", config: di
     write_whole(folder / WEIGHTS, save({name: weight.contiguous().cpu() for name, weight in weights.items()}))
     write_whole(folder / CARD, card)
     write_whole(folder / CONFIG, json.dumps({"schema_version": SCHEMA_VERSION, **config}, indent=1) + "\n")
+
+
+TrainedPredictor = Union["StatePredictor", DiscoPredictor]
+
+
+def signal_of(predictor: TrainedPredictor) -> Signal:
+    """The signal that a head computes."""
+    return "own_accept_prob" if isinstance(predictor, DiscoPredictor) else "accept_prob"
+
+
+def first_for(signals: Iterable[Signal], predictors: Iterable[TrainedPredictor]) -> TrainedPredictor | None:
+    """The first head that computes one of the signals."""
+    wanted = set(signals)
+    return next((predictor for predictor in predictors if signal_of(predictor) in wanted), None)
+
+
+def state_predictors(named: Mapping[str, TrainedPredictor]) -> "dict[str, StatePredictor]":
+    """Those of some named heads that read hidden states."""
+    return {name: predictor for name, predictor in named.items() if not isinstance(predictor, DiscoPredictor)}
+
+
+def disco_predictors(named: Mapping[str, TrainedPredictor]) -> dict[str, DiscoPredictor]:
+    """Those of some named heads that read distributions."""
+    return {name: predictor for name, predictor in named.items() if isinstance(predictor, DiscoPredictor)}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import RecordError, UsageError
 from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.predictors.trained_predictors import TrainedPredictor
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import Threads, torch_threads
 from specctl.policies import Setting, StoppingPolicy

@@ -10,7 +10,7 @@ from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
-from specctl.models.predictors.trained_predictors import first_for
+from specctl.models.predictors.predictor_checkpoint import first_for
 from specctl.models.running.pair import Pair
 from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.recording.metering import TYPICAL, SignalSet, fill_models, predictors, timed_round

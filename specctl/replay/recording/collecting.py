@@ -16,7 +16,7 @@ from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.models.predictors.trained_predictors import disco_predictors
+from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Advance, Progress

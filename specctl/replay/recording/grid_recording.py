@@ -9,7 +9,7 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.trained_predictors import TrainedPredictor, state_predictors
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.chances import BlockChances

@@ -15,7 +15,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
-from specctl.models.predictors.trained_predictors import TrainedPredictor, first_for, signal_of, state_predictors
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, first_for, signal_of, state_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.pass_times import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal

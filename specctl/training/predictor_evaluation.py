@@ -13,10 +13,8 @@ from specctl.statistics.association import Bin, auroc
 from specctl.statistics.intervals import Floats
 from specctl.statistics.soft_logistic import fit_logistic
 from specctl.training.material import Split
-from specctl.training.predictors.draft_states import DraftStates
-from specctl.training.predictors.examples import Example
-from specctl.training.predictors.mixing import signals
-from specctl.training.predictors.predictor_learner import PredictorRecipe, Trained
+from specctl.training.predictor_examples import DraftStates, Example, signals
+from specctl.training.predictor_learner import PredictorRecipe, Trained
 
 BINS = 10
 SEQUENCES_AT_ONCE = 32

@@ -1,1 +1,0 @@
-"""Training draft heads: answers of a target, lessons made of them, training, evaluation and reports."""

@@ -1,1 +1,0 @@
-"""Training predictors (SpecDec++, DISCO): collecting examples, training, evaluation and reports."""
