@@ -30,9 +30,7 @@ import numpy as np
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import SpecctlError, UsageError
-from specctl.export.foreign_engine import Names, Sampled
-from specctl.export.foreign_engines import ENGINES
-from specctl.export.rule_space import UNCAPPED, rule_space, words_of
+from specctl.export.engines import ENGINES, UNCAPPED, Names, Sampled, rule_space, words_of
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair

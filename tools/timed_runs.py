@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.export.engines import ENGINES
 from specctl.export.exports import GivenCosts
-from specctl.export.foreign_engines import ENGINES
 from specctl.statistics.intervals import Floats, Interval, bootstrap
 
 

@@ -124,7 +124,7 @@ def calibrate(
         )
     from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
-    from specctl.export.foreign_engine import LONGEST
+    from specctl.export.engines import LONGEST
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
 

@@ -1,21 +1,23 @@
 """Exports of one calibration: what was asked for, and what was found for every engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import Decision
+from specctl.calibration.scores import Score
 from specctl.calibration.search import Ranked, search
+from specctl.calibration.speedup_cells import plain_interval, speedup_cells
 from specctl.decoding.sampling import Sampling
-from specctl.export.foreign_engine import Engine, Names, Sampled
-from specctl.export.rereading import Reading, reading_of, traces_as
-from specctl.export.rule_search import Exported, search_rule
-from specctl.export.rule_space import rule_space
+from specctl.export.engines import Engine, Names, Sampled, length_of, other_version, rule_space, threshold_of, words_of
+from specctl.export.search import Exported, Reading, reading_of, search_rule, traces_as
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Progress
 from specctl.profile.schema import Profile
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
+from specctl.reporting.table import DEFINITIONS, UNKNOWN, UP, Table
 
 LONGEST_PRICED = 1000
 """The longest draft that given costs price."""
@@ -122,3 +124,179 @@ def export_to(
             sampled = Sampled(profile.sampling.temperature, how.blocks)
             found.append(search_rule(engine, how, read[how], prompts, costs, names, sampled, advance, sizes))
     return Exports(found, here, order.costs, len(calibration.reported_on), calibration.held_out)
+
+
+_BAR = 20
+
+
+def export_tables(exports: Exports) -> list[Table]:
+    """A table of all engines, and one with the curve over the longest draft for all that have the same."""
+    alike: dict[tuple[str, ...], list[Exported]] = {}
+    for one in exports.found:
+        alike.setdefault(_kinds(one), []).append(one)
+    by_size = [_by_size(exports)] if any(one.batches for one in exports.found) else []
+    return [_summary(exports), *by_size, *map(_curve, alike.values())]
+
+
+def _by_size(exports: Exports) -> Table:
+    rows = tuple(
+        (
+            one.engine.name,
+            str(each.rows),
+            words_of(each.found.score.setting),
+            f"{each.found.score.tokens_per_second:.1f}",
+            *speedup_cells(each.found.speedup),
+        )
+        for one in exports.found
+        for each in one.batches
+    )
+    return Table(
+        "Best lengths in other engines by texts at once",
+        ("engine", "texts", "setting", f"tokens/s{UP}", f"speedup{UP}", "95% interval"),
+        rows,
+        labels=3,
+        note="Of all texts together, by replaying that many at once.",
+    )
+
+
+def _kinds(one: Exported) -> tuple[str, ...]:
+    """The fastest setting of each kind of rule with its speed; equal for engines with the same rule."""
+    return tuple(f"{words_of(score.setting)}: {score.tokens_per_second:.1f}" for score in one.kinds)
+
+
+def _summary(exports: Exports) -> Table:
+    here = exports.here
+    rows = [(one.engine.name, words_of(one.found.score.setting), *_cells(one.found, here)) for one in exports.found]
+    rows.append(("specctl", here.score.setting.label, *_cells(here, here)))
+    prompts = "prompts that did not choose the settings" if exports.held_out else "the prompts that chose the settings"
+    return Table(
+        "Best settings in other engines",
+        ("engine", "setting", f"tokens/s{UP}", f"speedup{UP}", "95% interval", f"of specctl{UP}"),
+        tuple(rows),
+        labels=2,
+        note=f"{DEFINITIONS} Predicted on {exports.reported_on} {prompts}, with {_costs(exports)}.",
+    )
+
+
+def _costs(exports: Exports) -> str:
+    return "the costs of specctl on this machine" if exports.costs is None else str(exports.costs)
+
+
+def _cells(entry: Ranked, here: Ranked) -> tuple[str, ...]:
+    share = entry.score.tokens_per_second / here.score.tokens_per_second
+    return (f"{entry.score.tokens_per_second:.1f}", *speedup_cells(entry.speedup), f"{share:.0%}")
+
+
+def _curve(alike: Sequence[Exported]) -> Table:
+    one = alike[0]
+    fastest = max(max(point.constant.tokens_per_second, _speed(point.stopped)) for point in one.curve)
+    thresholds = any(point.stopped is not None for point in one.curve)
+    rows = []
+    for point in one.curve:
+        speed = point.constant.tokens_per_second
+        row = [
+            str(length_of(point.constant.setting)),
+            "█" * max(1, round(_BAR * speed / fastest)),
+            f"{speed:.1f}",
+            f"{speed / one.baseline.tokens_per_second:.2f}",
+        ]
+        if thresholds and point.stopped is not None:
+            row += [f"{_speed(point.stopped):.1f}", f"{threshold_of(point.stopped.setting):g}"]
+        elif thresholds:
+            row += [UNKNOWN, UNKNOWN]
+        rows.append(tuple(row))
+    further = (f"tokens/s with a threshold{UP}", "best threshold") if thresholds else ()
+    return Table(
+        f"{', '.join(each.engine.name for each in alike)}: tokens/s by K",
+        ("K", "", f"tokens/s{UP}", f"speedup{UP}", *further),
+        tuple(rows),
+        labels=2,
+        note=f"{one.settings} settings of the rule were replayed. Fastest of each kind: {'; '.join(_kinds(one))}.",
+    )
+
+
+def _speed(score: Score | None) -> float:
+    return 0.0 if score is None else score.tokens_per_second
+
+
+def text_of(one: Exported) -> str:
+    """What to copy, below comments that say where it belongs and what it was written for."""
+    engine = one.engine
+    lines = [f"{engine.name} {engine.version} ({engine.released}), by {engine.source}, read {engine.read}"]
+    if not one.pays:
+        lines.append("Drafting does not pay with these costs: run it without a draft. The best setting that drafts:")
+    lines += [f"Place: {one.written.place}", *one.written.notes]
+    return "\n".join([*(f"# {line}" for line in lines), one.written.text])
+
+
+def export_warnings(exports: Exports) -> list[str]:
+    """What a reader has to know before trusting it."""
+    found = []
+    if exports.costs is None:
+        found.append(
+            "exported lengths follow what passes cost in specctl here; the best ones follow the engine's own: measure "
+            "them there and give --costs"
+        )
+    for one in exports.found:
+        found += one.left_out
+        if (other := other_version(one.engine)) is not None:
+            found.append(
+                f"{one.engine.name} {other} is installed here, and the setting was written for {one.engine.version}: "
+                "names and rules may differ"
+            )
+    return found
+
+
+def export_document(exports: Exports) -> list[dict[str, Any]]:
+    """An entry for each engine as plain values."""
+    here = exports.here
+    return [
+        {
+            "engine": one.engine.name,
+            "version": one.engine.version,
+            "released": one.engine.released,
+            "source": one.engine.source,
+            "read": one.engine.read,
+            "place": one.written.place,
+            "text": one.written.text,
+            "notes": list(one.written.notes),
+            "pays": one.pays,
+            "rule": one.best.setting.table,
+            **_plain(one.found),
+            "costs": None if exports.costs is None else asdict(exports.costs),
+            "settings": one.settings,
+            "batches": [
+                {"texts": each.rows, "rule": each.found.score.setting.table, **_plain(each.found)}
+                for each in one.batches
+            ],
+            "curve": [
+                {
+                    "draft_length": length_of(point.constant.setting),
+                    **_point(point.constant, one.baseline),
+                    "with_threshold": None
+                    if point.stopped is None
+                    else {
+                        "threshold": threshold_of(point.stopped.setting),
+                        **_point(point.stopped, one.baseline),
+                    },
+                }
+                for point in one.curve
+            ],
+            "specctl": {"policy": here.score.setting.table, **_plain(here)},
+        }
+        for one in exports.found
+    ]
+
+
+def _plain(entry: Ranked) -> dict[str, Any]:
+    return {
+        "tokens_per_second": round(entry.score.tokens_per_second, 2),
+        "speedup": plain_interval(entry.speedup),
+    }
+
+
+def _point(score: Score, baseline: Score) -> dict[str, float]:
+    return {
+        "tokens_per_second": round(score.tokens_per_second, 2),
+        "speedup": round(score.tokens_per_second / baseline.tokens_per_second, 4),
+    }

@@ -13,17 +13,21 @@ from specctl.calibration.grids import grid
 from specctl.calibration.search import search
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.export import foreign_engines as table
-from specctl.export.batch_lengths import with_further_passes
-from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
-from specctl.export.exports import Exports, GivenCosts
-from specctl.export.foreign_engine import LONGEST, Engine, Names, Sampled
-from specctl.export.foreign_engines import ENGINES, engine_of, other_version
-from specctl.export.pricing import score_in
-from specctl.export.rereading import Reading, reading_of, traces_as
-from specctl.export.rule_search import Exported, search_rule
-from specctl.export.rule_space import rule_space, words_of
-from specctl.export.spelling import lengths_of
+from specctl.export import engines
+from specctl.export.engines import (
+    ENGINES,
+    LONGEST,
+    Engine,
+    Names,
+    Sampled,
+    engine_of,
+    lengths_of,
+    other_version,
+    rule_space,
+    words_of,
+)
+from specctl.export.exports import Exports, GivenCosts, export_document, export_tables, export_warnings, text_of
+from specctl.export.search import Exported, Reading, reading_of, score_in, search_rule, traces_as, with_further_passes
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
@@ -267,13 +271,13 @@ def test_version_source_and_date_stand_next_to_the_text(searched: Exports, monke
     assert (
         first == f"# vllm {one.engine.version} ({one.engine.released}), by vllm/config/speculative.py, read 2026-11-24"
     )
-    monkeypatch.setattr(table, "version", lambda _: "99.1")
+    monkeypatch.setattr(engines, "version", lambda _: "99.1")
     assert other_version(one.engine) == "99.1"
     assert other_version(ENGINES["llama.cpp"]) is None
     said = export_warnings(searched)
     assert "give --costs" in said[0]
     assert any("vllm 99.1 is installed here" in line for line in said)
-    monkeypatch.setattr(table, "version", lambda _: one.engine.version)
+    monkeypatch.setattr(engines, "version", lambda _: one.engine.version)
     assert other_version(one.engine) is None
     assert export_warnings(replace(searched, costs=GivenCosts(1, 2, 0, 2)))[0].startswith(("transformers", "sglang"))
 

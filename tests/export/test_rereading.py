@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specctl.decoding.sampling import Sampling
-from specctl.export.rereading import GREEDY, Reading, traces_as
+from specctl.export.search import GREEDY, Reading, traces_as
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.replay.play import rounds

@@ -9,10 +9,8 @@ from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
 from specctl.decoding.sampling import Sampling
-from specctl.export.foreign_engine import Names, Sampled
-from specctl.export.foreign_engines import ENGINES
-from specctl.export.pricing import score_in
-from specctl.export.rule_space import UNCAPPED
+from specctl.export.engines import ENGINES, UNCAPPED, Names, Sampled
+from specctl.export.search import score_in
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.peers import assisted

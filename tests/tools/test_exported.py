@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specctl.export.rule_space import words_of
+from specctl.export.engines import words_of
 from specctl.policies import NONE
 from tools.exported import MEASURED, advised, grid_of, length
 from tools.timed_runs import Timed, compared, fit, flag_of

@@ -155,7 +155,7 @@ def show_calibration(
     document = {"provenance": facts, **as_document(decision)}
     exported = []
     if exports is not None:
-        from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
+        from specctl.export.exports import export_document, export_tables, export_warnings, text_of
 
         exported = [text_of(one) for one in exports.found]
         shown += export_tables(exports)

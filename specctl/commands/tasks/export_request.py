@@ -31,9 +31,9 @@ def export_order(
             raise UsageError("--costs are those of an engine", "name it with --export")
         return None
     from specctl.decoding.sampling import Sampling
+    from specctl.export.engines import engine_of
     from specctl.export.exports import Order
-    from specctl.export.foreign_engines import engine_of
-    from specctl.export.rereading import reading_of
+    from specctl.export.search import reading_of
     from specctl.models.loading.profile_models import find_head
 
     draft = profile.draft
@@ -74,7 +74,7 @@ def export_order(
 
 def _others(head: str) -> str:
     """The engines that take such a head, as the end of a hint."""
-    from specctl.export.foreign_engines import ENGINES
+    from specctl.export.engines import ENGINES
 
     taking = [f"--export {engine.name}" for engine in ENGINES.values() if head in engine.heads]
     return f", or {' or '.join(taking)}" if taking else ""

@@ -1,0 +1,612 @@
+"""What specctl knows of another engine: how it drafts, which tokens it keeps, and where that was read."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
+from shlex import join
+from typing import Any, Literal
+
+from specctl.errors import UsageError
+from specctl.policies import Setting
+from specctl.profile.model_names import short_name
+from specctl.profile.wording import did_you_mean
+
+Acceptance = Literal["ratio", "likeliest", "matched"]
+"""Which draft tokens an engine keeps where it samples. ``ratio``: drawn from q and kept with probability min(1, p/q).
+``likeliest``: the draft's likeliest token, kept with probability p, by comparing it with a token drawn from p or by a
+test that has the same law. ``matched``: drawn from q, and kept if a token drawn from p is the same."""
+Confidence = Literal["chosen", "largest", "top ten", "top logit"]
+"""What an engine reads of a draft token: the draft's probability of the token that it chose, the largest probability,
+the same after a softmax over the ten largest logits, or the largest logit."""
+
+
+LONGEST = 20
+"""The longest draft that is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The pair as an engine is to be told of it: folders or hub ids; and the kind of draft head, None for a model."""
+
+    target: str
+    draft: str
+    head: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an engine reads.
+
+    Attributes:
+        place: where the text belongs.
+        text: a command line, a file, or lines of Python.
+        notes: what has to be known to use it.
+    """
+
+    place: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """How an engine is told to sample.
+
+    Attributes:
+        temperature: 0 in greedy decoding.
+        blocks: whether draft tokens are verified as a block.
+    """
+
+    temperature: float = 0.0
+    blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine with the rules by which it stops drafts.
+
+    Attributes:
+        name: what ``--export`` calls it.
+        package: of PyPI, whose version is compared where it is installed; None for an engine that has none.
+        version: that was read.
+        released: the day on which that version appeared, or what it is where that is not known.
+        source: the file that has the rule.
+        write: the setting of its rule as it reads it.
+        acceptance: when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes.
+        own_rule: the end of a sentence that begins with the engine's name.
+        confidence: what its rules read of a draft token; None for nothing.
+        keeps_trigger: whether the token below the threshold is verified too.
+        capped: whether a threshold goes together with a longest draft.
+        kinds: of rules that it has besides drafts of one length.
+        stops_at_eos: whether its draft ends at an end-of-sequence token; others draft on.
+        blocks: whether it can verify draft tokens as a block.
+        unpriced: why its threshold takes time that no replay knows, as the beginning of a sentence: it is shown, and a
+            length is written; empty if it does not.
+        further_passes: of the draft in each round, apart from those that draft.
+        passes_when_full: further ones in a round whose tokens are all accepted.
+        passes_when_idle: of either model in a round without a draft, apart from the target's one.
+        longest: the longest draft that it takes; None for any.
+        read: the day on which its source was read.
+        scheduled: whether it takes a length for each number of texts that it verifies at once.
+        heads: the kinds of draft heads that settings are written for, too.
+    """
+
+    name: str
+    package: str | None
+    version: str
+    released: str
+    source: str
+    write: Callable[[Names, Setting, Sampled], Written]
+    acceptance: Acceptance | None
+    own_rule: str = ""
+    confidence: Confidence | None = None
+    keeps_trigger: bool = True
+    capped: bool = True
+    kinds: "tuple[Kind, ...]" = ()
+    stops_at_eos: bool = False
+    blocks: bool = False
+    unpriced: str = ""
+    further_passes: int = 0
+    passes_when_full: int = 0
+    passes_when_idle: int = 0
+    scheduled: bool = False
+    heads: tuple[str, ...] = ()
+    longest: int | None = None
+    read: str = "2026-11-22"
+
+    def lengths(self, recorded: int) -> range:
+        """The lengths of drafts to try where traces hold drafts of that many tokens."""
+        return range(1, min(LONGEST, recorded, self.longest or LONGEST) + 1)
+
+
+UNCAPPED = 1_000_000
+"""The longest draft of a rule that has none."""
+SHORT = (4, 6, 8)
+"""The longest drafts of policies where texts draft together: each round is as long as the longest of them."""
+LADDERS = ((1, 2, 3), (1, 3, 5), (2, 4, 6), (1, 3, 5, 7), (3, 5, 7, 9), (1, 2, 3, 4, 5, 6, 7, 8))
+"""The lengths between which a rule that steps may choose."""
+_TWENTIETHS = tuple(round(0.05 * n, 2) for n in range(1, 20))
+_TENTHS = tuple(round(0.1 * n, 1) for n in range(1, 10))
+Values = Iterable[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of rule.
+
+    Attributes:
+        policy: that stops drafts so.
+        values: its settings to try in an engine, with the lengths of drafts that can be replayed.
+        compares: whether it reads `Engine.confidence`.
+        for_heads: whether an engine has it for draft heads alone.
+        words: a setting in words that hold for all engines.
+    """
+
+    policy: str
+    values: Callable[[Engine, Sequence[int]], Values]
+    words: Callable[[dict[str, Any]], str]
+    compares: bool = False
+    for_heads: bool = False
+
+
+def _thresholds(engine: Engine, lengths: Sequence[int]) -> Values:
+    rule = {"adapt": False, "keep_trigger": engine.keeps_trigger}
+    caps = lengths if engine.capped else (UNCAPPED,)
+    return [{**rule, "threshold": threshold, "max_draft": cap} for cap in caps for threshold in _TWENTIETHS]
+
+
+def _growing(_: Engine, lengths: Sequence[int]) -> Values:
+    rule = {"max_draft": UNCAPPED}
+    return [{**rule, "draft_length": k, "carry_over": carried} for k in lengths for carried in (False, True)]
+
+
+def _probed(_: Engine, lengths: Sequence[int]) -> Values:
+    adaptive = [
+        {"least": k, "max_draft": lengths[-1], "cooldown": rests} for k in lengths[:-1] for rests in (False, True)
+    ]
+    return adaptive + [{"least": k, "max_draft": k, "cooldown": True} for k in lengths]
+
+
+def _policy(name: str) -> Kind:
+    """A policy of specctl's that an engine runs, with short drafts."""
+    return Kind(
+        name,
+        lambda _, lengths: [
+            {"threshold": threshold, "max_draft": cap} for cap in SHORT if cap in lengths for threshold in _TWENTIETHS
+        ],
+        lambda values: f"{name} threshold {values['threshold']:g}, K = {values['max_draft']}",
+    )
+
+
+def _longest(values: dict[str, Any]) -> str:
+    return f"K = {values['max_draft']}" if values["max_draft"] < UNCAPPED else "any K"
+
+
+def _probed_words(values: dict[str, Any]) -> str:
+    least, most = values["least"], values["max_draft"]
+    return (f"K = {least}" if least == most else f"K probed from {least}") + ", cooldown" * bool(values["cooldown"])
+
+
+LENGTHS = Kind(
+    "constant",
+    lambda _, lengths: [{"draft_length": k} for k in lengths],
+    lambda values: f"K = {values['draft_length']}",
+)
+GROWING = Kind(
+    "heuristic",
+    _growing,
+    lambda values: f"K from {values['draft_length']}, +2 or -1" + ", kept between texts" * bool(values["carry_over"]),
+)
+THRESHOLD = Kind(
+    "max-confidence",
+    _thresholds,
+    lambda values: f"threshold {values['threshold']:g}, {_longest(values)}",
+    compares=True,
+)
+ADAPTIVE_VERIFICATION = Kind(
+    "vllm-adaptive",
+    lambda _, lengths: [{"max_draft": k} for k in lengths],
+    lambda values: f"K = {values['max_draft']}, verified adaptively",
+    compares=True,
+)
+PROBED = Kind("probed-length", _probed, _probed_words)
+CALIBRATED = Kind(
+    "calibrated-confidence",
+    lambda _, lengths: [{"confidence": share, "max_draft": k} for k in lengths for share in _TENTHS],
+    lambda values: f"confidence {values['confidence']:g}, {_longest(values)}",
+    compares=True,
+)
+STEPPED = Kind(
+    "stepped-length",
+    lambda _, lengths: [
+        {"lengths": ladder, "first": first} for ladder in LADDERS if ladder[-1] in lengths for first in ladder
+    ],
+    lambda values: f"K of {', '.join(map(str, values['lengths']))} from {values['first']}",
+    for_heads=True,
+)
+POLICY_KINDS = tuple(map(_policy, ("svip", "adaedl", "max-confidence")))
+"""What the worker of `vllm-plugin` runs."""
+_WORDS = {one.policy: one.words for one in (*POLICY_KINDS[:2], LENGTHS, GROWING, THRESHOLD, ADAPTIVE_VERIFICATION)} | {
+    one.policy: one.words for one in (PROBED, CALIBRATED, STEPPED)
+}
+
+
+def rule_space(engine: Engine, confidence: Confidence | None, longest: int, head: str | None = None) -> list[Setting]:
+    """Every setting of an engine's rules to try.
+
+    Args:
+        engine: whose rules they are.
+        confidence: what traces say of the engine's own confidence; None to try no thresholds.
+        longest: the longest draft that can be replayed.
+        head: the kind of draft head; None for a draft model.
+    """
+    lengths = engine.lengths(longest)
+    return [
+        Setting.of({"name": kind.policy, **values})
+        for kind in (LENGTHS, *engine.kinds)
+        if not (kind.compares and confidence is None) and (head is not None or not kind.for_heads)
+        for values in kind.values(engine, lengths)
+    ]
+
+
+def words_of(setting: Setting) -> str:
+    """A setting of `rule_space` in words that hold for all engines."""
+    if not setting.drafts:
+        return "no draft"
+    values = setting.all_values
+    if setting.policy == "max-confidence" and values["adapt"]:
+        return POLICY_KINDS[-1].words(values)
+    return _WORDS[setting.policy](values)
+
+
+def length_of(setting: Setting) -> int:
+    """The longest draft of a setting of `specctl.export.engines`, or the first one's length where it moves."""
+    values = setting.all_values
+    return int(next(values[name] for name in ("draft_length", "first", "least", "max_draft") if name in values))
+
+
+def threshold_of(setting: Setting) -> float:
+    """The threshold of such a setting, 0 without one."""
+    return float(setting.all_values.get("threshold", 0.0))
+
+
+def lengths_of(setting: Setting) -> list[tuple[int, int | None, int]]:
+    """For each number of texts at once from which on a length holds, the last one (None for any) and the length."""
+    steps = [(1, setting.at(1)), *setting.batches]
+    ends = [least - 1 for least, _ in steps[1:]]
+    lengths = [length_of(one) if one.drafts else 0 for _, one in steps]
+    return [(least, end, k) for (least, _), end, k in zip(steps, [*ends, None], lengths, strict=True)]
+
+
+def for_transformers(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001 - every engine's arguments
+    """The keys of the draft's generation_config.json; transformers reads them there, not from the call."""
+    schedule = "constant"
+    if setting.policy == "heuristic":
+        schedule = "heuristic" if setting.all_values["carry_over"] else "heuristic_transient"
+    keys = {
+        "num_assistant_tokens": length_of(setting),
+        "num_assistant_tokens_schedule": schedule,
+        "assistant_confidence_threshold": threshold_of(setting),
+    }
+    notes = ["Add these keys to that file, or set them on draft.generation_config: only the draft's are read."]
+    if threshold_of(setting):
+        notes.append("Where scikit-learn can be imported, transformers moves the threshold: it stays only without.")
+    return Written(f"generation_config.json in {names.draft}", json.dumps(keys, indent=2), tuple(notes))
+
+
+def for_vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
+    """A command line. Drawn draft tokens need their probabilities kept, which is not vLLM's default."""
+    config: dict[str, Any] = {
+        "method": "draft_model",
+        "model": names.draft,
+        "num_speculative_tokens": length_of(setting),
+    }
+    if setting.batches:
+        steps = lengths_of(setting)
+        config["num_speculative_tokens"] = max(length for *_, length in steps)
+        # The last length holds for more texts, too, whatever the end of its range.
+        config["num_speculative_tokens_per_batch_size"] = [[low, high or low, length] for low, high, length in steps]
+    if sampled.temperature:
+        config["draft_sample_method"] = "probabilistic"
+    if sampled.blocks:
+        config["rejection_sample_method"] = "block"
+    note = ("Block verification is done by Model Runner V2 only, vLLM's default.",) if sampled.blocks else ()
+    if setting.policy == ADAPTIVE_VERIFICATION.policy:
+        config["enable_adaptive_verification"] = True
+        note = (
+            *note,
+            "Adaptive verification takes Model Runner V2 with full CUDA graphs, and neither LoRA nor pipelines; the "
+            "draft makes all its passes.",
+        )
+    if setting.batches:
+        note = (*note, "Lengths by number of requests are off with data parallelism.")
+    command = join(["vllm", "serve", names.target, "--speculative-config", json.dumps(config)])
+    return Written("command line", command, note)
+
+
+def for_vllm_plugin(names: Names, setting: Setting, sampled: Sampled) -> Written:
+    """A command line with the policy as a table for specctl-vllm; vLLM's own for a constant length."""
+    plain = for_vllm(names, setting, sampled)
+    if setting.policy == "constant":
+        return replace(plain, notes=("A constant length is the best setting: it needs no plugin.",))
+    table = {"specctl": {"name": setting.policy, **dict(setting.values), "max_draft": length_of(setting)}}
+    options = ["--no-async-scheduling", "--worker-cls", "specctl_vllm.worker.Worker"]
+    command = f"VLLM_USE_V2_MODEL_RUNNER=0 {plain.text} {join([*options, '--additional-config', json.dumps(table)])}"
+    note = "The experimental distribution specctl-vllm has to be installed; compare with vLLM's own best length there."
+    return Written("command line", command, (note,))
+
+
+def for_sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A command line; the number of draft tokens counts the token that they follow. A file for adaptive ones."""
+    length = length_of(setting)
+    options = {
+        "model-path": names.target,
+        "speculative-algorithm": {"eagle1": "EAGLE", "eagle3": "EAGLE3"}.get(names.head or "", "STANDALONE"),
+        "speculative-draft-model-path": names.draft,
+        "speculative-num-steps": length,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": length + 1,
+    }
+    command, place = ["python", "-m", "sglang.launch_server"], "command line"
+    if names.head is None:
+        note = ("Its adaptive lengths, --speculative-adaptive, are for EAGLE heads alone.",)
+        return Written(place, _command(command, options), note)
+    ladders = {str(least): [k] for least, _, k in lengths_of(setting)}
+    ladders["1"] = list(setting.all_values.get("lengths", (length,)))
+    if ladders == {"1": [length]}:
+        return Written(place, _command(command, options))
+    options["speculative-adaptive-config"] = "adaptive.json"
+    started = f"{_command(command, options)} --speculative-adaptive"
+    # Where a number of texts has no entry, that of the next smaller one holds.
+    file = json.dumps({rows: {"candidate_steps": steps} for rows, steps in ladders.items()})
+    return Written(f"adaptive.json, for: {started}", file, ("It is off with attention data parallelism.",))
+
+
+def for_llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A command line for models that were converted to GGUF."""
+    options = {
+        "model": _gguf(names.target),
+        "spec-type": "draft-simple",
+        "spec-draft-model": _gguf(names.draft),
+        "spec-draft-n-max": length_of(setting),
+        "spec-draft-n-min": 0,
+        "spec-draft-p-min": f"{threshold_of(setting):g}",
+    }
+    note = "The files are what llama.cpp's convert_hf_to_gguf.py writes for these models; requests cannot override it."
+    return Written("command line", _command(["llama-server"], options), (note,))
+
+
+def for_tensorrt_llm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A YAML file for ``trtllm-serve``."""
+    config: dict[str, Any] = {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": length_of(setting),
+        "speculative_model": names.draft,
+    }
+    notes: tuple[str, ...] = ()
+    if setting.batches:
+        schedule, notes = _schedule(lengths_of(setting))
+        config["draft_len_schedule"] = schedule
+    lines = ["speculative_config:", *(f"  {key}: {_yaml(value)}" for key, value in config.items())]
+    command = join(["trtllm-serve", names.target, "--config", "speculative.yaml"])
+    return Written(f"speculative.yaml, for: {command}", "\n".join(lines), notes)
+
+
+def _schedule(steps: list[tuple[int, int | None, int]]) -> tuple[dict[int, int], tuple[str, ...]]:
+    """`lengths_of` as TensorRT-LLM takes them, by the last number of requests of each, and what is to be said of them.
+
+    Its first length has to be its longest one, for which it reserves memory. Behind the last number it never drafts.
+    """
+    longest = steps[0][-1]
+    while not steps[-1][-1]:
+        steps = steps[:-1]
+    low, high, _ = steps[-1]
+    notes = [
+        f"With {first} requests at once K = {k} is the fastest, but none may be longer than the first."
+        for first, _, k in steps
+        if k > longest
+    ]
+    unknown = "" if high else ": that was not priced"
+    notes.append(f"With more than {high or low} requests at once it does not draft{unknown}.")
+    return {last or first: min(k, longest) for first, last, k in steps}, tuple(notes)
+
+
+def for_mlx_lm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A command line."""
+    options = {"model": names.target, "draft-model": names.draft, "num-draft-tokens": length_of(setting)}
+    return Written("command line", _command(["mlx_lm.server"], options))
+
+
+def for_openvino(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """Lines for a GenerationConfig. A threshold and a length exclude each other."""
+    if not threshold_of(setting):
+        return Written("openvino_genai.GenerationConfig", json.dumps({"num_assistant_tokens": length_of(setting)}))
+    notes = (
+        "Without logprobs OpenVINO takes every greedy token for certain; with a threshold it has no longest draft.",
+        "On an NPU there is no threshold.",
+    )
+    keys = {"assistant_confidence_threshold": threshold_of(setting), "logprobs": 1}
+    return Written("openvino_genai.GenerationConfig", json.dumps(keys), notes)
+
+
+def for_exllamav3(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """Arguments of exllamav3's Generator."""
+    confidence = setting.all_values.get("confidence")
+    text = f"Generator(..., num_draft_tokens={length_of(setting)}, dynamic_draft_tokens={confidence is not None}"
+    text += ")" if confidence is None else f", draft_confidence={confidence:g})"
+    note = f"The pair is {names.target} and {names.draft}, converted to EXL3."
+    return Written("Python, with model, cache, tokenizer, draft_model and draft_cache", text, (note,))
+
+
+def for_onnxruntime_genai(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A call of onnxruntime-genai's GeneratorParams."""
+    length, values = length_of(setting), setting.all_values
+    adaptive = length if values.get("max_draft", length) > length else 0
+    options = f"max_draft_tokens={length}, min_adaptive_k={adaptive}, cooldown={values.get('cooldown', False)}"
+    text = f"params.set_speculative_options({options})"
+    note = f"The pair is {names.target} and {names.draft} in one genai_config.json, the second as model.draft."
+    return Written("Python, with GeneratorParams params", text, (note,))
+
+
+def _command(words: list[str], options: Mapping[str, object]) -> str:
+    return join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {each}' for key, each in value.items())}}}"
+    return json.dumps(value)
+
+
+def _gguf(model: str) -> str:
+    return f"{PurePath(short_name(model.rstrip('/'))).name}.gguf"
+
+
+_TABLE = (
+    Engine(
+        "transformers",
+        "transformers",
+        "5.24.0",
+        "2026-11-21",
+        "transformers/generation/candidate_generator.py",
+        for_transformers,
+        "ratio",
+        confidence="chosen",
+        kinds=(GROWING, THRESHOLD),
+        stops_at_eos=True,
+    ),
+    Engine(
+        "vllm",
+        "vllm",
+        "0.33.0",
+        "2026-11-02",
+        "vllm/config/speculative.py",
+        for_vllm,
+        "ratio",
+        confidence="largest",
+        kinds=(ADAPTIVE_VERIFICATION,),
+        blocks=True,
+        scheduled=True,
+        read="2026-11-24",
+    ),
+    Engine(
+        "vllm-plugin",
+        "vllm",
+        "0.33.0",
+        "2026-11-02",
+        "vllm/v1/spec_decode/llm_base_proposer.py",
+        for_vllm_plugin,
+        "ratio",
+        kinds=POLICY_KINDS,
+        read="2026-11-24",
+    ),
+    Engine(
+        "sglang",
+        "sglang",
+        "0.5.23",
+        "2026-10-30",
+        "sglang/srt/arg_groups/speculative_hook.py",
+        for_sglang,
+        "likeliest",
+        kinds=(STEPPED,),
+        heads=("eagle1", "eagle3"),
+        read="2026-11-24",
+    ),
+    Engine(
+        "llama.cpp",
+        None,
+        "0c1e570",
+        "2026-10-01",
+        "common/speculative.cpp",
+        for_llama_cpp,
+        "likeliest",
+        confidence="top ten",
+        kinds=(THRESHOLD,),
+        keeps_trigger=False,
+        further_passes=1,  # over the tokens that the target has verified
+    ),
+    Engine(
+        "tensorrt-llm",
+        "tensorrt-llm",
+        "0004396",
+        "a commit of main",
+        "tensorrt_llm/llmapi/llm_args.py",
+        for_tensorrt_llm,
+        "likeliest",
+        scheduled=True,
+    ),
+    Engine("mlx-lm", "mlx-lm", "0.32.2", "2026-10-16", "mlx_lm/generate.py", for_mlx_lm, "matched"),
+    Engine(
+        "openvino",
+        "openvino-genai",
+        "2026.4.1.0",
+        "2026-10-01",
+        "src/cpp/src/speculative_decoding/continuous_batching/fast_draft_strategy.cpp",
+        for_openvino,
+        None,
+        own_rule="keeps a draft token by the draft's probability of it against the target's of a token of its own, "
+        "which is not a rule of speculative sampling and follows another law",
+        confidence="chosen",
+        kinds=(THRESHOLD,),
+        capped=False,
+        unpriced="A threshold takes log-probabilities of all tokens",
+    ),
+    Engine(
+        "exllamav3",
+        "exllamav3",
+        "1.6.5",
+        "2026-10-25",
+        "exllamav3/generator/generator.py",
+        for_exllamav3,
+        "likeliest",
+        confidence="top logit",
+        kinds=(CALIBRATED,),
+        further_passes=1,  # over the last draft token
+    ),
+    Engine(
+        "onnxruntime-genai",
+        "onnxruntime-genai",
+        "0.18.0",
+        "built 2026-10-13",
+        "src/speculative_decoding_strategy.h of a0c04eb (2026-08-22)",
+        for_onnxruntime_genai,
+        "ratio",
+        kinds=(PROBED,),
+        passes_when_full=1,  # over the last draft token
+        passes_when_idle=1,  # over the token that was drawn, before the next draft
+        longest=16,
+        read="2026-11-24",
+    ),
+)
+ENGINES = {engine.name: engine for engine in _TABLE}
+WITHOUT_PAIRS = {
+    "ollama": "it drafts with MTP and DFlash heads alone (v0.33.0-rc2, llm/llama_server.go), and its "
+    "draft_num_predict is for these; llama.cpp's server, which it runs, takes a pair: --export llama.cpp"
+}
+"""Engines that take no ordinary draft model, with the reason."""
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of this name.
+
+    Raises:
+        UsageError: there is none, or it takes no ordinary draft model.
+    """
+    if name in WITHOUT_PAIRS:
+        raise UsageError(f"{name} cannot be handed a target and a draft model", WITHOUT_PAIRS[name])
+    if name not in ENGINES:
+        raise UsageError(f"--export: there is no engine '{name}'{did_you_mean(name, [*ENGINES, *WITHOUT_PAIRS])}")
+    return ENGINES[name]
+
+
+def other_version(engine: Engine) -> str | None:
+    """The version of the engine that this Python has, if it is another than the one that was read."""
+    if engine.package is None:
+        return None
+    try:
+        found = version(engine.package)
+    except PackageNotFoundError:
+        return None
+    return None if found == engine.version else found
