@@ -1,21 +1,81 @@
-"""Two results files compared: what became faster from A to B, and whether they were measured alike."""
+"""Two results files compared: how they were measured, and who changed by how much."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specctl.benchmark.conditions import Difference, header_differences, setting_differences
+from specctl.benchmark.report import reasons
 from specctl.errors import UsageError
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import BASELINE, Header, Run, RunSet, read_results
+from specctl.observing.candidate import Candidate, candidate_record
+from specctl.observing.results import BASELINE, Header, Run, RunSet, as_record, read_results
 from specctl.observing.speedup import Speedup, paired, speed_figures, speed_ratio, speedup
+from specctl.printable import counted
 from specctl.records import CompletionSummary
 from specctl.reporting.placing import times
+from specctl.reporting.table import DEFINITIONS, UNKNOWN, Columns, Table, plain
 from specctl.statistics.intervals import Floats, Interval, bootstrap, is_clear
+
+NOT_COMPARED = frozenset(
+    {"created", "argv", "candidates", "oracle", "others_busy", "papers", "schema_version", "threads"}
+)
+"""Header fields that say nothing about how the runs were measured, or that others say too, as the devices do how many
+threads there were; candidates are compared one by one."""
+NOT_OF_THE_MODELS = frozenset({"sampling", "policy", "description", "provenance", "schema_version", "threads"})
+"""Tables of a profile that the header or the candidates have too, and what changes no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact about how the files were measured, with its value in each; None where one does not have it."""
+
+    fact: str
+    a: Any
+    b: Any
+
+
+def header_differences(a: Header, b: Header) -> Iterator[Difference]:
+    """What differs between the conditions that two results files tell of."""
+    drawn = all(header.sampling.get("temperature") for header in (a, b))
+    ours, theirs = (
+        {**as_record(header), "drafts": header.drafts, "sampling": _sampling(header, drawn=drawn)} for header in (a, b)
+    )
+    for name in ours:
+        if name not in NOT_COMPARED:
+            yield from _differences(name, ours[name], theirs[name])
+
+
+def setting_differences(pairs: Iterable[tuple[Candidate, Candidate]]) -> Iterator[Difference]:
+    """Values of equal labels that differ, as where another version has other defaults."""
+    for a, b in pairs:
+        if a.label == b.label:
+            yield from _differences(a.label, candidate_record(a), candidate_record(b))
+
+
+def _sampling(header: Header, *, drawn: bool) -> dict[str, Any]:
+    """The sampling table, ``verification`` where both files drew tokens."""
+    table = header.sampling
+    return table if drawn else {key: value for key, value in table.items() if key != "verification"}
+
+
+def _differences(name: str, a: Any, b: Any) -> Iterator[Difference]:
+    """The leaves of two values that differ, each with its dotted name; a missing table has no leaves."""
+    tables = [isinstance(value, dict) for value in (a, b)]
+    if all(tables) or (any(tables) and None in (a, b)):
+        a, b = a or {}, b or {}
+        for key in dict.fromkeys([*a, *b]):
+            if not (name.startswith("profile") and key in NOT_OF_THE_MODELS):
+                yield from _differences(f"{name}.{key}", a.get(key), b.get(key))
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b) and any(isinstance(one, dict) for one in a):
+        for index, (ours, theirs) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(f"{name}.{index}", ours, theirs)
+    elif a != b:
+        yield Difference(name, a, b)
 
 
 class Texts(NamedTuple):
@@ -245,3 +305,85 @@ def _texts(a: Iterable[Run], b: Iterable[Run]) -> Texts:
     )
     both = mine.keys() & theirs.keys()
     return Texts(len(both), sum(mine[key] != theirs[key] for key in both))
+
+
+SHOWN_PROMPTS = 20
+NOISE = (
+    "Intervals cover the choice of prompts only, not a machine that was busier or slower at one time than at another: "
+    "measure A twice to see how much equal runs differ."
+)
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """All tables, in reading order."""
+    left_out = comparison.candidates_left_out
+    return [
+        _files(comparison),
+        *([_unlike(comparison)] if comparison.differences else []),
+        _speeds(comparison),
+        *([reasons("Candidates left out", "candidate", left_out)] if left_out else []),
+        *([_left_out_table(comparison)] if comparison.prompts_left_out else []),
+    ]
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Every number of the tables, rounded to six decimals."""
+    document: dict[str, Any] = plain(comparison, digits=6)
+    verdicts = [{"verdict": compared.verdict} for compared in comparison.candidates]
+    document["candidates"] = [one | said for one, said in zip(document["candidates"], verdicts, strict=True)]
+    return {**document, "alike": comparison.alike, "note": NOISE}
+
+
+def _files(comparison: Comparison) -> Table:
+    columns: Columns[tuple[str, Side]] = {
+        "side": lambda one: one[0],
+        "file": lambda one: one[1].file,
+        "started": lambda one: one[1].started,
+        "runs": lambda one: one[1].runs,
+    }
+    return Table.of("Compared", columns, (("A", comparison.a), ("B", comparison.b)), labels=3)
+
+
+def _unlike(comparison: Comparison) -> Table:
+    columns: Columns[Difference] = {
+        "fact": lambda one: one.fact,
+        "in A": lambda one: _value(one.fact, one.a),
+        "in B": lambda one: _value(one.fact, one.b),
+    }
+    if comparison.alike:
+        return Table.of("Versions differ", columns, comparison.differences, labels=3)
+    note = "What follows compares these differences too."
+    return Table.of("NOT MEASURED ALIKE", columns, comparison.differences, labels=3, note=note, alarm=True)
+
+
+def _speeds(comparison: Comparison) -> Table:
+    columns: Columns[Compared] = {
+        "candidate": lambda one: one.name,
+        "prompts": lambda one: one.ratio.prompts,
+        "A tokens/s": lambda one: one.tokens_per_second.a,
+        "B tokens/s": lambda one: one.tokens_per_second.b,
+        "B/A": lambda one: one.ratio.of_totals,
+        "against none": lambda one: one.against_none,
+        "TTFT B/A": lambda one: one.ttft,
+        "TPOT B/A": lambda one: one.tpot,
+        "texts differ": lambda one: f"{one.texts.differing} of {one.texts.compared}",
+    }
+    drift = ""
+    if none := comparison.none_differs:
+        drift = f'none itself is {none.value:.2f}x as fast in B, so what policies changed is in "against none". '
+    return Table.of("B over A", columns, comparison.candidates, note=f"{drift}{NOISE} {DEFINITIONS}")
+
+
+def _left_out_table(comparison: Comparison) -> Table:
+    left_out = comparison.prompts_left_out
+    hidden = len(left_out) - SHOWN_PROMPTS
+    note = f"{counted(hidden, 'more prompt')} in the JSON." if hidden > 0 else ""
+    return reasons("Prompts left out", "prompt", dict(islice(left_out.items(), SHOWN_PROMPTS)), note)
+
+
+def _value(fact: str, value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if fact.endswith("sha256"):
+        return str(value)[:12]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

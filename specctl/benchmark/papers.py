@@ -1,12 +1,19 @@
 """The policies of the papers, each with the settings of its paper."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
-from specctl.policies import Setting
+from specctl.peers.names import PeerSetting, parse_peer
+from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Setting, Signal, nested
 from specctl.policies.policy_text import policy_table
 from specctl.policies.tree_shape import TreeSize
+from specctl.profile.schema import DraftTable, Profile
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +82,110 @@ def _runs_as(entrant: Entrant, setting: Setting) -> bool:
     # Which head it reads is the pair's affair.
     levels = {replace(level, below=None, head=None) for level in setting.levels}
     return levels == {entrant.setting} and entrant.at_every_level == (len(setting.levels) > 1)
+
+
+LACKING = {
+    "accept_prob": "the profile names no head of the kind specdec++",
+    "own_accept_prob": "the profile names no head of the kind disco",
+    "next_accept_prob": "the draft predicts nothing of its next token",
+}
+"""Why a signal cannot be read; without an entry, because a lookup has no distribution."""
+
+
+@dataclass(slots=True)
+class RunnablePapers:
+    """The papers' policies on a pair.
+
+    Attributes:
+        tables: a draft table for each policy that the pair can run.
+        peers: transformers' assisted generation, where it can run the pair.
+        left_out: what cannot run, by label, and why.
+    """
+
+    tables: list[DraftTable] = field(default_factory=list)
+    peers: list[PeerSetting] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def runnable_papers(profile: Profile, *, oracle: bool = False) -> RunnablePapers:
+    """The papers' policies on the drafts of a profile, and transformers' own assisted generation.
+
+    Args:
+        profile: names the models and heads.
+        oracle: whether the runs are compared with bounds, which hold for chains.
+
+    Raises:
+        ModelError: a draft cannot be found.
+        UsageError: the profile has no draft.
+    """
+    draft = profile.draft
+    if draft is None:
+        raise UsageError("--papers has no draft to stop", "name a profile with a draft, or add --draft MODEL")
+    from specctl.models.loading.profile_models import find_head
+    from specctl.peers.assisted import pairing_obstacle
+
+    head = None if draft.is_lookup else find_head("draft", draft, ("target", profile.target))
+    offered = _offered(draft, head)
+    found = RunnablePapers()
+    for entrant in PAPERS:
+        why = _obstacle(entrant, profile, draft, head, offered, oracle)
+        if why:
+            found.left_out[entrant.label] = why
+        elif entrant.at_every_level:
+            found.tables.append(draft.stopped_by(nested([entrant.setting] * len(draft.levels))))
+        else:
+            alone = draft.model_copy(update={"draft": None, "pre_verify": None})
+            found.tables.append(alone.stopped_by(entrant.setting))
+    if why := pairing_obstacle(profile.target, draft):
+        found.left_out |= dict.fromkeys(PEERS, why)
+    else:
+        found.peers += map(parse_peer, PEERS)
+    return found
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
+    """One line for each reason, with all that it keeps out."""
+    for why in dict.fromkeys(left_out.values()):
+        yield f"left out, because {why}: {', '.join(name for name, reason in left_out.items() if reason == why)}"
+
+
+def _offered(draft: DraftTable, head: "DraftHeadCheckpoint | None") -> frozenset[Signal]:
+    """The signals that a policy of the first draft, drafting alone, can read."""
+    if draft.is_lookup:
+        return LOOKUP_SIGNALS
+    from specctl.models.predictors.predictor_checkpoint import KIND_SIGNALS, locate_predictor
+
+    signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
+    if draft.head is not None:
+        signals.add(KIND_SIGNALS[locate_predictor(draft.head).kind])
+    if head is not None and head.foresees:
+        signals.add("next_accept_prob")
+    return frozenset(signals)
+
+
+def _obstacle(
+    entrant: Entrant,
+    profile: Profile,
+    draft: DraftTable,
+    head: "DraftHeadCheckpoint | None",
+    offered: frozenset[Signal],
+    oracle: bool,
+) -> str | None:
+    """Why the pair cannot run it, as the end of a sentence; None if it can."""
+    if entrant.at_every_level:
+        if draft.draft is None:
+            return "the profile has one draft"
+        offered -= {"entropy"} if any(level.is_lookup for level in draft.levels) else set()
+    for signal in sorted(entrant.setting.signals - offered):
+        return LACKING.get(signal, "a lookup has no distribution")
+    if entrant.tree is None:
+        return None
+    if draft.is_lookup:
+        return "a lookup knows no other tokens"
+    if profile.deterministic:
+        return "deterministic passes read chains"
+    if oracle:
+        return "--oracle is a bound for chains"
+    if head is not None and head.writes_blocks:
+        return "the draft writes a whole block in one pass"
+    return None

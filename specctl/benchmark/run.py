@@ -1,28 +1,40 @@
-"""Runs a benchmark: candidates take turns on every prompt; each run is written as it ends, and files are resumed."""
+"""Runs the candidates of a benchmark in turns, in this process or one prompt each in replicas."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import chain
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from specctl.batching.row_count import Batch, chosen_passes
+from specctl.benchmark.cost_model import bare_model, fit
 from specctl.benchmark.plan import Plan
-from specctl.benchmark.policy_bounds import find_bounds
+from specctl.decoding.along import read_along
 from specctl.decoding.prompt_format import PromptFormat
+from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
-from specctl.observing.findings import Failed
+from specctl.models.running.runner import RowPasses, Runner
+from specctl.observing.findings import Failed, OraclePasses, Stretches
+from specctl.observing.identity import compare
 from specctl.observing.progress import Progress
-from specctl.observing.results import RESULTS, Header, Run, RunSet
-from specctl.observing.round_robin import RoundRobin
+from specctl.observing.results import BASELINE, RESULTS, Header, Run, RunSet
+from specctl.observing.round_robin import PROMPTS_BETWEEN_COSTS, Emit, RoundRobin, turns
 from specctl.observing.run_facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.outputs import OutputFile
 from specctl.peers.measured import MeasuredPeer
 from specctl.peers.names import MOVING
 from specctl.peers.process import PeerProcess
+from specctl.prompts.suites import SuitePrompt
+from specctl.replay.bound import LONGEST
+from specctl.replay.oracle import oracle
+from specctl.replay.parallel_replay import cut
+from specctl.replay.recording.signal_bound import Text, greedy_trace, signal_bound
+from specctl.replicas.job import Answer, ReplicaError
+from specctl.replicas.replica import Replicas
+from specctl.replicas.window import GivenUp, Task, in_order
 
 
 class Watcher(Protocol):
@@ -122,3 +134,216 @@ def header_of(
         batch=batch,
         drafts=candidates.names if len(candidates.drafts) > 1 else [],
     )
+
+
+def benchmarking(pair: Pair, plan: Plan) -> Answer:
+    """What a replica does: all candidates take turns on prompts, and the costs of passes are measured now and then.
+
+    Its answers hold the records of the results file, and the header that it would write, which names its devices.
+    """
+    passes = passes_for(pair, plan, plan.batch)
+    header = header_of(pair, plan, batch=1 if passes is None else passes[-1].rows)
+    prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
+    records: list[object] = []
+    results = RunSet(header)
+    prompts, sampling = plan.suite.prompts, plan.profile.sampling
+    runs = RoundRobin(pair, results, prompts, sampling, prompt_format, records.append, passes=passes)
+    runs.begin()
+    served = 0
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        nonlocal served
+        results.runs[:] = question["done"]
+        done = {run.key for run in results.runs}
+        for _ in runs.run_prompts(question["numbers"], question["repeat"], done):
+            pass
+        served += (count := len(question["numbers"]))
+        if served % PROMPTS_BETWEEN_COSTS < count:
+            runs.measure_costs()
+        found = {"header": header, "records": list(records)}
+        records.clear()
+        return found
+
+    return answer
+
+
+def run_by_replicas(
+    replicas: Callable[[], AbstractContextManager[Replicas]],
+    plan: Plan,
+    output: OutputFile | None,
+    watch: Watch,
+    earlier: RunSet | None = None,
+) -> RunSet:
+    """Run everything that the results file does not contain yet, each prompt with all its candidates on one replica, as
+    many of them as a replica runs in a turn.
+
+    Args:
+        replicas: starts replicas that answer as `benchmarking` says, each on devices of its own.
+        plan, output, watch, earlier: as in `run_benchmark`.
+
+    Raises:
+        UsageError: the replicas, or those of the earlier benchmark, run on unlike devices.
+        ReplicaError: no replica survived a prompt, or none is left.
+    """
+    tasks = _tasks(plan, earlier)
+    if not tasks:
+        assert earlier is not None, "a suite has prompts"
+        return earlier
+    with replicas() as started:
+        answers = _answers(started, tasks)
+        first = next(answers)
+        header: Header = first["header"]
+        results = earlier or RunSet(header)
+        write = RESULTS.writing(output, header)
+        with watch(results, plan.runs(len(results.header.candidates))) as watcher:
+            for answer in chain([first], answers):
+                _require_equal(results.header, answer["header"])
+                for record in answer["records"]:
+                    results.add(record)
+                    write(record)
+                    if isinstance(record, Run):
+                        watcher.add(record)
+                    elif isinstance(record, Failed):
+                        watcher.fail(f"{record.reason}; {record.candidate} runs no more")
+    return results
+
+
+def _tasks(plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
+    """What is left to ask, in the order of one process."""
+    done: dict[tuple[str, int], list[Run]] = {}
+    for run in earlier.runs if earlier is not None else ():
+        done.setdefault((run.prompt, run.repeat), []).append(run)
+    tasks, prompts = [], plan.suite.prompts
+    candidates = 1 if earlier is None else len(earlier.header.candidates)
+    assert plan.batch != "auto", "each replica would take another number"
+    for repeat in range(plan.repeats):
+        for turn in turns(len(prompts), plan.batch):
+            left, there = [], []
+            for number in turn:
+                if earlier is not None and prompts[number].id in earlier.skipped:
+                    continue
+                runs = done.get((prompts[number].id, repeat), [])
+                there += runs
+                if len(runs) < candidates * len(plan.lengths) or (earlier is not None and _uncompared(earlier, runs)):
+                    left.append(number)
+            if left:
+                of = ", ".join(prompts[number].id for number in left)
+                tasks.append(Task(of, {"numbers": list(turn), "repeat": repeat, "done": there}))
+    return tasks
+
+
+def _uncompared(earlier: RunSet, runs: list[Run]) -> bool:
+    """Whether a benchmark ended between a prompt's last run and its comparison with the baseline's tokens."""
+    if earlier.header.sampling.get("temperature"):
+        return False
+    found = compare(replace(earlier, runs=runs))
+    return any(difference is not None and run.difference is None for run, difference in found)
+
+
+def _answers(replicas: Replicas, tasks: Iterable[Task[str]]) -> Iterator[dict[str, Any]]:
+    for prompt, answer in in_order(replicas, tasks):
+        if isinstance(answer, GivenUp):
+            raise ReplicaError(
+                f"no replica survived prompt {prompt}; {answer.why}", "what was finished is kept; --resume goes on"
+            )
+        yield answer
+
+
+def _require_equal(first: Header, other: Header) -> None:
+    """Raise UsageError where times of two replicas cannot be pooled."""
+    for what in ("devices", "engines", "versions"):
+        ours, theirs = getattr(first, what), getattr(other, what)
+        if ours != theirs:
+            raise UsageError(
+                f"the replicas' {what} are unlike ({_text(ours)} and {_text(theirs)}), so their times cannot be pooled",
+                "run each on machines that are alike, into files of their own; bench --compare compares them",
+            )
+
+
+def _text(facts: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
+
+
+def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:
+    """Add the oracle of Theorem 4.1, the first draft's stretches and the signal bound to finished results.
+
+    Bounds that the results already contain are kept.
+
+    Args:
+        pair: without a draft, nothing is added.
+        runs: produced the results.
+        prompts: of the suite.
+        results: the runs; the bounds are added here.
+        emit: receives each line for the results file.
+    """
+    if not pair.drafts:
+        return
+    baselines = list(_baselines(prompts, results))
+    with torch.inference_mode():
+        for prompt, run in baselines:
+            for found in _oracle(pair, runs.prompt_ids(prompt, run), run, results):
+                results.add(found)
+                emit(found)
+    model = fit(results) or (bare_model(results.costs) if results.costs else None)
+    if results.signal_bound is not None or model is None or not baselines:
+        return
+    texts = [
+        Text(prompt.id, prompt.category, ids, list(turn.tokens), min(run.length, pair.room(ids)))
+        for prompt, run in baselines
+        for ids, turn in zip(runs.prompt_ids(prompt, run), run.turns, strict=True)
+        if pair.drafts[0].room(len(ids))
+    ]
+    if not texts:  # no prompt fits the draft's context
+        return
+    bound = signal_bound(pair, texts, model.table(LONGEST))
+    results.add(bound)
+    emit(bound)
+
+
+def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tuple[SuitePrompt, Run]]:
+    """Each prompt with the baseline's run at the first length limit; prompts without such a run are left out."""
+    first = results.header.lengths[0]
+    runs: dict[str, Run] = {}
+    for run in results.of(BASELINE):
+        if run.length == first:
+            runs.setdefault(run.prompt, run)
+    return ((prompt, runs[prompt.id]) for prompt in prompts if prompt.id in runs)
+
+
+def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) -> Iterator[OraclePasses | Stretches]:
+    """What is known of a run's text as soon as the first draft has read it, as far as the results lack it.
+
+    The fewest target passes (SpecDec++, arXiv 2405.19715, Theorem 4.1) are, of a draft model, in each turn one more
+    than the number of positions at which draft and target disagree. A draft head, whose tokens depend on where a round
+    begins, has no stretches.
+    """
+    draft, known = pair.drafts[0], run.prompt in results.oracle
+    texts = list(zip(prompt_ids, run.turns, strict=True))
+    if draft.drafts_by_round:
+        if not known:
+            limits = [min(run.length, pair.room(ids)) for ids in prompt_ids]
+            traces = (
+                greedy_trace(pair, Text(run.prompt, "", ids, list(turn.tokens), limit))
+                for (ids, turn), limit in zip(texts, limits, strict=True)
+            )
+            yield OraclePasses(run.prompt, sum(len(oracle(trace).starts) for trace in traces))
+        return
+    if known and run.prompt in results.stretches:
+        return
+    wrong = [_disagreements(draft, ids, turn.tokens) for ids, turn in texts]
+    if not known:
+        yield OraclePasses(run.prompt, sum(len(places) + 1 for places in wrong))
+    if run.prompt not in results.stretches:
+        yield Stretches(
+            run.prompt, [cut(places, len(turn.tokens)) for places, (_, turn) in zip(wrong, texts, strict=True)]
+        )
+
+
+def _disagreements(draft: Runner, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The positions of a text at which the draft's likeliest token is another, or its context has no room for one."""
+    guesses: list[int] = []
+    within = tokens[: draft.room(len(prompt))]
+    for _, (forward,) in read_along([draft], prompt, within) if within else ():
+        guesses += forward.logits.argmax(-1).tolist()
+    wrong = [place for place, (guess, token) in enumerate(zip(guesses, within, strict=True)) if guess != token]
+    return [*wrong, *range(len(within), len(tokens))]

@@ -1,20 +1,156 @@
-"""How fast a server answers: streamed requests, so many of them at once, from one process."""
+"""How a running server answers: requests at several concurrencies, their latencies, and the tables of these."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specctl.benchmark.asked import Asked, Level
+from specctl.benchmark.report import latency_table
+from specctl.benchmark.summaries import Latency, latency
+from specctl.files import Content, LineFormat
+from specctl.printable import counted
 from specctl.prompts.suites import Suite
 from specctl.record_settings import own_settings
 from specctl.remote.api_settings import api_settings
 from specctl.remote.chunks import AnswerError, Usage
 from specctl.remote.server import Server
+from specctl.reporting.table import DEFINITIONS, Columns, Table
 
 if TYPE_CHECKING:
     import httpx
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadHeader:
+    """The first line of a file of requests.
+
+    Attributes:
+        created: when the run began, in ISO 8601.
+        url, model: what was asked.
+        concurrency: of the levels.
+        suite: name, sha256 of the prompts and their number.
+        settings: sent with each request, unless its record says otherwise.
+    """
+
+    created: str
+    url: str
+    model: str
+    concurrency: list[int]
+    suite: dict[str, Any]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that has ended; times in milliseconds from when it was sent.
+
+    Attributes:
+        concurrency: how many were asked at once.
+        prompt, category: of the record.
+        turn: of the record, from 0.
+        text: that came.
+        tokens: of the text: what the server says, else the number of pieces.
+        counted: whether pieces were counted, for the server does not say.
+        finish_reason: why the text ended.
+        arrivals_ms: when pieces with text came.
+        end_ms: when it ended.
+        prompt_tokens, accepted, rejected: as the server says; None where it does not.
+        error: why there is no whole answer, by kind; None where there is one.
+        message: the same in words.
+    """
+
+    concurrency: int
+    prompt: str
+    category: str
+    turn: int = 0
+    text: str = ""
+    tokens: int = 0
+    counted: bool = False
+    finish_reason: str | None = None
+    arrivals_ms: tuple[float, ...] = ()
+    end_ms: float = 0.0
+    prompt_tokens: int | None = None
+    accepted: int | None = None
+    rejected: int | None = None
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def first_token_ms(self) -> float:
+        return self.arrivals_ms[0] if self.arrivals_ms else self.end_ms
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per token after the first piece; None where there is no such time."""
+        several = self.tokens > 1 and len(self.arrivals_ms) > 1
+        return (self.arrivals_ms[-1] - self.arrivals_ms[0]) / (self.tokens - 1) if several else None
+
+    @property
+    def gaps_ms(self) -> tuple[float, ...]:
+        return tuple(later - earlier for earlier, later in pairwise(self.arrivals_ms))
+
+
+LOAD = LineFormat(Content.LOAD, LoadHeader, {"request": Asked})
+"""A file of requests."""
+
+
+@dataclass(slots=True)
+class Level:
+    """What was asked at one concurrency.
+
+    Attributes:
+        concurrency: requests at once.
+        asked: those that have ended.
+        seconds: wall time of all of them.
+        drafted: tokens that the server drafted meanwhile, as its metrics say.
+    """
+
+    concurrency: int
+    asked: list[Asked] = field(default_factory=list)
+    seconds: float = 0.0
+    drafted: Usage | None = None
+
+    @property
+    def answered(self) -> list[Asked]:
+        return [one for one in self.asked if one.error is None]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many requests failed, by kind."""
+        kinds = [one.error for one in self.asked if one.error is not None]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.answered)
+
+    @property
+    def counted(self) -> bool:
+        """Whether tokens are numbers of pieces."""
+        return any(one.counted for one in self.answered)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def requests_per_second(self) -> float:
+        return len(self.answered) / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Of drafted tokens, as answers tell, else as the server's metrics do; None where nobody does."""
+        told = [(one.accepted, one.rejected or 0) for one in self.answered if one.accepted is not None]
+        if not told and self.drafted is not None and self.drafted.accepted is not None:
+            told = [(self.drafted.accepted, self.drafted.rejected or 0)]
+        accepted, rejected = sum(one for one, _ in told), sum(one for _, one in told)
+        return accepted / (accepted + rejected) if accepted + rejected else None
+
+    @property
+    def latency(self) -> Latency:
+        return latency(self.answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +320,58 @@ def _between(before: Usage | None, after: Usage | None) -> Usage | None:
     counts = (before.accepted or 0, after.accepted or 0), (before.rejected or 0, after.rejected or 0)
     accepted, rejected = (later - earlier for earlier, later in counts)
     return Usage(accepted=accepted, rejected=rejected)
+
+
+def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> list[Table]:
+    """Speed and latency by concurrency; ``missing`` requests were left out by an interrupt."""
+    columns: Columns[Level] = {
+        "concurrency": lambda one: one.concurrency,
+        "requests": lambda one: len(one.answered),
+        "failed": lambda one: len(one.asked) - len(one.answered),
+        "requests/s": lambda one: one.requests_per_second,
+        "tokens/s": lambda one: one.tokens_per_second,
+        "acceptance rate": lambda one: one.acceptance_rate,
+    }
+    note = f"{header.model} at {header.url}. {DEFINITIONS}"
+    if any(level.counted for level in levels):
+        note += " The server does not count tokens: pieces of its streams were counted."
+    if missing:
+        note += f" Interrupted: {counted(missing, 'request')} without a whole answer."
+    failures = [
+        f"{count} at concurrency {level.concurrency}: {_example(level, kind)}"
+        for level in levels
+        for kind, count in level.failures.items()
+    ]
+    found = [
+        Table.of("Speed", columns, levels, note=note),
+        latency_table("concurrency", {str(level.concurrency): level.latency for level in levels}),
+    ]
+    if failures:
+        found.append(Table("Failed requests", (), (), note="\n".join(failures), alarm=True))
+    return found
+
+
+def _example(level: Level, kind: str) -> str:
+    return next(one.message for one in level.asked if one.error == kind)
+
+
+def load_json(header: LoadHeader, levels: Sequence[Level], missing: int) -> dict[str, Any]:
+    """The same as one document."""
+    return {**asdict(header), "missing": missing, "levels": [_level(level) for level in levels]}
+
+
+def _level(level: Level) -> dict[str, Any]:
+    latency = level.latency
+    shown = {key: getattr(latency, key) for key in ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")}
+    return {
+        "concurrency": level.concurrency,
+        "requests": len(level.answered),
+        "failed": level.failures,
+        "seconds": level.seconds,
+        "tokens": level.tokens,
+        "tokens_counted_by": "pieces" if level.counted else "server",
+        "requests_per_second": level.requests_per_second,
+        "tokens_per_second": level.tokens_per_second,
+        "acceptance_rate": level.acceptance_rate,
+        **{key: value and value._asdict() for key, value in shown.items()},
+    }

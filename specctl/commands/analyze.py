@@ -131,7 +131,7 @@ def _show(
 
     from specctl.analysis.analysis_tables import analysis_tables, distributions
     from specctl.analysis.signal_quality import analyse
-    from specctl.reporting.plain import plain
+    from specctl.reporting.table import plain
 
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)

@@ -160,8 +160,8 @@ def bench(
             return
         if resume and output is None:
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
+        from specctl.benchmark.papers import runnable_papers
         from specctl.benchmark.plan import Plan
-        from specctl.benchmark.runnable_papers import runnable_papers
         from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer

@@ -29,7 +29,7 @@ def words(
 
     [cyan]specctl words bench[/]
     """
-    from specctl.reporting.column_meanings import all_words, lookup
+    from specctl.reporting.words import all_words, lookup
 
     if not asked:
         for section, defined in all_words().items():

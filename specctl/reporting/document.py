@@ -16,9 +16,9 @@ from markdown_it.utils import OptionsDict
 
 from specctl.outputs import naming, write_whole
 from specctl.printable import escaped
-from specctl.reporting.column_meanings import READING, meanings
 from specctl.reporting.style import Picture, style
 from specctl.reporting.table import DEFINITIONS, Table, as_markdown, inert
+from specctl.reporting.words import READING, meanings
 
 REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")
 """Patterns of the names that `write_document` writes."""

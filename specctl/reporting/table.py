@@ -1,10 +1,10 @@
-"""A table ready to be shown, as plain text or as Markdown."""
+"""Tables, the columns they share, and their forms: plain text and Markdown."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, is_dataclass, replace
 from textwrap import wrap
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tabulate import tabulate
 
@@ -12,23 +12,118 @@ from specctl.printable import one_line
 from specctl.statistics.intervals import Interval
 
 UNKNOWN = "-"
-Item = TypeVar("Item")
-Columns = dict[str, Callable[[Item], str]]
-"""Headings, each with what makes the cell of an item."""
-BLOCK = "█"
-"""What bars of a table are drawn with."""
 UP, DOWN = " ↑", " ↓"
 """Mark the heading of a column in which higher, or lower, is better."""
+Item = TypeVar("Item")
+Columns = Mapping[str, Callable[[Item], object]]
+"""Names of `COLUMNS`, each with what gives the value of an item: text that is ready, None if unknown, or a number."""
+BLOCK = "█"
+"""What bars of a table are drawn with."""
 DEFINITIONS = "`specctl words` explains columns."
 """Stands in the note of the first table of a command."""
 WIDE = 120
 """Characters of a plain line from which on headings are broken into several lines."""
 _JOINED = "\N{NO-BREAK SPACE}"
 """Keeps an arrow on the line of its heading's last word."""
+_PLACEHOLDER = re.compile(r"\b(?:NAME|N)\b")
 _MARKUP = re.compile(r"[\\`*|]|<(?=[\w/!?])|\](?=[(:])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])|#$")
 """Characters that would begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
 _BLOCK_START = re.compile(r"^(\d+(?=[.)](?:\s|$))|)([-#+=~.)>])")
 """What could make a paragraph a list, a heading, a quotation or a fence."""
+
+
+def show_interval(interval: Interval | None) -> str:
+    """E.g. ``1.43 [1.38, 1.48]``."""
+    if interval is None:
+        return UNKNOWN
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.2f}"
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def number(value: float | None, decimals: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{decimals}f}"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1%}"
+
+
+def fixed(decimals: int) -> Callable[[Any], str]:
+    """What writes a number with this many decimals."""
+    return lambda value: f"{value:.{decimals}f}"
+
+
+class Column(NamedTuple):
+    """How a column is shown in every table that has it; docs/words.md says what it means.
+
+    Attributes:
+        better: whether its heading is marked with `UP`, `DOWN` or nothing.
+        cell: makes the text of a known value.
+    """
+
+    better: str
+    cell: Callable[[Any], str]
+
+
+COLUMNS = {
+    name: Column(better, cell)
+    for better, cell, names in (
+        # words, counts and texts that their table makes itself
+        (
+            "",
+            str,
+            "candidate; policy; peer; engine; category; length; concurrency; prompt; prompts; repeat; turn; runs",
+        ),
+        ("", str, "requests; position; none's token; its token; logit gap; why; settings of; simulated; block; steps"),
+        ("", str, "latency; tokens in a pass; pays at target ms; version; device; weights; cache; side; file; started"),
+        (
+            "",
+            str,
+            "fact; in A; in B; signal; acceptance; tokens; verdict; draft entropy (nats); bound or estimate; head",
+        ),
+        ("", str, "accepted; best signal; draft length; accepted length; nodes; KL(q||p)"),
+        (DOWN, str, "differ; failed; texts differ"),
+        # speeds and times
+        (UP, fixed(1), "tokens/s; A tokens/s; B tokens/s; measured tokens/s; predicted tokens/s; simulated tokens/s"),
+        (UP, fixed(2), "requests/s; tokens/step; simulated speedup"),
+        (DOWN, fixed(1), "first token ms"),
+        (DOWN, fixed(2), "mean ms; p50 ms; p90 ms; p99 ms; ms/token"),
+        (DOWN, fixed(3), "NAME ms; ms/step; ms/token (eq. 5.1); loop overhead"),
+        (UP, show_interval, "speedup; speedup (totals); speedup (mean of prompts); B/A; against none"),
+        (DOWN, show_interval, "TTFT B/A; TPOT B/A"),
+        # drafting
+        (UP, percent, "acceptance rate; fewest passes / passes; oracle time / time; signal bound / time"),
+        (UP, fixed(2), "mean acceptance length"),
+        (DOWN, fixed(3), "verification rate; discard rate; draft rate; redundancy; target passes/token"),
+        ("", fixed(3), "NAME passes/token"),
+        (DOWN, fixed(3), "NAME sigma; NAME eta"),
+        ("", percent, "stop: NAME; time: NAME"),
+        # signals and their bounds
+        (UP, fixed(3), "AUROC"),
+        (DOWN, fixed(3), "calibration error; mean gap; mean |gap|"),
+        (DOWN, fixed(4), "weighted loss"),
+        (DOWN, percent, "vacuous; above the truth"),
+        ("", percent, "argmax agreement"),
+        ("", fixed(2), "mean accepted in a row"),
+        ("", fixed(3), "mean; sd; 10%; 25%; 30%; median; 70%; 75%; 90%; H_q; H_{q,p}; acceptance probability"),
+        ("", fixed(4), "best signal's loss"),
+    )
+    for name in names.split("; ")
+}
+"""Every column by name; NAME stands for a model or a part."""
+
+
+def column(name: str) -> Column:
+    """The column of this name; raises KeyError if there is none."""
+    if name in COLUMNS:
+        return COLUMNS[name]
+    return next((found for known, found in COLUMNS.items() if stands_for(known, name)), None) or COLUMNS[name]
+
+
+def stands_for(word: str, name: str) -> bool:
+    """Whether a name is a word whose placeholders, NAME and N, are filled in."""
+    return re.fullmatch(".+".join(map(re.escape, _PLACEHOLDER.split(word))), name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +148,22 @@ class Table:
 
     @classmethod
     def of(cls, title: str, columns: Columns[Item], items: Iterable[Item], **more: Any) -> "Table":
-        """A row for each item; ``more`` are further attributes."""
-        return cls(title, tuple(columns), tuple(tuple(cell(one) for cell in columns.values()) for one in items), **more)
+        """A row for each item, its cells as `COLUMNS` says; ``more`` are further attributes."""
+        return cls.filled(title, columns, ([value(one) for value in columns.values()] for one in items), **more)
+
+    @classmethod
+    def filled(cls, title: str, names: Iterable[str], rows: Iterable[Sequence[object]], **more: Any) -> "Table":
+        """A table of values, which are shown as `COLUMNS` says of the columns with these names.
+
+        Args:
+            title, more: attributes.
+            names: of columns.
+            rows: values as in `Columns`.
+        """
+        names = tuple(names)
+        known = [column(name) for name in names]
+        headings = tuple(name + shown.better for name, shown in zip(names, known, strict=True))
+        return cls(title, headings, tuple(tuple(map(_cell, known, row)) for row in rows), **more)
 
     @property
     def without_bars(self) -> "Table":
@@ -79,6 +188,12 @@ class Table:
     def alignment(self) -> tuple[str, ...]:
         """``left`` or ``right`` for each column."""
         return tuple("left" if column < self.labels else "right" for column in range(len(self.columns)))
+
+
+def _cell(shown: Column, value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    return value if isinstance(value, str) else shown.cell(value)
 
 
 def as_text(shown: Iterable[Table]) -> str:
@@ -143,18 +258,25 @@ def _one_line(cell: str) -> str:
     return " ".join(cell.split())
 
 
-def show_interval(interval: Interval | None) -> str:
-    """E.g. ``1.43 [1.38, 1.48]``."""
-    if interval is None:
-        return UNKNOWN
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.2f}"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+def plain(value: Any, *, digits: int | None = None, optional: Set[str] = frozenset()) -> Any:
+    """Dataclasses, named tuples and mappings as dicts, other sequences as lists, everything inside them too.
 
+    Args:
+        value: to convert.
+        digits: decimals that floats are rounded to; None leaves them as they are.
+        optional: names of dataclass fields that are left out where they are empty.
+    """
 
-def number(value: float | None, decimals: int) -> str:
-    return UNKNOWN if value is None else f"{value:.{decimals}f}"
+    def inner(item: Any) -> Any:
+        return plain(item, digits=digits, optional=optional)
 
-
-def percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1%}"
+    if is_dataclass(value) and not isinstance(value, type):
+        items = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: inner(item) for name, item in items.items() if item or name not in optional}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: inner(item) for name, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(key): inner(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [inner(item) for item in value]
+    return round(value, digits) if digits is not None and isinstance(value, float) else value

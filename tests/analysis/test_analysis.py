@@ -22,8 +22,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.jsonl import Record
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
-from specctl.reporting.plain import plain
-from specctl.reporting.table import as_text
+from specctl.reporting.table import as_text, plain
 from specctl.round_trace import trace_line
 from specctl.statistics.association import auroc, binned, quantiles, spearman, wilson
 from tests.support.toys import TableRunner, related_table, table

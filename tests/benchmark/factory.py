@@ -5,9 +5,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from specctl.benchmark import benchmark_report as report
+from specctl.benchmark import report
 from specctl.benchmark.digest import digest
-from specctl.benchmark.tables import benchmark_tables as of_digest
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import Header, PassTimes, Run, RunSet
 from specctl.policies import Setting, nested
@@ -136,11 +135,11 @@ def run_set(
 
 
 def tables(results: RunSet) -> list[Table]:
-    return of_digest.tables(digest(results))
+    return report.tables(digest(results))
 
 
 def as_json(results: RunSet) -> dict[str, Any]:
-    return of_digest.as_json(digest(results))
+    return report.as_json(digest(results))
 
 
 def write_report(results: RunSet, folder: Path) -> list[Path]:

@@ -10,8 +10,15 @@ import pytest
 from factory import PREFILL_MS, candidate, drafted_run, peer, peer_run, plain_run, run_set
 from typer.testing import CliRunner
 
-from specctl.benchmark.comparison import Comparison, Texts, compare_files, compare_results, pair_up
-from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
+from specctl.benchmark.comparison import (
+    Comparison,
+    Texts,
+    compare_files,
+    compare_results,
+    comparison_json,
+    comparison_tables,
+    pair_up,
+)
 from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate

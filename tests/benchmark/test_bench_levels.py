@@ -21,9 +21,16 @@ from factory import (
     write_report,
 )
 
-from specctl.benchmark.cost_model import bare_model, bare_ms, candidate_costs, fit, forwards
+from specctl.benchmark.cost_model import (
+    bare_model,
+    bare_ms,
+    break_even,
+    candidate_costs,
+    candidate_levels,
+    fit,
+    forwards,
+)
 from specctl.benchmark.digest import digest
-from specctl.benchmark.hierarchy_levels import break_even, candidate_levels
 from specctl.benchmark.summaries import summarise
 from specctl.observing.candidate import Candidate, candidate_record
 from specctl.observing.results import RESULTS, PassTimes, RunSet, read_results

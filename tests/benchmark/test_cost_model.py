@@ -14,8 +14,7 @@ from specctl.benchmark.cost_model import (
     signal_speed,
 )
 from specctl.benchmark.digest import digest
-from specctl.benchmark.figures.candidate_panels import looks
-from specctl.benchmark.figures.tradeoff_figure import verification_against_discard
+from specctl.benchmark.figures import looks, verification_against_discard
 from specctl.benchmark.summaries import summarise
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import SignalBound

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from factory import PREFILL_MS, TARGET_MS, as_json, candidate, drafted_run, peer_run, plain_run, run_set, tables
 
-from specctl.benchmark.latency import Percentiles, latency, percentiles
+from specctl.benchmark.summaries import Percentiles, latency, percentiles
 from specctl.observing.results import RESULTS, Run, read_results
 
 DATA = Path(__file__).parents[1] / "data"

@@ -8,7 +8,7 @@ from factory import TARGET_MS, as_json, candidate, drafted_run, plain_run, run_s
 
 from specctl.benchmark.cost_model import bare_ms, candidate_costs, fit
 from specctl.benchmark.digest import digest
-from specctl.benchmark.figures.tradeoff_figure import verification_against_discard
+from specctl.benchmark.figures import verification_against_discard
 from specctl.benchmark.summaries import summarise
 from specctl.observing.findings import Stretches
 from specctl.observing.results import PassTimes, Run, RunSet

@@ -7,7 +7,7 @@ import pytest
 from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, write_report
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
-from specctl.benchmark.figures.candidate_panels import looks
+from specctl.benchmark.figures import looks
 from specctl.errors import OutputError, UsageError
 from specctl.observing.results import Difference, PassTimes, Run, RunSet
 from specctl.reporting import document

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specctl.benchmark.papers import PAPERS, PEERS, sources
-from specctl.benchmark.runnable_papers import RunnablePapers, left_out_lines, runnable_papers
+from specctl.benchmark.papers import PAPERS, PEERS, RunnablePapers, left_out_lines, runnable_papers, sources
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
 from specctl.observing.candidates import candidates_of

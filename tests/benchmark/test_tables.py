@@ -10,7 +10,7 @@ from factory import as_json, candidate, drafted_run, peer, peer_run, plain_run, 
 from rich.console import Console
 
 from specctl.benchmark.digest import digest
-from specctl.benchmark.tables.benchmark_tables import brief_tables
+from specctl.benchmark.report import brief_tables
 from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Difference, Run, RunSet, read_results
 from specctl.reporting.console import print_tables

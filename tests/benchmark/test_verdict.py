@@ -2,9 +2,8 @@ import pytest
 from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, tables
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
-from specctl.benchmark.digest import digest
-from specctl.benchmark.tables.benchmark_tables import as_json
-from specctl.benchmark.verdict import verdict
+from specctl.benchmark.digest import digest, verdict
+from specctl.benchmark.report import as_json
 from specctl.observing.results import Difference, RunSet
 
 

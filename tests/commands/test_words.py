@@ -3,7 +3,7 @@
 import pytest
 
 from specctl.errors import UsageError
-from specctl.reporting.column_meanings import all_words
+from specctl.reporting.words import all_words
 from tests.support.invoked import invoke
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from specctl import __main__ as entry
 from specctl.benchmark.plan import Plan
-from specctl.benchmark.replicated import run_by_replicas
-from specctl.benchmark.run import run_benchmark
+from specctl.benchmark.run import run_benchmark, run_by_replicas
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
 from specctl.observing.candidates import candidates_of, competing_drafts

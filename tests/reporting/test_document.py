@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from specctl.reporting.column_meanings import meanings
 from specctl.reporting.document import write_document
 from specctl.reporting.style import page
 from specctl.reporting.table import DEFINITIONS, UP, Table, inert
+from specctl.reporting.words import meanings
 
 HOSTILE = [
     "<b>bold</b> <script>alert(1)</script>",

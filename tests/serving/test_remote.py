@@ -17,7 +17,7 @@ import uvicorn
 
 import specctl
 from specctl.benchmark import server_load
-from specctl.benchmark.asked import LOAD
+from specctl.benchmark.server_load import LOAD
 from specctl.commands.tasks.remote_talk import talk_with
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Outputs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specctl.benchmark.digest import digest
-from specctl.benchmark.tables.benchmark_tables import tables
+from specctl.benchmark.report import tables
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair

@@ -15,8 +15,7 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
     """Print two results files compared, as tables or as one JSON document."""
     from rich.console import Console
 
-    from specctl.benchmark.comparison import compare_files
-    from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
+    from specctl.benchmark.comparison import compare_files, comparison_json, comparison_tables
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
@@ -39,16 +38,15 @@ def show_results(
 
     ``details`` are the tables that the report has too; without them one table is shown.
     """
-    from specctl.benchmark.digest import digest
-    from specctl.benchmark.tables import benchmark_tables as tables
-    from specctl.benchmark.verdict import verdict
+    from specctl.benchmark import report as tables
+    from specctl.benchmark.digest import digest, verdict
 
     whole = digest(results, sync_ms)
     shown = tables.tables(whole) if details else tables.brief_tables(whole)
     show.outcome(tables.as_json(whole), shown, verdict(whole))
     written: list[Path] = []
     if show.report is not None:
-        from specctl.benchmark.benchmark_report import write_report
+        from specctl.benchmark.report import write_report
 
         written += write_report(whole, show.report)
     if answers is not None:

@@ -37,8 +37,8 @@ def run_plan(
     With ``replication``, replicas load them, and each prompt runs on one of these. After Ctrl-C ``stopped`` gets the
     runs that are there, if there are any, before KeyboardInterrupt goes on.
     """
+    from specctl.benchmark.papers import left_out_lines
     from specctl.benchmark.plan import require_same
-    from specctl.benchmark.runnable_papers import left_out_lines
     from specctl.observing.results import BASELINE, RESULTS, read_results
     from specctl.terminal.benchmark_progress import BenchProgress
     from specctl.terminal.work_progress import note, resumable
@@ -60,7 +60,7 @@ def run_plan(
     try:
         with ExitStack() as stack:
             if replication is not None:
-                from specctl.benchmark.replicated import run_by_replicas
+                from specctl.benchmark.run import run_by_replicas
 
                 start = _starter(replication, plan, progress, foreign_head=foreign_head)
                 stack.enter_context(resumable(console, output and output.path))
@@ -104,7 +104,7 @@ def _starter(
 
 
 def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool, expected_tokens: int) -> "Answer":
-    """A replica for `specctl.benchmark.replicated.run_by_replicas`.
+    """A replica for `specctl.benchmark.run.run_by_replicas`.
 
     Args:
         number: from 0; the first one alone says what all have to say.
@@ -120,7 +120,7 @@ def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool
     plan = replace(plan, profile=profile)
     pair = _load(plan, expected_tokens, silent, foreign_head=foreign_head)
 
-    from specctl.benchmark.replicated import benchmarking
+    from specctl.benchmark.run import benchmarking
 
     return benchmarking(pair, plan)
 

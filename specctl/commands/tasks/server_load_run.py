@@ -9,8 +9,7 @@ from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import OutputFile
 
 if TYPE_CHECKING:
-    from specctl.benchmark.asked import LoadHeader
-    from specctl.benchmark.server_load import ServerLoad
+    from specctl.benchmark.server_load import LoadHeader, ServerLoad
     from specctl.prompts.suites import Suite
 
 PANEL = "A server"
@@ -90,8 +89,7 @@ def run_load(
     """
     from datetime import UTC, datetime
 
-    from specctl.benchmark.asked import LOAD, Asked, LoadHeader
-    from specctl.benchmark.server_load import ServerLoad, dialogues
+    from specctl.benchmark.server_load import LOAD, Asked, LoadHeader, ServerLoad, dialogues
     from specctl.remote.server import connected
 
     assert options.url is not None
@@ -130,7 +128,7 @@ def run_load(
 
 def _show(header: "LoadHeader", load: "ServerLoad", missing: int, show: ShowOptions) -> None:
 
-    from specctl.benchmark.tables.load_tables import load_json, load_tables
+    from specctl.benchmark.server_load import load_json, load_tables
 
     levels = [level for level in load.levels if level.asked]
     show.outcome(load_json(header, levels, missing), load_tables(header, levels, missing) if levels else ())

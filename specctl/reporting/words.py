@@ -1,4 +1,4 @@
-"""What the columns of tables mean, as docs/words.md defines them; it ships with the program."""
+"""What the columns of tables and other words mean, as docs/words.md defines them; it ships with the program."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from specctl.reporting.table import DOWN, UP
+from specctl.reporting.table import DOWN, UP, stands_for
 
 READING = (
     "Brackets hold 95% bootstrap intervals over prompts. - is a value that cannot be known. An arrow behind a heading "
@@ -15,7 +15,6 @@ READING = (
 """What holds for all tables."""
 _PACKAGE = Path(__file__).parent.parent
 _ROW = re.compile(r"^\| (.+?) \| (.+) \|$")
-_PLACEHOLDER = re.compile(r"\b(?:NAME|N)\b")
 
 
 class Word(NamedTuple):
@@ -40,17 +39,13 @@ def meanings(command: str, headings: Iterable[str]) -> dict[str, str]:
         name = heading.removesuffix(UP).removesuffix(DOWN)
         for words in order:
             known = next((word for word in words if word == name), None) or next(
-                (word for word in words if _placeholders(word).fullmatch(name)), None
+                (word for word in words if stands_for(word, name)), None
             )
             if known is not None:
                 # What a placeholder stands for is told once.
                 found[known] = words[known]
                 break
     return found
-
-
-def _placeholders(word: str) -> "re.Pattern[str]":
-    return re.compile(".+".join(map(re.escape, _PLACEHOLDER.split(word))))
 
 
 def lookup(asked: str) -> list[tuple[str, Word]]:
