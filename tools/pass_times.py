@@ -30,7 +30,7 @@ from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.placing.model_config import load_config
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.observing.pass_times import fill
 from specctl.printable import gib
@@ -60,7 +60,7 @@ class Spent:
         return cls(median(one.wall for one in several), median(one.processor for one in several))
 
 
-def onnx_runner(table: ModelTable) -> Runner:
+def onnx_runner(table: ModelTable) -> Slot:
     """The model run by onnxruntime alone."""
     profile = Profile(target=table, engine="onnx")
     settings = EngineSettings.of(profile, notice=print, progress=print)
@@ -70,10 +70,10 @@ def onnx_runner(table: ModelTable) -> Runner:
     return pair.target
 
 
-def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Runner]:
+def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Slot]:
     """The model run by torch, eagerly and, if wanted, compiled."""
     vocabulary = model.config.get_text_config().vocab_size
-    runners: dict[str, Runner] = {"eager": EagerRunner(model, vocabulary)}
+    runners: dict[str, Slot] = {"eager": EagerRunner(model, vocabulary)}
     if compiles:
         runners["compiled"] = StaticRunner(model, vocabulary, compiler=Compiler("it", print, print))
     return runners
@@ -103,7 +103,7 @@ def torch_bytes(model: PreTrainedModel) -> int:
 
 
 @torch.inference_mode()
-def measured(runners: Mapping[str, Runner], context: int, rounds: int) -> tuple[dict[tuple[str, int], Spent], Spent]:
+def measured(runners: Mapping[str, Slot], context: int, rounds: int) -> tuple[dict[tuple[str, int], Spent], Spent]:
     """What passes take, by engine and width, and what reading `PROBE` numbers takes."""
     probe = torch.ones(PROBE)
 
@@ -139,7 +139,7 @@ def main() -> None:
     table = ModelTable(model=given.model, device="cpu", quantize=given.quantize)
     checkpoint = locate(table, "target")
     reads: dict[str, float] = {}
-    runners: dict[str, Runner] = {}
+    runners: dict[str, Slot] = {}
     if "onnx" in given.engines:
         runners["onnx"] = onnx_runner(table)
         reads["onnx"] = graph_bytes(skeleton(checkpoint, load_config(checkpoint)), given.quantize)

@@ -24,7 +24,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.observing.pass_times import fill
 from specctl.printable import gib
 from tools.synthetic.shapes import SHAPES, Shape
@@ -53,7 +53,7 @@ def draft_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[EagerRunner
     return EagerRunner(model, shape.vocabulary), model
 
 
-def step_times(runner: Runner, context: int, steps: int) -> list[float]:
+def step_times(runner: Slot, context: int, steps: int) -> list[float]:
     """Milliseconds of single steps behind a context, in rounds of four as they are drafted."""
     found = []
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     target, draft = SHAPES[args.shape]
     dtype = getattr(torch, args.dtype)
-    makers: dict[str, Callable[[], tuple[Runner, nn.Module]]] = {
+    makers: dict[str, Callable[[], tuple[Slot, nn.Module]]] = {
         "EAGLE-3 head": lambda: head_of(target, dtype, args.device),
         "draft model": lambda: draft_of(draft, dtype, args.device),
     }

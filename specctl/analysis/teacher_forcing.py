@@ -16,7 +16,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
 from specctl.observing.prompt_answers import answer_each
@@ -83,7 +83,7 @@ def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
     return replace(reading, predicted=_array(predicted), predicted_of=_array(drawn.acceptance))
 
 
-def read(target: Runner, draft: Runner, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:
+def read(target: Slot, draft: Slot, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:
     """Read an output of at least one token, which followed a prompt, with both models."""
     parts: list[torch.Tensor] = []
     with torch.inference_mode():

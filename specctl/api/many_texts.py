@@ -11,7 +11,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
@@ -33,7 +33,7 @@ class SeveralTexts:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        self._kept: tuple[Batch, list[RowPasses]] | None = None
+        self._kept: tuple[Batch, list[Passes]] | None = None
         self._used = False
 
     def write(
@@ -69,7 +69,7 @@ class SeveralTexts:
         texts = len(prompts) if isinstance(prompts, Sized) else MOST
         settings, used = [] if profile.draft is None else [profile.draft.setting], self._used
         passes = None if self._kept is None or self._kept[0] != batch or used else self._kept[1]
-        if passes is None or passes[-1].rows > texts or why_alone(self._pair, *settings) is not None:
+        if passes is None or passes[-1].slots > texts or why_alone(self._pair, *settings) is not None:
             passes = chosen_passes(self._pair, batch, texts, profile.sampling.max_new_tokens, settings, warn)
         if passes is None:
             for number, one in asked():

@@ -26,7 +26,7 @@ from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 
@@ -244,7 +244,7 @@ class _Target:
                 if self._turn != turn:
                     raise UsageError("another text was begun before this one ended", ONE_TEXT)
 
-    def _drafter(self, target: Runner, rules: TokenRules) -> Drafter | None:
+    def _drafter(self, target: Slot, rules: TokenRules) -> Drafter | None:
         stages = [
             Stage(
                 # A lookup has no scores, nor has text: what they draft against the rules the target rejects.

@@ -32,7 +32,7 @@ class CrowdedError(Exception):
 
 
 class Shared(Protocol[Asked, Given]):
-    """What several texts are given at once: the passes of a model (`RowPasses`), or a decision about all of them."""
+    """What several texts are given at once: the passes of a model (`Passes`), or a decision about all of them."""
 
     def run(self, requests: Sequence[Asked], /) -> Sequence[Given]:
         """An answer to each, at most one of a text; an exception is raised in that text alone.

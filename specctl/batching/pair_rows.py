@@ -7,11 +7,10 @@ from typing import Any
 
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
-from specctl.batching.read_passes import ReadPasses
-from specctl.batching.row_runner import RowRunner
 from specctl.batching.shared_beginnings import SharedBeginnings
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses, Runner
+from specctl.models.running.passes import Passes
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 
 
@@ -34,17 +33,17 @@ def why_alone(pair: Pair, *settings: Setting) -> str | None:
     return None
 
 
-def read_models(pair: Pair) -> list[Runner]:
+def read_models(pair: Pair) -> list[Slot]:
     """The runners whose passes texts of a batch share; who waits for no one comes first, the target last."""
     return [runner for runner in (*reversed(pair.drafts), pair.target) if not runner.bare.multiplies]
 
 
-def passes_of(pair: Pair, rows: int) -> list[RowPasses]:
+def passes_of(pair: Pair, rows: int) -> list[Passes]:
     """Passes of each of the `read_models` over so many texts, at least 2; `why_alone` says nothing of the pair."""
-    return [runner.rows(rows) for runner in read_models(pair)]
+    return [runner.over(rows) for runner in read_models(pair)]
 
 
-def keeping(pair: Pair, passes: Sequence[RowPasses]) -> list[RowPasses]:
+def keeping(pair: Pair, passes: Sequence[Passes]) -> list[Passes]:
     """Passes that do not read again what a text has in common with another one, that is written or was its row's last.
 
     Nothing else may make passes then. Where a draft head reads the states of all tokens, rows read by themselves.
@@ -54,7 +53,7 @@ def keeping(pair: Pair, passes: Sequence[RowPasses]) -> list[RowPasses]:
     return [SharedBeginnings(made) for made in passes]
 
 
-def split(pair: Pair, passes: Sequence[RowPasses], *, kept: bool = False) -> tuple[Hub[Any], list[Pair]]:
+def split(pair: Pair, passes: Sequence[Passes], *, kept: bool = False) -> tuple[Hub[Any], list[Pair]]:
     """A hub, and for each row a pair over it: the same models with caches of the row's own.
 
     Args:
@@ -64,16 +63,17 @@ def split(pair: Pair, passes: Sequence[RowPasses], *, kept: bool = False) -> tup
     """
     if kept:
         passes = keeping(pair, passes)
-    shared = {id(runner): ReadPasses(made) for runner, made in zip(read_models(pair), passes, strict=True)}
+    shared = {id(runner): made for runner, made in zip(read_models(pair), passes, strict=True)}
     *drafts, target = shared.values()
     decisions = Decisions()
     hub: Hub[Any] = Hub([*drafts, decisions, target], decisions.begin)
     ask = hub.asker(decisions)
 
-    def of_row(runner: Runner, row: int) -> Runner:
+    def of_row(runner: Slot, row: int) -> Slot:
         if runner.bare.multiplies:
             return runner.same_around(runner.bare.fresh())
-        return runner.same_around(RowRunner(runner.bare, row, hub.asker(shared[id(runner)])))
+        made = shared[id(runner)]
+        return runner.same_around(Slot(made, row, hub.asker(made)))
 
     return hub, [
         replace(
@@ -81,7 +81,7 @@ def split(pair: Pair, passes: Sequence[RowPasses], *, kept: bool = False) -> tup
             target=of_row(pair.target, row),
             drafts=tuple(of_row(draft, row) for draft in pair.drafts),
             policy=partial(decisions.policy, row=row, ask=ask),
-            texts=passes[-1].rows,
+            texts=passes[-1].slots,
         )
-        for row in range(passes[-1].rows)
+        for row in range(passes[-1].slots)
     ]

@@ -13,7 +13,8 @@ from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.placing.memory import device_memory
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses, RowRequest, Runner
+from specctl.models.running.passes import Passes, Request
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import CONTEXT, timed
 from specctl.policies import Setting
 
@@ -49,7 +50,7 @@ def chosen_passes(
     limit: int,
     settings: Sequence[Setting] = (),
     warn: Callable[[str], None] = lambda _: None,
-) -> list[RowPasses] | None:
+) -> list[Passes] | None:
     """Passes over as many texts as are asked for; None for one text at a time.
 
     Args:
@@ -75,20 +76,18 @@ def chosen_passes(
     return fastest_passes(pair, min(texts, most_rows(pair, limit)), texts, limit)
 
 
-class _Alone:
-    """`RowPasses` of a runner's own sequence."""
+class _Alone(Passes):
+    """`Passes` of a runner's own sequence."""
 
-    rows = 1
-
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Slot) -> None:
         self._runner = runner
 
-    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
         (request,) = requests
         self._runner.rollback(request.after)
         return [self._runner.extend(request.tokens, request.keep, hidden=request.hidden)]
 
-    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
         """There is no other sequence."""
 
 
@@ -127,7 +126,7 @@ def most_rows(pair: Pair, limit: int) -> int:
     return max(1, min([MOST, *room]))
 
 
-def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[RowPasses] | None:
+def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes] | None:
     """Passes over the number of texts beyond which twice as many bring little; None for one text at a time.
 
     Args:
@@ -136,7 +135,7 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[RowPas
         texts: to write. Where they take less time than trying more of them at once could save, that is not tried.
         limit: new tokens of each.
     """
-    chosen: list[RowPasses] | None = None
+    chosen: list[Passes] | None = None
     written = max(0, min(limit // 2, WRITTEN, pair.shared_context - CONTEXT - DRAFTED - 1))
     ways, clock = [0, DRAFTED] if pair.drafts else [0], _clock(pair)
     found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways, written)
@@ -183,7 +182,7 @@ def _clock(pair: Pair) -> Callable[[], float]:
 
 
 @in_inference_mode
-def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int], written: int) -> dict[int, float]:
+def _seconds(pair: Pair, passes: Sequence[Passes], ways: Sequence[int], written: int) -> dict[int, float]:
     """The least seconds for a token of each text, by how many tokens are drafted in a round; 0 is a pass alone.
 
     Args:
@@ -193,8 +192,8 @@ def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int], writt
     tokens = ordinary_tokens(cached + max(ways) + 1, pair.vocabulary, pair.eos)
     *drafts, target = passes
 
-    def ask(passes: RowPasses, after: int, new: Sequence[int], keep: int) -> None:
-        passes.run([RowRequest(row, after, new, keep) for row in range(passes.rows)])
+    def ask(passes: Passes, after: int, new: Sequence[int], keep: int) -> None:
+        passes.forward([Request(row, after, new, keep) for row in range(passes.slots)])
 
     def play(steps: int) -> None:
         for _ in range(steps):
@@ -203,8 +202,8 @@ def _seconds(pair: Pair, passes: Sequence[RowPasses], ways: Sequence[int], writt
         ask(target, cached, tokens[cached : cached + steps + 1], steps + 1)
 
     for each in passes:
-        each.run([RowRequest(0, 0, tokens[:cached], 0)])
-        for row in range(1, each.rows):
+        each.forward([Request(0, 0, tokens[:cached], 0)])
+        for row in range(1, each.slots):
             each.copy(0, row, 0, cached)
     for steps in ways:  # the first pass of a kind takes longer
         play(steps)

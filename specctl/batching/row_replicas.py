@@ -10,7 +10,7 @@ from specctl.batching.hub import CrowdedError, Hub
 from specctl.batching.pair_rows import split
 from specctl.batching.row_count import Batch, chosen_passes
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.policies import Setting
 from specctl.replicas.job import Answer
 from specctl.replicas.replica import Answered, Event
@@ -60,7 +60,7 @@ class RowReplicas:
     def over(
         cls,
         pair: Pair,
-        passes: Sequence[RowPasses],
+        passes: Sequence[Passes],
         answer: Callable[[Pair], Answer],
         warn: Callable[[str], None] = lambda _: None,
         *,

@@ -1,18 +1,17 @@
 """Passes over several texts that read what texts have in common once."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from specctl.models.passes.forward import Forward
 from specctl.models.running.context import WORTH_KEEPING, common_beginning
-from specctl.models.running.runner import RowPasses, RowRequest
+from specctl.models.running.passes import Passes, Request
 
 Texts = dict[int, list[int]]
 """Ids by row."""
 
 
-class SharedBeginnings:
-    """`RowPasses` that copy the keys and values of a beginning that some row holds, and read what comes behind it.
+class SharedBeginnings(Passes):
+    """`Passes` that copy the keys and values of a beginning that some row holds, and read what comes behind it.
 
     A row holds its last text until another one takes its place, whether that is still being written or has ended, so
     what is kept takes no memory of its own. Ids decide: nothing is taken from a text but what the new one says too.
@@ -25,45 +24,42 @@ class SharedBeginnings:
         kept: by row, tokens that were asked for and not read.
     """
 
-    def __init__(self, passes: RowPasses) -> None:
-        self._passes = passes
-        self._held: Texts = {row: [] for row in range(passes.rows)}
-        self._rotated = [0] * passes.rows  # how what each row holds was
-        self.kept = [0] * passes.rows
-        self._read = [0] * passes.rows
+    def __init__(self, passes: Passes) -> None:
+        self._passes, self.slots = passes, passes.slots
+        self.like(passes)
+        self._held: Texts = {row: [] for row in range(passes.slots)}
+        self._rotated = [0] * passes.slots  # how what each row holds was
+        self.kept = [0] * passes.slots
+        self._read = [0] * passes.slots
 
-    @property
-    def rows(self) -> int:
-        return self._passes.rows
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        self._passes.copy(source, slot, start, stop)
+        self._held[slot][start:] = self._held[source][start:stop]
+        self._rotated[slot] = self._rotated[source]
 
-    def copy(self, source: int, row: int, start: int, stop: int) -> None:
-        self._passes.copy(source, row, start, stop)
-        self._held[row][start:] = self._held[source][start:stop]
-        self._rotated[row] = self._rotated[source]
-
-    def run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+    def forward(self, requests: Sequence[Request]) -> Sequence[Forward]:
         if not any(_spare(request) for request in requests):
             return self._run(requests)
-        before = [self._read[request.row] for request in requests]
+        before = [self._read[request.slot] for request in requests]
         behind = [self._behind_what_is_held(request) for request in requests]
         if len(requests) > 1:
             behind = self._behind_what_is_led(behind)
         found = self._run(behind)
         for request, read in zip(requests, before, strict=True):
-            self.kept[request.row] += len(request.tokens) - (self._read[request.row] - read)
+            self.kept[request.slot] += len(request.tokens) - (self._read[request.slot] - read)
         return found
 
-    def _run(self, requests: Sequence[RowRequest]) -> Sequence[Forward]:
+    def _run(self, requests: Sequence[Request]) -> Sequence[Forward]:
         for request in requests:
-            del self._held[request.row][request.after :]  # a pass that fails may have written there
-            self._rotated[request.row] = request.rotated_as
-        found = self._passes.run(requests)
+            del self._held[request.slot][request.after :]  # a pass that fails may have written there
+            self._rotated[request.slot] = request.rotated_as
+        found = self._passes.forward(requests)
         for request in requests:
-            self._held[request.row] += request.tokens
-            self._read[request.row] += len(request.tokens)
+            self._held[request.slot] += request.tokens
+            self._read[request.slot] += len(request.tokens)
         return found
 
-    def _behind_what_is_held(self, request: RowRequest) -> RowRequest:
+    def _behind_what_is_held(self, request: Request) -> Request:
         """A request for what comes behind the longest beginning that a row holds, which its own row has then."""
         if not (spare := _spare(request)):
             return request
@@ -73,18 +69,18 @@ class SharedBeginnings:
             for row, held in self._held.items()
             if self._rotated[row] == request.rotated_as
         }
-        source = max(found, key=lambda row: (found[row], row == request.row), default=request.row)
+        source = max(found, key=lambda row: (found[row], row == request.slot), default=request.slot)
         stop = min(found.get(source, 0), request.after + spare)
         if stop - request.after < WORTH_KEEPING:
             return request
-        if source != request.row:
-            self.copy(source, request.row, request.after, stop)
+        if source != request.slot:
+            self.copy(source, request.slot, request.after, stop)
         return _from(request, stop)
 
-    def _behind_what_is_led(self, requests: Sequence[RowRequest]) -> list[RowRequest]:
+    def _behind_what_is_led(self, requests: Sequence[Request]) -> list[Request]:
         """Requests for what comes behind what several of them have in common, which one of each such group reads."""
         texts: Texts = {}  # of those that may read for others
-        asked = {request.row: request for request in requests}
+        asked = {request.slot: request for request in requests}
         follow: list[tuple[int, int, int]] = []  # who reads, who waits, and up to where
         first: dict[int, int] = {}  # up to where each of the former reads
         for request in requests:
@@ -97,9 +93,9 @@ class SharedBeginnings:
             if leader in asked and stop:
                 stop = min(stop, asked[leader].after + _spare(asked[leader]))
             if stop - request.after < WORTH_KEEPING:
-                texts[request.row] = text
+                texts[request.slot] = text
                 continue
-            follow.append((leader, request.row, stop))
+            follow.append((leader, request.slot, stop))
             first[leader] = max(first.get(leader, 0), stop)
         if led := [_up_to(asked[row], stop) for row, stop in first.items() if stop > asked[row].after]:
             self._run(led)
@@ -107,23 +103,23 @@ class SharedBeginnings:
         for leader, row, stop in follow:
             self.copy(leader, row, asked[row].after, stop)
             behind[row] = stop
-        return [_from(request, behind.get(request.row, request.after)) for request in requests]
+        return [_from(request, behind.get(request.slot, request.after)) for request in requests]
 
-    def _text(self, request: RowRequest) -> list[int]:
-        return [*self._held[request.row][: request.after], *request.tokens]
+    def _text(self, request: Request) -> list[int]:
+        return [*self._held[request.slot][: request.after], *request.tokens]
 
 
-def _spare(request: RowRequest) -> int:
+def _spare(request: Request) -> int:
     """Of a request for so many tokens that it may pay, how many need not be read if they are held; else 0."""
     spare = len(request.tokens) - max(request.keep, 1)
     return spare if spare >= WORTH_KEEPING else 0
 
 
-def _from(request: RowRequest, start: int) -> RowRequest:
-    return replace(request, after=start, tokens=request.tokens[start - request.after :])
+def _from(request: Request, start: int) -> Request:
+    return request._replace(after=start, tokens=request.tokens[start - request.after :])
 
 
-def _up_to(request: RowRequest, stop: int) -> RowRequest:
-    return RowRequest(
-        request.row, request.after, request.tokens[: stop - request.after], 0, rotated_as=request.rotated_as
+def _up_to(request: Request, stop: int) -> Request:
+    return Request(
+        request.slot, request.after, request.tokens[: stop - request.after], 0, rotated_as=request.rotated_as
     )

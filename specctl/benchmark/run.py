@@ -16,7 +16,8 @@ from specctl.decoding.along import read_along
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses, Runner
+from specctl.models.running.passes import Passes
+from specctl.models.running.slot import Slot
 from specctl.observing.findings import Failed, OraclePasses, Stretches
 from specctl.observing.identity import compare
 from specctl.observing.progress import Progress
@@ -81,7 +82,7 @@ def run_benchmark(
             peers[label] = MeasuredPeer(pair, launch, processes[label])
     batch = plan.batch if earlier is None else earlier.header.batch
     passes = passes_for(pair, plan, batch, progress.say)
-    header = header_of(pair, plan, peers, 1 if passes is None else passes[-1].rows)
+    header = header_of(pair, plan, peers, 1 if passes is None else passes[-1].slots)
     results = earlier or RunSet(header)
     prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
     write = RESULTS.writing(output, header)
@@ -104,7 +105,7 @@ def run_benchmark(
 
 def passes_for(
     pair: Pair, plan: Plan, batch: Batch, warn: Callable[[str], None] = lambda _: None
-) -> list[RowPasses] | None:
+) -> list[Passes] | None:
     """Passes over as many prompts at once as are asked for; None for one by one."""
     settings = [one.setting for one in plan.candidates.all if one.setting is not None]
     return chosen_passes(pair, batch, len(plan.suite.prompts), max(plan.lengths), settings, warn)
@@ -142,7 +143,7 @@ def benchmarking(pair: Pair, plan: Plan) -> Answer:
     Its answers hold the records of the results file, and the header that it would write, which names its devices.
     """
     passes = passes_for(pair, plan, plan.batch)
-    header = header_of(pair, plan, batch=1 if passes is None else passes[-1].rows)
+    header = header_of(pair, plan, batch=1 if passes is None else passes[-1].slots)
     prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
     records: list[object] = []
     results = RunSet(header)
@@ -339,7 +340,7 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
         )
 
 
-def _disagreements(draft: Runner, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+def _disagreements(draft: Slot, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
     """The positions of a text at which the draft's likeliest token is another, or its context has no room for one."""
     guesses: list[int] = []
     within = tokens[: draft.room(len(prompt))]

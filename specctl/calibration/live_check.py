@@ -10,7 +10,7 @@ from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, Run, RunSet
@@ -156,7 +156,7 @@ def run_candidates(
     prompts: Sequence[SuitePrompt],
     drafts: Sequence[str],
     progress: Progress,
-    passes: Sequence[RowPasses] | None = None,
+    passes: Sequence[Passes] | None = None,
 ) -> tuple[RunSet, tuple[int, int] | None]:
     """Run candidates on prompts, in turn and without stop strings.
 

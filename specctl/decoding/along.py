@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.passes.forward import Forward
+from specctl.models.running.slot import Slot
 
 CHUNK = 64
 """Tokens whose distributions are held at once."""
 
 
 def read_along(
-    runners: Sequence[Runner], prompt: Sequence[int], text: Sequence[int], *, hidden: bool = False, cached: bool = False
+    runners: Sequence[Slot], prompt: Sequence[int], text: Sequence[int], *, hidden: bool = False, cached: bool = False
 ) -> Iterator[tuple[slice, list[Forward]]]:
     """Have models read what followed a prompt, at most `CHUNK` tokens at a time.
 

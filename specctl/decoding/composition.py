@@ -13,7 +13,7 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, first_for, signal_of
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
     LOOKUP_SIGNALS,
@@ -104,14 +104,14 @@ class Stage:
         predictor: the model's predictor, if it has one.
     """
 
-    runner: Runner
+    runner: Slot
     policy: StoppingPolicy
     once: bool = False
     predictor: TrainedPredictor | None = None
 
 
 def compose_for(
-    target: Runner, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
+    target: Slot, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
 ) -> Drafter | None:
     """`compose` with a setting's lookup, or its trees where target and first stage can read trees."""
     if setting.lookup:

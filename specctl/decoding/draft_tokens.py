@@ -11,7 +11,8 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.reading import AcceptancePredictor
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.passes.forward import Forward
+from specctl.models.running.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class DraftTokens:
 
 
 def draw_along(
-    target: Runner,
-    draft: Runner,
+    target: Slot,
+    draft: Slot,
     prompt: Sequence[int],
     answer: Sequence[int],
     sampling: Sampling,
@@ -65,7 +66,7 @@ def draw_along(
 
 
 def predict_acceptance(
-    draft: Runner, predictor: AcceptancePredictor, prompt: Sequence[int], answer: Sequence[int], drawn: DraftTokens
+    draft: Slot, predictor: AcceptancePredictor, prompt: Sequence[int], answer: Sequence[int], drawn: DraftTokens
 ) -> torch.Tensor:
     """A head's acceptance probability of each draft token, ``(T,)`` float32 on the CPU.
 
@@ -93,6 +94,6 @@ def predict_acceptance(
     return torch.stack(found[::-1]).float().cpu()
 
 
-def draft_token_generator(target: Runner, seed: int) -> torch.Generator:
+def draft_token_generator(target: Slot, seed: int) -> torch.Generator:
     """A generator for draft tokens, independent of the one that drew the answer with the same seed."""
     return torch.Generator(target.device).manual_seed(random.Random(f"proposals/{seed}").getrandbits(63))

@@ -24,7 +24,7 @@ from specctl.models.passes.forward import Numbers
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
     Resting,
@@ -58,7 +58,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Slot,
         policy: StoppingPolicy,
         record: Set[Signal] = frozenset(),
         predictor: AcceptancePredictor | DiscoPredictor | None = None,

@@ -18,7 +18,7 @@ from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
 
@@ -56,7 +56,7 @@ class PreVerifiedDrafter(Drafter):
     def __init__(
         self,
         inner: Drafter,
-        runner: Runner,
+        runner: Slot,
         policy: StoppingPolicy,
         *,
         once: bool = False,

@@ -7,11 +7,11 @@ from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.records import Round
 
 
-def read_prompt(target: Runner, drafter: Drafter | None, prompt: Sequence[int]) -> None:
+def read_prompt(target: Slot, drafter: Drafter | None, prompt: Sequence[int]) -> None:
     """Let drafts cache all but the last token of the prompt before `decode`.
 
     The target reads it in the pass that verifies the first draft, but for a draft head that drafts at once, from what
@@ -28,7 +28,7 @@ def read_prompt(target: Runner, drafter: Drafter | None, prompt: Sequence[int]) 
 
 
 def decode(
-    target: Runner,
+    target: Slot,
     drafter: Drafter | None,
     prompt: Sequence[int],
     max_new_tokens: int,

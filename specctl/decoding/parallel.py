@@ -29,7 +29,7 @@ from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.records import Round, StopReason
 
@@ -68,7 +68,7 @@ class ParallelRounds:
 
     def __init__(
         self,
-        target: Runner,
+        target: Slot,
         drafter: ParallelDrafter,
         prompt: Sequence[int],
         end: int,

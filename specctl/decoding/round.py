@@ -17,7 +17,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.watching import cut_states
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.records import Round
 
 NOTHING = Draft([], None, (), None)
@@ -27,7 +27,7 @@ ReadPass = Callable[[Forward, Numbers | None, Sequence[int]], None]
 (None when greedy), and the n tokens that the round emits, whose positions are the first n rows."""
 
 
-def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], *, begins: bool = True) -> None:
+def prefill(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int], *, begins: bool = True) -> None:
     """Cache all but the last token of the prompt, so that every round's forward pass is a short one.
 
     Args:
@@ -43,7 +43,7 @@ def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], 
         drafter.prefill(sequence, begins=begins, first=False)
 
 
-def _catch_up(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:
+def _catch_up(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int]) -> None:
     """Let the verifier cache all but the last token."""
     start = verifier.length
     if pending := sequence[start:-1]:
@@ -53,7 +53,7 @@ def _catch_up(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]
 
 
 def verified_round(
-    verifier: Runner,
+    verifier: Slot,
     drafter: Drafter | None,
     sequence: Sequence[int],
     budget: int,
@@ -184,7 +184,7 @@ class Verified(NamedTuple):
 
 
 def _verified_chain(
-    verifier: Runner,
+    verifier: Slot,
     draft: Draft,
     sequence: Sequence[int],
     sampling: Sampling,
@@ -204,7 +204,7 @@ def _verified_chain(
 
 
 def _verified_tree(
-    verifier: Runner,
+    verifier: Slot,
     drafter: Drafter | None,
     draft: Draft,
     sequence: Sequence[int],
@@ -220,7 +220,7 @@ def _verified_tree(
 
 
 def _read_tree(
-    verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], tree: DraftTree
+    verifier: Slot, drafter: Drafter | None, sequence: Sequence[int], tree: DraftTree
 ) -> tuple[int, Forward]:
     """How many tokens were cached before the pass over a tree, whose root is the sequence's last token; the pass."""
     _catch_up(verifier, drafter, sequence)

@@ -7,7 +7,7 @@ from specctl.errors import ProfileError
 from specctl.models.running.pair import Pair
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.text_rules import TextRules
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import SamplingTable, Verification
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Sampling:
             raise ProfileError(what, "set generation_config = false at the top of the profile for this command")
         return cls.of(settings)
 
-    def over(self, runner: Runner, *, decides: bool = False) -> Runner:
+    def over(self, runner: Slot, *, decides: bool = False) -> Slot:
         """A runner as a text with these settings uses it: with the text's rules around it, if it has any.
 
         What a draft writes as text against them is rejected, as what a lookup copies is.

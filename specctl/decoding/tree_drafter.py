@@ -12,7 +12,7 @@ from specctl.decoding.rows.rows_of import numbers_on, rows_of
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep, Round
@@ -47,7 +47,7 @@ class TreeDrafter(ModelDrafter):
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Slot,
         policy: StoppingPolicy,
         size: TreeSize,
         record: Set[Signal] = frozenset(),

@@ -12,7 +12,7 @@ from specctl.models.predictors.predictor_checkpoint import signal_of
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Signal
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
@@ -81,7 +81,7 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
             runner.rollback(0)
 
 
-def _witness(runner: Runner, count: int) -> None:
+def _witness(runner: Slot, count: int) -> None:
     """Let a draft head know states of ``count`` places; they may be any."""
     if runner.reads_states and count > runner.witnessed:
         states = torch.zeros(count - runner.witnessed, runner.state_size, device=runner.device)

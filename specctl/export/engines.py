@@ -312,12 +312,12 @@ def for_vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
         config["draft_sample_method"] = "probabilistic"
     if sampled.blocks:
         config["rejection_sample_method"] = "block"
-    note = ("Block verification is done by Model Runner V2 only, vLLM's default.",) if sampled.blocks else ()
+    note = ("Block verification is done by Model Slot V2 only, vLLM's default.",) if sampled.blocks else ()
     if setting.policy == ADAPTIVE_VERIFICATION.policy:
         config["enable_adaptive_verification"] = True
         note = (
             *note,
-            "Adaptive verification takes Model Runner V2 with full CUDA graphs, and neither LoRA nor pipelines; the "
+            "Adaptive verification takes Model Slot V2 with full CUDA graphs, and neither LoRA nor pipelines; the "
             "draft makes all its passes.",
         )
     if setting.batches:

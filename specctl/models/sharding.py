@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 
 from specctl.errors import ModelError
+from specctl.models.passes.forward import Forward
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.running.around import Around
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rotating import RotatingRunner
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.outputs.locks import locked, remove_abandoned
 from specctl.processes.arrivals import Arrivals
 from specctl.processes.children import child_command
@@ -50,15 +51,15 @@ class Order(IntEnum):
     OPEN = 2
     """Make a runner of a loaded model: ``told`` likewise."""
     WATCH = 3
-    """`Runner.watch`: the layers are the tokens."""
+    """`Slot.watch`: the layers are the tokens."""
     EXTEND = 4
-    """`Runner.extend`."""
+    """`Slot.extend`."""
     EXTEND_TREE = 5
-    """`Runner.extend_tree`."""
+    """`Slot.extend_tree`."""
     CATCH_UP = 6
     """Nothing but what every message asks for first: to keep a path and to roll back."""
     BEGIN = 7
-    """`Runner.begin` of a prompt of ``keep`` tokens."""
+    """`Slot.begin` of a prompt of ``keep`` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Message:
         length: how many tokens it then has cached before the pass, by which a follower sees that it is in step.
         rollback: drop all but so many tokens first, or `KEEP_ALL`.
         path: keep this path of the last tree before that; empty for none.
-        keep, hidden, before: as in `Runner.extend` and `extend_tree`.
+        keep, hidden, before: as in `Slot.extend` and `extend_tree`.
         tokens: ids; of other orders the bytes of a JSON text, or layers.
         parents: of a tree.
     """
@@ -241,7 +242,7 @@ class Follower:
     def __init__(self, load: "Callable[[dict[str, Any]], PreTrainedModel]", say: Callable[[str], None]) -> None:
         self._load, self._say = load, say
         self._models: list[PreTrainedModel] = []
-        self._runners: list[Runner] = []
+        self._runners: list[Slot] = []
 
     def follow(self, receive: Callable[[], Message]) -> None:
         """Do what the leader asks for, without end.
@@ -525,7 +526,7 @@ class Together(Protocol):
 
 
 class LeadingRunner(Around):
-    """A `Runner` of the leader's share of a model, whose followers do the same with theirs.
+    """A `Slot` of the leader's share of a model, whose followers do the same with theirs.
 
     Its passes and what is taken back go into one message a pass: a rollback is told with the pass after it. So nothing
     that the loop around it decides, or how long that takes, can bring the ranks out of step.
@@ -537,7 +538,7 @@ class LeadingRunner(Around):
         sharding: how its model is split.
     """
 
-    def __init__(self, runner: Runner, together: Together, number: int, sharding: Sharding) -> None:
+    def __init__(self, runner: Slot, together: Together, number: int, sharding: Sharding) -> None:
         super().__init__(runner)
         self.sharding = sharding
         self.no_rows = "its shards read one text at a time"

@@ -13,10 +13,10 @@ from specctl.models.files.byte_tokens import SPACE, byte_of, bytes_of_letters
 from specctl.models.files.tokenizer import PROBES, Tokenizer
 from specctl.models.files.vocabulary import known_ids
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Certain, Numbers, joined_numbers
+from specctl.models.passes.forward import Certain, Forward, Numbers, joined, joined_numbers
 from specctl.models.running.around import Around
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:
     import torch
@@ -441,7 +441,7 @@ def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
 
 
 class OwnTextRunner(Around):
-    """A `Runner` that is told its target's ids, and whose draft reads what they spell in its own (`DraftText`).
+    """A `Slot` that is told its target's ids, and whose draft reads what they spell in its own (`DraftText`).
 
     The draft's cache goes back to where that text changes, and of a text that is longer than its context it reads the
     end.
@@ -454,7 +454,7 @@ class OwnTextRunner(Around):
     AHEAD = 0
     """How many ids behind the text the draft may write."""
 
-    def __init__(self, runner: Runner, tokens: TokenMap) -> None:
+    def __init__(self, runner: Slot, tokens: TokenMap) -> None:
         super().__init__(runner)
         self.no_trees = "its draft has another tokenizer"
         self.context = ENDLESS
@@ -469,7 +469,7 @@ class OwnTextRunner(Around):
     def length(self) -> int:
         return len(self._text.tokens)
 
-    def same_around(self, bare: Runner) -> Self:
+    def same_around(self, bare: Slot) -> Self:
         return type(self)(super().same_around(bare), self._map)
 
     @abstractmethod
@@ -528,7 +528,7 @@ class OwnTextRunner(Around):
 
 
 class TranslatedRunner(OwnTextRunner):
-    """A `Runner` that is told its target's ids and gives logits of those that its draft has too.
+    """A `Slot` that is told its target's ids and gives logits of those that its draft has too.
 
     The draft's logits of the shared tokens are what it drafts from: renormalised, they are its law there, and signals
     are of this law.
@@ -537,7 +537,7 @@ class TranslatedRunner(OwnTextRunner):
         runner, tokens: as of `OwnTextRunner`.
     """
 
-    def __init__(self, runner: Runner, tokens: TokenMap) -> None:
+    def __init__(self, runner: Slot, tokens: TokenMap) -> None:
         super().__init__(runner, tokens)
         self.draft_vocabulary = tokens.vocabulary
         self._shared = Columns(tokens.columns)
@@ -584,7 +584,7 @@ class TranslatedRunner(OwnTextRunner):
 
 
 class WrittenRunner(OwnTextRunner):
-    """A `Runner` that predicts the next of its target's tokens in what its draft would write.
+    """A `Slot` that predicts the next of its target's tokens in what its draft would write.
 
     Behind the text the draft writes the likeliest of its own tokens until they tell the next one of the target's
     (`Continuation`). So each prediction is certain, and one of the text alone. Its signals are of the law of the token
@@ -596,7 +596,7 @@ class WrittenRunner(OwnTextRunner):
 
     AHEAD = FARTHEST
 
-    def __init__(self, runner: Runner, tokens: TokenMap) -> None:
+    def __init__(self, runner: Slot, tokens: TokenMap) -> None:
         super().__init__(runner, tokens)
         self.writes_text, self.verifies = True, False
         self._continuation = Continuation(tokens)

@@ -15,7 +15,7 @@ from specctl.models.running.around import Around
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import timed
 from specctl.models.sharding import is_sharded
 from specctl.observing.pass_times import fill
@@ -101,7 +101,7 @@ def _passes(pair: Pair) -> Iterator[EnginePasses]:
 
 
 @torch.inference_mode()
-def _passes_of(model: str, engines: Mapping[str, Runner], tokens: Sequence[int]) -> list[EnginePasses]:
+def _passes_of(model: str, engines: Mapping[str, Slot], tokens: Sequence[int]) -> list[EnginePasses]:
     """Time one model's passes by every engine in turn; the caches are empty afterwards."""
     for runner in engines.values():
         fill(runner, tokens)
@@ -122,7 +122,7 @@ def _passes_of(model: str, engines: Mapping[str, Runner], tokens: Sequence[int])
     ]
 
 
-def _difference(target: Runner, text: list[int]) -> float:
+def _difference(target: Slot, text: list[int]) -> float:
     """What the check of the target found; where nothing was rejected so far, some of a text is taken back."""
     checked = target
     while isinstance(checked, Around) and not isinstance(checked, CheckedRunner):

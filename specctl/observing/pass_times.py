@@ -10,7 +10,7 @@ from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.observing.results import PassTimes
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
@@ -61,7 +61,7 @@ class PassMeter:
         more = median(self._with_predictor) - draft if self._with_predictor else None
         return PassTimes(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), more)
 
-    def _time(self, runner: Runner, width: int, head: StatePredictor | None = None) -> float:
+    def _time(self, runner: Slot, width: int, head: StatePredictor | None = None) -> float:
         if runner.length != self._context:
             fill(runner, self._tokens(self._context))
         tokens = self._tokens(width)
@@ -84,7 +84,7 @@ def _medians(times: dict[int, list[float]]) -> dict[int, float]:
     return {width: median(values) for width, values in times.items()}
 
 
-def fill(runner: Runner, tokens: Sequence[int]) -> None:
+def fill(runner: Slot, tokens: Sequence[int]) -> None:
     """Make the cache hold these tokens and nothing else; a draft head reads them with states of zeros."""
     runner.rollback(0)
     _show_zeros(runner, 0, len(tokens))
@@ -92,13 +92,13 @@ def fill(runner: Runner, tokens: Sequence[int]) -> None:
         runner.extend(list(tokens), keep=0)
 
 
-def forget(runner: Runner, length: int, last: int) -> None:
+def forget(runner: Slot, length: int, last: int) -> None:
     """Take back the ``last`` of ``length`` cached tokens; a draft head keeps states of zeros for them."""
     runner.rollback(length - last)
     _show_zeros(runner, length - last, last)
 
 
-def _show_zeros(runner: Runner, start: int, count: int) -> None:
+def _show_zeros(runner: Slot, start: int, count: int) -> None:
     if runner.reads_states and count:
         states = torch.zeros(count, runner.state_size, device=runner.device)
         runner.witness(start, dict.fromkeys(runner.layers, states))

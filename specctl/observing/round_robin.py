@@ -14,7 +14,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare
@@ -76,12 +76,12 @@ class RoundRobin:
         prompt_format: PromptFormat,
         emit: Emit,
         peers: Mapping[str, MeasuredPeer] = MappingProxyType({}),
-        passes: Sequence[RowPasses] | None = None,
+        passes: Sequence[Passes] | None = None,
     ) -> None:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
         self._format, self._emit, self._peers = prompt_format, emit, peers
         self._failed: set[str] = set()
-        self._passes, self._batch = passes, 1 if passes is None else passes[-1].rows
+        self._passes, self._batch = passes, 1 if passes is None else passes[-1].slots
         self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
         settings_ = [one.setting for one in results.header.candidates if one.setting is not None]
         longest = max(one.longest_draft for one in settings_)

@@ -10,7 +10,7 @@ from specctl.batching.shared_beginnings import SharedBeginnings
 from specctl.decoding.answers import failures_of_a_text
 from specctl.errors import RecordError, SpecctlError
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.profile import Profile
 from specctl.records import Completion, Round
 from specctl.replicas.replica import Answered
@@ -41,7 +41,7 @@ class PairThread(Writers):
         self,
         pair: Pair,
         profile: Profile,
-        passes: Sequence[RowPasses] | None,
+        passes: Sequence[Passes] | None,
         most_waiting: int,
         tell: Callable[[Told], None],
         warn: Callable[[str], None] = lambda _: None,
@@ -57,7 +57,7 @@ class PairThread(Writers):
 
     @property
     def rows(self) -> int:
-        return 1 if self._passes is None else self._passes[-1].rows
+        return 1 if self._passes is None else self._passes[-1].slots
 
     @property
     def ready(self) -> int:

@@ -13,8 +13,8 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import light
 from specctl.models.running.pair import Pair
+from specctl.models.running.passes import Passes
 from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
-from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.profile.base_tables import with_one_grammar
 from specctl.profile.schema import SamplingTable
@@ -80,7 +80,7 @@ class Service:
         pair: Pair | ReplicatedPair,
         profile: Profile,
         name: str,
-        passes: Sequence[RowPasses] | None = None,
+        passes: Sequence[Passes] | None = None,
         limits: Limits | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:

@@ -143,7 +143,7 @@ TOKENS_AT_ONCE = 8192
 
 
 def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The ``hidden`` states of `Runner.extend`, for several sequences at once and without logits.
+    """The ``hidden`` states of `Slot.extend`, for several sequences at once and without logits.
 
     Args:
         model: a causal language model in eval mode.

@@ -14,7 +14,8 @@ from specctl.decoding.draft_tokens import DraftTokens
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.passes.forward import Forward
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.starts import ReadText, starts_of
@@ -45,8 +46,8 @@ class RoundTokens:
 
 
 def read_rounds(
-    target: Runner,
-    draft: Runner,
+    target: Slot,
+    draft: Slot,
     prompt: Sequence[int],
     answer: Sequence[int],
     sampling: Sampling,
@@ -196,8 +197,8 @@ def _judged(
 
 
 def read_model_rounds(
-    target: Runner,
-    draft: Runner,
+    target: Slot,
+    draft: Slot,
     prompt: Sequence[int],
     answer: Sequence[int],
     sampling: Sampling,

@@ -7,7 +7,7 @@ import pytest
 from specctl.batching.auto_replicas import AutoReplicas
 from specctl.batching.hub import Hub
 from specctl.batching.row_replicas import RowReplicas
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Request
 from specctl.replicas.window import Task, in_order
 
 LATE = [None] * 40
@@ -15,7 +15,7 @@ LATE = [None] * 40
 
 
 class Silent:
-    """`RowPasses` that answer nothing.
+    """`Passes` that answer nothing.
 
     Attributes:
         passes: the rows of each.
@@ -26,8 +26,8 @@ class Silent:
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
 
-    def run(self, requests: list[RowRequest]) -> list[None]:
-        self.passes.append([request.row for request in requests])
+    def run(self, requests: list[Request]) -> list[None]:
+        self.passes.append([request.slot for request in requests])
         return [None] * len(requests)
 
 
@@ -49,7 +49,7 @@ class Played:
 
         def in_row(row: int, question: int) -> int:
             for _ in range(question):
-                ask(RowRequest(row, 0, [1], 0))
+                ask(Request(row, 0, [1], 0))
             return question * 10
 
         def rows(count: int) -> RowReplicas | None:

@@ -11,8 +11,6 @@ from test_hub import DRAFT, ENDS, GREEDY, PLAIN, PROMPTS, TARGET, TableRows, gre
 
 from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
-from specctl.batching.read_passes import ReadPasses
-from specctl.batching.row_runner import RowRunner
 from specctl.decoding import drafters
 from specctl.decoding import round as round_
 from specctl.decoding.copying.chained import ChainedDrafter
@@ -20,12 +18,13 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting, agreement_curve
 from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.joint import JointRow
 from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 from tests.support.enumeration import largest_difference, law_of, walk
-from tests.support.toys import TableRunner, law
+from tests.support.toys import law
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will", "inference_mode", "even_times")
 
@@ -56,14 +55,14 @@ def written(
     limit: int, sampling: Sampling, setting: Setting = COST_OPTIMAL
 ) -> tuple[tuple[tuple[int, ...], ...], list[list[int]]]:
     """What three texts write, and what was decided about them."""
-    draft, target = (ReadPasses(TableRows(table, 3)) for table in (DRAFT, TARGET))
+    draft, target = (TableRows(table, 3) for table in (DRAFT, TARGET))
     decisions = Counted()
     hub: Hub[tuple[int, ...]] = Hub([draft, decisions, target])
 
     def write(row: int) -> tuple[int, ...]:
         policy = decisions.policy(setting, row, hub.asker(decisions))
-        verifier = RowRunner(TableRunner(TARGET), row, hub.asker(target))
-        model = ModelDrafter(RowRunner(TableRunner(DRAFT), row, hub.asker(draft)), policy)
+        verifier = Slot(target, row, hub.asker(target))
+        model = ModelDrafter(Slot(draft, row, hub.asker(draft)), policy)
         drafter = ChainedDrafter(model) if setting.lookup else model
         prefill(verifier, drafter, PROMPTS[row])
         rounds = decode(verifier, drafter, PROMPTS[row], limit, sampling, ENDS, None)

@@ -22,7 +22,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
@@ -46,7 +46,7 @@ def onnx_pair() -> Pair:
     return of(sure_runner(one_layer(), 64), sure_runner(one_layer(seed=1), 64))
 
 
-def of(target: Runner, *drafts: Runner) -> Pair:
+def of(target: Slot, *drafts: Slot) -> Pair:
     return Pair(target, drafts, None, frozenset(), 64, (), ({},))  # type: ignore[arg-type]
 
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from specctl.batching.hub import Hub
-from specctl.batching.read_passes import ReadPasses
-from specctl.batching.row_runner import PIECE, RowRunner
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
@@ -20,7 +18,8 @@ from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.preparation_time import working_seconds
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Passes, Request
+from specctl.models.running.slot import PIECE, Slot
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from tests.support.enumeration import largest_difference, law_of, walk
@@ -35,24 +34,24 @@ TABLES = (DRAFT, MIDDLE, TARGET)
 ENDS = frozenset({EOS})
 
 
-class TableRows:
-    """`RowPasses` over a table, which checks that no text asks twice of one pass."""
+class TableRows(Passes):
+    """`Passes` over a table, which checks that no text asks twice of one pass."""
 
-    def __init__(self, table: torch.Tensor, rows: int, fails: Callable[[RowRequest], bool] = lambda _: False) -> None:
-        self.rows = rows
+    def __init__(self, table: torch.Tensor, rows: int, fails: Callable[[Request], bool] = lambda _: False) -> None:
+        self.slots, self.context, self.device, self.engine = rows, 1 << 31, torch.device("cpu"), "table"
         self.table = table
         self.passes: list[list[int]] = []
         self._texts: list[list[int]] = [[] for _ in range(rows)]
         self._fails = fails
 
-    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
-        self.passes.append([request.row for request in requests])
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        self.passes.append([request.slot for request in requests])
         assert len(set(self.passes[-1])) == len(requests), "a text asks once"
         if any(map(self._fails, requests)):
             raise RuntimeError("no memory for this text")
         found = []
         for request in requests:
-            text = self._texts[request.row]
+            text = self._texts[request.slot]
             assert request.after <= len(text), "what was asked for follows what is cached"
             text[request.after :] = request.tokens
             window = [self.table.shape[-1], *text][len(text) - request.keep :]
@@ -85,16 +84,16 @@ def written(
     rows: Sequence[Row],
     limits: Sequence[int],
     sampling: Sampling,
-    fails: Callable[[RowRequest], bool] = lambda _: False,
+    fails: Callable[[Request], bool] = lambda _: False,
 ) -> tuple[dict[int, tuple[int, ...]], list[TableRows]]:
     """What each row writes after its prompt in a batch, and the passes, of which the target's fail as told."""
     passes = [TableRows(table, len(rows), fails if table is TARGET else lambda _: False) for table in TABLES]
-    hub: Hub[tuple[int, ...]] = Hub([ReadPasses(each) for each in passes])
+    hub: Hub[tuple[int, ...]] = Hub(passes)
 
     def write(row: int) -> tuple[int, ...]:
-        def runner(table: torch.Tensor) -> RowRunner:
+        def runner(table: torch.Tensor) -> Slot:
             number = next(number for number, each in enumerate(TABLES) if each is table)
-            return RowRunner(TableRunner(table), row, hub.asker(hub.order[number]))
+            return Slot(passes[number], row, hub.asker(passes[number]))
 
         target, drafter = runner(TARGET), rows[row](runner)
         tokens: list[int] = []
@@ -143,17 +142,18 @@ def test_greedy_texts_are_those_of_each_alone(rows: Sequence[Row]) -> None:
 @pytest.mark.usefixtures("inference_mode")
 def test_a_text_over_which_a_pass_fails_ends_alone() -> None:
     found, _ = written(
-        (constant, svip, constant), [12] * 3, GREEDY, lambda request: request.row == 1 and request.after > 3
+        (constant, svip, constant), [12] * 3, GREEDY, lambda request: request.slot == 1 and request.after > 3
     )
     assert found == {0: greedy_alone(0, 12), 1: (-1,), 2: greedy_alone(2, 12)}
 
 
 @pytest.mark.usefixtures("inference_mode")
 def test_an_error_of_a_texts_own_code_reaches_who_runs_the_batch() -> None:
-    hub: Hub[int] = Hub([TableRows(TARGET, 2)])
+    passes = TableRows(TARGET, 2)
+    hub: Hub[int] = Hub([passes])
 
     def broken() -> int:
-        RowRunner(TableRunner(TARGET), 1, hub.asker(hub.order[0])).extend([1], keep=1)
+        Slot(passes, 1, hub.asker(passes)).extend([1], keep=1)
         raise KeyError("its own")
 
     hub.begin(1, broken)
@@ -164,11 +164,12 @@ def test_an_error_of_a_texts_own_code_reaches_who_runs_the_batch() -> None:
 
 @pytest.mark.usefixtures("inference_mode")
 def test_texts_that_are_given_up_clean_up_and_leave_their_rows_free() -> None:
-    hub: Hub[int] = Hub([TableRows(TARGET, 2)])
+    passes = TableRows(TARGET, 2)
+    hub: Hub[int] = Hub([passes])
     left: list[int] = []
 
     def endless(row: int) -> int:
-        runner = RowRunner(TableRunner(TARGET), row, hub.asker(hub.order[0]))
+        runner = Slot(passes, row, hub.asker(passes))
         try:
             while True:
                 runner.extend([1], keep=1)
@@ -190,16 +191,17 @@ def test_clocks_of_texts_add_up_to_passes_and_own_work(monkeypatch: pytest.Monke
     monkeypatch.setattr("specctl.models.passes.preparation_time.perf_counter", lambda: now)
 
     class Slow(TableRows):
-        def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+        def forward(self, requests: Sequence[Request]) -> list[Forward]:
             nonlocal now
             now += 12.0
-            return super().run(requests)
+            return super().forward(requests)
 
-    hub: Hub[list[float]] = Hub([Slow(TARGET, 2)])
+    passes = Slow(TARGET, 2)
+    hub: Hub[list[float]] = Hub([passes])
 
     def work(row: int) -> list[float]:
         nonlocal now
-        runner, seen = RowRunner(TableRunner(TARGET), row, hub.asker(hub.order[0])), []
+        runner, seen = Slot(passes, row, hub.asker(passes)), []
         for _ in range(2):
             began = working_seconds()
             now += 1.0 + row
@@ -220,13 +222,13 @@ def test_clocks_of_texts_add_up_to_passes_and_own_work(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("inference_mode")
 def test_a_long_prompt_is_read_in_pieces() -> None:
-    asked: list[RowRequest] = []
+    asked: list[Request] = []
 
-    def ask(request: RowRequest) -> Forward:
+    def ask(request: Request) -> Forward:
         asked.append(request)
         return Forward(torch.zeros(request.keep, 3))
 
-    runner = RowRunner(TableRunner(TARGET), 0, ask)
+    runner = Slot(TableRows(TARGET, 1), 0, ask)
     assert runner.extend([1] * (2 * PIECE + 3), keep=5).logits.shape == (5, 3)
     assert [(request.after, len(request.tokens), request.keep) for request in asked] == [
         (0, PIECE, 0),
@@ -262,7 +264,8 @@ def test_a_decision_about_all_texts_has_its_place_in_the_order() -> None:
     hub: Hub[str] = Hub([first, decision, last])
 
     def work(row: int) -> str:
-        RowRunner(TableRunner(TARGET), row, hub.asker(last if row == 2 else first)).extend([1], keep=1)
+        passes = last if row == 2 else first
+        Slot(passes, row, hub.asker(passes)).extend([1], keep=1)
         try:
             return hub.asker(decision)(Bid(row))
         except ValueError as error:

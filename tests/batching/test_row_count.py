@@ -11,9 +11,9 @@ from specctl.batching import row_count
 from specctl.batching.row_count import MOST, chosen_passes, fastest_passes, most_rows, worthwhile
 from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Request
 from specctl.models.running.threads import Threads
-from tests.support.toys import TableRunner, table
+from tests.support.toys import TableRunner, ToldPasses, table
 
 LONG = 1 << 40
 
@@ -34,16 +34,16 @@ class Timed(TableRunner):
         self.widest = max(self.widest, len(tokens))
         return super().extend(tokens, keep, hidden=hidden)
 
-    def rows(self, count: int) -> Any:
+    def over(self, count: int) -> Any:
         self.made.append(count)
         self.clock[0] += self.making
         read = [0] * count
 
-        def run(requests: Sequence[RowRequest]) -> list[Forward]:
-            assert [request.row for request in requests] == list(range(len(requests)))
+        def run(requests: Sequence[Request]) -> list[Forward]:
+            assert [request.slot for request in requests] == list(range(len(requests)))
             for request in requests:
-                assert request.after <= read[request.row], "tokens that nobody has read"
-                read[request.row] = request.after + len(request.tokens)
+                assert request.after <= read[request.slot], "tokens that nobody has read"
+                read[request.slot] = request.after + len(request.tokens)
             self.clock[0] += self.seconds[count]
             self.passes[count] = self.passes.get(count, 0) + 1
             return [Forward(torch.zeros(request.keep, 3)) for request in requests]
@@ -53,7 +53,7 @@ class Timed(TableRunner):
             assert stop <= read[source]
             read[row] = stop
 
-        return SimpleNamespace(rows=count, run=run, copy=copy)
+        return ToldPasses(count, run, copy)
 
 
 def pair_of(
@@ -88,7 +88,7 @@ def test_more_rows_are_tried_as_long_as_twice_as_many_bring_a_tenth(
 ) -> None:
     pair, target = pair_of(monkeypatch, seconds)
     found = fastest_passes(pair, most, LONG, 1)
-    assert (None if found is None else found[-1].rows) == chosen
+    assert (None if found is None else found[-1].slots) == chosen
     assert target.made == tried
     assert target.length == 0, "the next text begins at its beginning"
 
@@ -109,15 +109,15 @@ def test_more_rows_are_not_made_for_a_rest_that_they_cannot_pay_for(monkeypatch:
     pair, target = pair_of(monkeypatch, dict.fromkeys((1, 16, 32), 1.0), making=10.0)
     # Sixteen at once write six texts of 100 tokens in 38 seconds and what the end takes, of which 32 could save half.
     # To make and to time them would take 1.4 times the 15 that sixteen took.
-    assert fastest_passes(pair, 32, 6, 100)[-1].rows == 16  # type: ignore[index]
+    assert fastest_passes(pair, 32, 6, 100)[-1].slots == 16  # type: ignore[index]
     assert target.made == [16]
-    assert fastest_passes(pair, 32, 16, 100)[-1].rows == 32  # type: ignore[index]
+    assert fastest_passes(pair, 32, 16, 100)[-1].slots == 32  # type: ignore[index]
 
 
 def test_places_that_stand_empty_at_the_end_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for texts, chosen in ((1000, 32), (64, 16)):
         pair, _ = pair_of(monkeypatch, {1: 1.0, 16: 2.0, 32: 3.5, 64: 7.0})
-        assert fastest_passes(pair, MOST, texts, 1000)[-1].rows == chosen  # type: ignore[index]
+        assert fastest_passes(pair, MOST, texts, 1000)[-1].slots == chosen  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("limit", "held"), [(10, 21), (60, 46), (1 << 20, 144)])
@@ -132,9 +132,9 @@ def test_texts_hold_half_of_what_they_may_write_while_they_are_timed(
 def test_passes_of_one_shape_do_not_follow_from_how_many_texts_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, target = pair_of(monkeypatch, {1: 1.0})
     target.no_rows = None
-    assert chosen_passes(pair, 4, 2, 100)[-1].rows == 2  # type: ignore[index]
+    assert chosen_passes(pair, 4, 2, 100)[-1].slots == 2  # type: ignore[index]
     target.fixed_width = 16
-    assert chosen_passes(pair, 4, 2, 100)[-1].rows == 4  # type: ignore[index]
+    assert chosen_passes(pair, 4, 2, 100)[-1].slots == 4  # type: ignore[index]
     assert chosen_passes(pair, "auto", 9, 100) is None, "it would follow from times"
 
 
@@ -147,17 +147,17 @@ def test_few_tokens_are_not_worth_a_try(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_memory_that_runs_out_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, target = pair_of(monkeypatch, dict.fromkeys((1, 2, 4), 1.0))
-    make = target.rows
+    make = target.over
 
-    def rows(count: int) -> Any:
+    def over(count: int) -> Any:
         if count > 2:
             raise MemoryError
         return make(count)
 
-    monkeypatch.setattr(target, "rows", rows)
-    assert fastest_passes(pair, 16, LONG, 1)[-1].rows == 2  # type: ignore[index]
+    monkeypatch.setattr(target, "over", over)
+    assert fastest_passes(pair, 16, LONG, 1)[-1].slots == 2  # type: ignore[index]
     assert target.length == 0
-    monkeypatch.setattr(target, "rows", lambda _: make(0 / 0))
+    monkeypatch.setattr(target, "over", lambda _: make(0 / 0))
     with pytest.raises(ZeroDivisionError):
         fastest_passes(pair, 16, LONG, 1)
 

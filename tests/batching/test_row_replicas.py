@@ -8,14 +8,14 @@ import torch
 
 from specctl.batching.hub import Hub
 from specctl.batching.row_replicas import RowReplicas
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Request
 from specctl.replicas.window import Task, in_order
 
 OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()]
 
 
 class Room:
-    """`RowPasses` with room for so many texts.
+    """`Passes` with room for so many texts.
 
     Attributes:
         passes: the rows of each that was made.
@@ -25,11 +25,11 @@ class Room:
         self.room, self.error = room, error
         self.passes: list[list[int]] = []
 
-    def run(self, requests: Sequence[RowRequest]) -> list[int]:
+    def run(self, requests: Sequence[Request]) -> list[int]:
         if len(requests) > self.room:
             raise self.error
-        self.passes.append([request.row for request in requests])
-        return [request.row for request in requests]
+        self.passes.append([request.slot for request in requests])
+        return [request.slot for request in requests]
 
 
 def rows_of(passes: Any, count: int, begun: list[tuple[int, int]], warn: Callable[[str], None]) -> RowReplicas:
@@ -42,7 +42,7 @@ def rows_of(passes: Any, count: int, begun: list[tuple[int, int]], warn: Callabl
             begun.append((row, question))
             try:
                 for _ in range(question):
-                    ask(RowRequest(row, 0, [1], 0))
+                    ask(Request(row, 0, [1], 0))
             except (RuntimeError, MemoryError) as error:
                 return error
             return question * 10

@@ -14,7 +14,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Passes, Request
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
@@ -28,57 +28,57 @@ PREFIX = torch.randint(1, 64, (60,), generator=seeded(6)).tolist()
 PROMPTS = [[*PREFIX[:length], *tail] for length, tail in [(60, [1]), (60, [2, 3]), (45, [9]), (60, [4]), (10, [5])]]
 
 
-class Cells:
-    """`RowPasses` whose cache has in each place the text up to there, and whose answer is what it has of the last ones.
+class Cells(Passes):
+    """`Passes` whose cache has in each place the text up to there, and whose answer is what it has of the last ones.
 
     Attributes:
         read: tokens that passes read.
         cells: by row.
     """
 
-    rows = ROWS
+    slots, context, device, engine = ROWS, 1 << 31, torch.device("cpu"), "cells"
 
     def __init__(self) -> None:
         self.read = 0
         self.cells: list[list[tuple[int, ...]]] = [[] for _ in range(ROWS)]
 
-    def run(self, requests: Sequence[RowRequest]) -> list[Any]:
+    def forward(self, requests: Sequence[Request]) -> list[Any]:
         for request in requests:
             assert len(request.tokens) >= max(request.keep, 1)
             self.read += len(request.tokens)
-            cells = self.cells[request.row]
+            cells = self.cells[request.slot]
             assert len(cells) >= request.after, "a place was never written"
             del cells[request.after :]
             for token in request.tokens:
                 cells.append((*(cells[-1] if cells else ()), token))
-        return [self.cells[request.row][-request.keep :] if request.keep else [] for request in requests]
+        return [self.cells[request.slot][-request.keep :] if request.keep else [] for request in requests]
 
     def copy(self, source: int, row: int, start: int, stop: int) -> None:
         self.cells[row][start:] = self.cells[source][start:stop]
 
 
-def ask(row: int, tokens: Sequence[int], after: int = 0, keep: int = 1) -> RowRequest:
-    return RowRequest(row, after, tokens, keep)
+def ask(row: int, tokens: Sequence[int], after: int = 0, keep: int = 1) -> Request:
+    return Request(row, after, tokens, keep)
 
 
 def test_what_another_row_holds_is_not_read_again() -> None:
     cells = Cells()
     shared = SharedBeginnings(cells)  # type: ignore[arg-type]
     for row, prompt in enumerate(PROMPTS[:3]):
-        assert shared.run([ask(row, prompt)]) == [[tuple(prompt)]]
+        assert shared.forward([ask(row, prompt)]) == [[tuple(prompt)]]
     assert cells.read == len(PROMPTS[0]) + 2 + 1
     cells.read = 0
-    shared.run([ask(0, [7], after=61)])
-    assert shared.run([ask(0, PROMPTS[0])]) == [[tuple(PROMPTS[0])]]
+    shared.forward([ask(0, [7], after=61)])
+    assert shared.forward([ask(0, PROMPTS[0])]) == [[tuple(PROMPTS[0])]]
     assert cells.read == 1 + 1, "its own last text goes on too"
-    assert shared.run([ask(1, PROMPTS[4])]) == [[tuple(PROMPTS[4])]]
+    assert shared.forward([ask(1, PROMPTS[4])]) == [[tuple(PROMPTS[4])]]
     assert cells.read == 2 + len(PROMPTS[4]), "of few tokens in common nothing is kept"
 
 
 def test_what_several_begin_with_at_once_is_read_by_one_of_them() -> None:
     cells = Cells()
     shared = SharedBeginnings(cells)  # type: ignore[arg-type]
-    found = shared.run([ask(row, PROMPTS[row], keep=row) for row in range(ROWS)])
+    found = shared.forward([ask(row, PROMPTS[row], keep=row) for row in range(ROWS)])
     assert found == [[], [tuple(PROMPTS[1])], [tuple(PROMPTS[2][: n + 1]) for n in (44, 45)]]
     assert cells.read == len(PROMPTS[0]) + 2 + 2
 
@@ -86,12 +86,12 @@ def test_what_several_begin_with_at_once_is_read_by_one_of_them() -> None:
 def test_a_pass_that_fails_leaves_nothing_to_copy() -> None:
     cells = Cells()
     shared = SharedBeginnings(cells)  # type: ignore[arg-type]
-    shared.run([ask(0, PROMPTS[0])])
-    whole, cells.run = cells.run, lambda _: 1 / 0  # type: ignore[assignment]
+    shared.forward([ask(0, PROMPTS[0])])
+    whole, cells.forward = cells.forward, lambda _: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
-        shared.run([ask(0, PREFIX[::-1])])
-    cells.run, cells.read = whole, 0  # type: ignore[method-assign]
-    assert shared.run([ask(1, PROMPTS[0])]) == [[tuple(PROMPTS[0])]]
+        shared.forward([ask(0, PREFIX[::-1])])
+    cells.forward, cells.read = whole, 0  # type: ignore[method-assign]
+    assert shared.forward([ask(1, PROMPTS[0])]) == [[tuple(PROMPTS[0])]]
     assert cells.read == len(PROMPTS[0])
 
 
@@ -114,11 +114,11 @@ def test_any_texts_are_what_each_has_asked_for(seed: int) -> None:
             texts[row] = whole
             asked += len(whole) - after
             requests.append(ask(row, whole[after:], after, random.randint(0, len(whole) - after)))
-        for request, found in zip(requests, shared.run(requests), strict=True):
-            text = texts[request.row]
+        for request, found in zip(requests, shared.forward(requests), strict=True):
+            text = texts[request.slot]
             ends = range(len(text) - request.keep + 1, len(text) + 1)
             assert found == [tuple(text[:end]) for end in ends]
-            assert cells.cells[request.row][-1] == tuple(text)
+            assert cells.cells[request.slot][-1] == tuple(text)
     assert cells.read < 0.9 * asked
 
 
@@ -144,11 +144,11 @@ def test_rows_write_what_a_fresh_text_writes(engine: str, monkeypatch: pytest.Mo
     read = [0] * len(passes)
     for number, made in enumerate(passes):
 
-        def counted(requests: Sequence[RowRequest], run: Any = made.run, number: int = number) -> Any:
+        def counted(requests: Sequence[Request], run: Any = made.forward, number: int = number) -> Any:
             read[number] += sum(len(request.tokens) for request in requests)
             return run(requests)
 
-        monkeypatch.setattr(made, "run", counted)
+        monkeypatch.setattr(made, "forward", counted)
     table = SamplingTable(max_new_tokens=8, temperature=1.0)
     prompts = [*PROMPTS, *PROMPTS]
 

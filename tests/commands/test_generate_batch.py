@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.models.onnx.passes import PackedPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Request
 from specctl.policies.rules.svip import Svip
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx, small_pair
@@ -124,8 +124,8 @@ def test_records_that_cannot_be_written_are_lines_among_the_others(
     alone = untimed_lines(invoke("generate", *settings, "--batch", 1, code=1).stdout)
     assert [alone[1]["error"]["type"], "error" in alone[2]] == ["prompt_too_long", False]
 
-    def failing(passes: PackedPasses, requests: Sequence[RowRequest]) -> list[Forward]:
-        if any((request.row, request.after) == (2, 0) for request in requests):
+    def failing(passes: PackedPasses, requests: Sequence[Request]) -> list[Forward]:
+        if any((request.slot, request.after) == (2, 0) for request in requests):
             raise RuntimeError("no pass for this text")
         return run(passes, requests)
 

@@ -16,7 +16,7 @@ from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from tests.support.pretend_cuda import Costs, Devices
 from tests.support.pretend_cuda.captures import Node
 from tools.synthetic.shapes import Shape
@@ -41,7 +41,7 @@ def model(shape: Shape) -> PreTrainedModel:
 @contextmanager
 def clocked(
     shapes: tuple[Shape, Shape], engine: Literal["eager", "graph"], sampling: Sampling, costs: Costs
-) -> Iterator[tuple[Runner, Played]]:
+) -> Iterator[tuple[Slot, Played]]:
     """A pair on one device: its draft, and what plays rounds."""
     coins = Random(2)
 

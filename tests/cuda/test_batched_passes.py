@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specctl.batching.read_passes import ReadPasses
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import generator_on
 from specctl.decoding.rows.judging import Drafted, judge_of
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Passes, Request
 from tests.support.pretend_cuda import Devices, Tally
 from tests.support.pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of
 from tests.support.toys import random_model
@@ -42,23 +41,23 @@ def cuda() -> Iterator[Devices]:
         yield devices
 
 
-def begun(cuda: Devices, engine: str) -> ReadPasses:
+def begun(cuda: Devices, engine: str) -> Passes:
     """Passes over four texts of different lengths."""
-    passes = ReadPasses(runner_of(engine, on(cuda, random_model("llama", 2), "cuda:0")).rows(ROWS))
+    passes = runner_of(engine, on(cuda, random_model("llama", 2), "cuda:0")).over(ROWS)
     for row in range(ROWS):
-        passes.run([RowRequest(row, 0, TEXT[: 20 + row], 0)])
+        passes.run([Request(row, 0, TEXT[: 20 + row], 0)])
     return passes
 
 
-def asked(rows: int, width: int, reader: Reader | None = None) -> list[RowRequest]:
+def asked(rows: int, width: int, reader: Reader | None = None) -> list[Request]:
     uniform = None if reader is None or reader.sampling.greedy else 0.4
     return [
-        RowRequest(row, 20 + row, TEXT[20 + row :][:width], 1 if reader else width, reader=reader, about=uniform)
+        Request(row, 20 + row, TEXT[20 + row :][:width], 1 if reader else width, reader=reader, about=uniform)
         for row in range(rows)
     ]
 
 
-def drafted(rows: int, sampling: Sampling, width: int = 4) -> list[RowRequest]:
+def drafted(rows: int, sampling: Sampling, width: int = 4) -> list[Request]:
     """Verifications of drafts of other lengths, with distributions of their own."""
     found = []
     for row, request in enumerate(asked(rows, width + 1)):
@@ -73,7 +72,7 @@ def drafted(rows: int, sampling: Sampling, width: int = 4) -> list[RowRequest]:
     return found
 
 
-def tally(cuda: Devices, passes: ReadPasses, requests: list[RowRequest]) -> Tally:
+def tally(cuda: Devices, passes: Passes, requests: list[Request]) -> Tally:
     """Of the second pass of a kind."""
     passes.run(requests)
     cuda.ledger.clear()
@@ -136,12 +135,10 @@ def test_drafts_of_all_texts_are_judged_with_one_wait(cuda: Devices, name: str) 
 
 def test_prompts_of_a_card_share_passes_of_a_thousand_tokens() -> None:
     """Where launches take longer than their work; of a text each gets the same as alone."""
-    prompts = [
-        [RowRequest(row, 0, (TEXT * 10)[row : row + length], 1)] for row, length in enumerate((300, 60, 320, 290))
-    ]
+    prompts = [[Request(row, 0, (TEXT * 10)[row : row + length], 1)] for row, length in enumerate((300, 60, 320, 290))]
     with Devices() as cuda:
         model = on(cuda, random_model("llama", 2), "cuda:0")
-        alone, passes = (ReadPasses(runner_of("graph", model).rows(ROWS)) for _ in range(2))
+        alone, passes = (runner_of("graph", model).over(ROWS) for _ in range(2))
         wanted = [alone.run(prompt)[0] for prompt in prompts]
         cuda.ledger.clear()
         found = passes.run([request for prompt in prompts for request in prompt])
@@ -153,9 +150,9 @@ def test_prompts_of_a_card_share_passes_of_a_thousand_tokens() -> None:
 def test_of_long_texts_each_has_what_it_says_next_in_a_pass_of_its_own() -> None:
     """Their caches are copied for a pass together."""
     with Devices() as cuda:
-        passes = ReadPasses(runner_of("eager", on(cuda, random_model("llama", 2), "cuda:0")).rows(ROWS))
+        passes = runner_of("eager", on(cuda, random_model("llama", 2), "cuda:0")).over(ROWS)
         for row in (0, 1):
-            passes.run([RowRequest(row, 0, (TEXT * 20)[:600], 0)])
-        turns = [RowRequest(row, 600, TEXT[:20], 1) for row in (0, 1)]
+            passes.run([Request(row, 0, (TEXT * 20)[:600], 0)])
+        turns = [Request(row, 600, TEXT[:20], 1) for row in (0, 1)]
         one, both = (tally(cuda, passes, turns[:count]) for count in (1, 2))
         assert (both.launches, both.copies) == (2 * one.launches, 2 * one.copies)

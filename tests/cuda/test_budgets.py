@@ -17,7 +17,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
 from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
 from tests.support.pretend_cuda import Devices, Tally
 from tests.support.pretend_cuda.pairs import TEXT, on, runner_of
@@ -66,7 +66,7 @@ def cuda() -> Iterator[Devices]:
         yield devices
 
 
-def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling, policy: str = "svip") -> Budget:
+def spent(cuda: Devices, target: Slot, draft: Slot, sampling: Sampling, policy: str = "svip") -> Budget:
     """What one round asks for, the second of its kind."""
     drafter = ModelDrafter(draft, POLICIES[policy](**({"threshold": 100.0} if policy == "svip" else {})))
     generator = torch.Generator("cuda:0").manual_seed(0)

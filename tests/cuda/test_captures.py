@@ -13,7 +13,7 @@ from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import Capturing
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import TEXT, VOCABULARY, chain_head, on, runner_of, tiny_model, unexpected
 from tests.support.toys import random_model
@@ -34,7 +34,7 @@ def graph(devices: Devices, device: str = "cuda:0", heard: list[str] | None = No
     return runner
 
 
-def read(runner: Runner, length: int, widths: tuple[int, ...] = (1, 3, 1)) -> list[list[int]]:
+def read(runner: Slot, length: int, widths: tuple[int, ...] = (1, 3, 1)) -> list[list[int]]:
     """What a runner makes of a text of that length and of some more tokens after it."""
     runner.rollback(0)
     runner.extend(TEXT[:length], keep=0)

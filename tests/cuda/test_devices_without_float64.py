@@ -23,7 +23,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
@@ -66,31 +66,31 @@ def model(put: Put, where: str = "target", noise: float | None = None) -> EagerR
     return EagerRunner(put(random_model("llama") if noise is None else noisy_copy("llama", noise), where), VOCABULARY)
 
 
-def chain(policy: str, head: Any = None) -> Callable[[Put], tuple[Runner, Drafter]]:
-    def make(put: Put) -> tuple[Runner, Drafter]:
+def chain(policy: str, head: Any = None) -> Callable[[Put], tuple[Slot, Drafter]]:
+    def make(put: Put) -> tuple[Slot, Drafter]:
         predictor = put(head(), "draft") if isinstance(head and head(), torch.nn.Module) else head and head()
         return model(put), ModelDrafter(model(put, "draft", 0.02), POLICIES[policy](), predictor=predictor)
 
     return make
 
 
-def hierarchy(put: Put) -> tuple[Runner, Drafter]:
+def hierarchy(put: Put) -> tuple[Slot, Drafter]:
     stages = [Stage(model(put, "draft", 0.02), Constant(4)), Stage(model(put, "target", 0.03), Constant(2))]
     drafter = compose(stages)
     assert drafter is not None
     return model(put), drafter
 
 
-def tree(put: Put) -> tuple[Runner, Drafter]:
+def tree(put: Put) -> tuple[Slot, Drafter]:
     return model(put), TreeDrafter(model(put, "draft", 0.02), Constant(2), TreeSize(tokens=6, beams=2))
 
 
-def lookup(put: Put) -> tuple[Runner, Drafter]:
+def lookup(put: Put) -> tuple[Slot, Drafter]:
     return model(put), LookupDrafter(LookupRunner(2), Constant(3))
 
 
-def head_of(kind: str) -> Callable[[Put], tuple[Runner, Drafter]]:
-    def make(put: Put) -> tuple[Runner, Drafter]:
+def head_of(kind: str) -> Callable[[Put], tuple[Slot, Drafter]]:
+    def make(put: Put) -> tuple[Slot, Drafter]:
         target = model(put)
         head = build_head_runner(put(HEADS[kind](), "draft"), VOCABULARY, "the head", EngineSettings(engine="eager"))
         target.watch(head.layers)
@@ -99,7 +99,7 @@ def head_of(kind: str) -> Callable[[Put], tuple[Runner, Drafter]]:
     return make
 
 
-KINDS: dict[str, Callable[[Put], tuple[Runner, Drafter]]] = {
+KINDS: dict[str, Callable[[Put], tuple[Slot, Drafter]]] = {
     "svip": chain("svip"),
     "specdec++": chain("specdec++", lambda: random_predictor(32, spread=0.15)),
     "disco": chain("disco", toy_disco),
@@ -114,7 +114,7 @@ def put_on(devices: Devices, **places: str) -> Put:
     return lambda network, where: network if where not in places else devices.move(deepcopy(network), places[where])
 
 
-def pair_of(target: Runner, *drafts: Runner) -> Pair:
+def pair_of(target: Slot, *drafts: Slot) -> Pair:
     tokenizer: Any = Tokenizer()
     return Pair(target, drafts, tokenizer, frozenset(), target.context, (), ({},) * len(drafts))
 

@@ -18,7 +18,7 @@ from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.observing.pass_times import PassMeter
 from specctl.policies import POLICIES, Setting
 from specctl.policies.rules.constant import Constant
@@ -45,7 +45,7 @@ def cuda() -> Iterator[Devices]:
         yield devices
 
 
-def said(target: Runner, drafter: Drafter | None, sampling: Sampling = GREEDY) -> list[int]:
+def said(target: Slot, drafter: Drafter | None, sampling: Sampling = GREEDY) -> list[int]:
     """The text of a pair; its rounds have drafted."""
     target.rollback(0)
     if drafter is not None:
@@ -57,7 +57,7 @@ def said(target: Runner, drafter: Drafter | None, sampling: Sampling = GREEDY) -
     return [token for round_ in rounds for token in round_.emitted]
 
 
-def models(cuda: Devices, *devices: str, engine: str = "eager") -> list[Runner]:
+def models(cuda: Devices, *devices: str, engine: str = "eager") -> list[Slot]:
     """A target and drafts of it, each on its device."""
     kinds = [random_model("llama"), noisy_copy("llama"), noisy_copy("llama", 0.03)]
     return [runner_of(engine, on(cuda, kind, device)) for kind, device in zip(kinds, devices, strict=False)]
@@ -156,7 +156,7 @@ def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: 
         assert all(one.nodes for one in cuda.captures)
 
 
-def pair_of(runners: Sequence[Runner], **more: Any) -> Pair:
+def pair_of(runners: Sequence[Slot], **more: Any) -> Pair:
     target, *drafts = runners
     return Pair(target, tuple(drafts), None, frozenset(), target.context, (), **more)  # type: ignore[arg-type]
 

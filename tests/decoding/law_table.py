@@ -21,7 +21,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import Round
 from tests.support.enumeration import largest_difference, steady_clocks, walk
@@ -330,7 +330,7 @@ def enumerate_decode(
     eos: frozenset[int] = ENDS,
     sequences: Sequences | None = None,
     layers: Sequence[int] = (),
-    target: Callable[[], Runner] = lambda: TableRunner(TARGET),
+    target: Callable[[], Slot] = lambda: TableRunner(TARGET),
 ) -> Enumeration:
     """Walk all that may come out, as far as the first ``length`` of at most ``limit`` tokens.
 

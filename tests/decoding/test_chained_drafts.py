@@ -26,9 +26,9 @@ from specctl.decoding.rows.judging import judge
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.cost_optimal import CostOptimal

@@ -7,8 +7,9 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
 from specctl.decoding.text import TextStream
 from specctl.errors import RecordError
+from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Runner
 from specctl.profile.schema import SamplingTable
 from specctl.records import FinishReason
 from tests.support.checkpoints import tiny_tokenizer
@@ -22,7 +23,7 @@ EOS = 0
 
 
 class Reciter(Runner):
-    """A `Runner` that knows what comes after the prompt by heart, but for the places in ``slips``."""
+    """A `Slot` that knows what comes after the prompt by heart, but for the places in ``slips``."""
 
     length = 0
 

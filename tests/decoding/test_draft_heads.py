@@ -19,7 +19,7 @@ from specctl.models.passes.watching import States
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
@@ -45,7 +45,7 @@ PROMPT = [5, 9, 2, 40, 33, 7, 12, 60]
 LAYERS = (0, 1, -1)
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 
-TARGETS: dict[str, Callable[..., Runner]] = {
+TARGETS: dict[str, Callable[..., Slot]] = {
     "eager": lambda model: EagerRunner(model, 64),
     "static": lambda model: StaticRunner(model, 64),
     "graph": lambda model: GraphRunner(model, 64, Replays()),
@@ -79,7 +79,7 @@ class Noting(ModelDrafter):
         super().rollback(length)
 
 
-def play(target: Runner, drafter: Drafter, prompt: Sequence[int], limit: int) -> tuple[list[int], list[Round]]:
+def play(target: Slot, drafter: Drafter, prompt: Sequence[int], limit: int) -> tuple[list[int], list[Round]]:
     target.rollback(0)
     drafter.rollback(0)
     tokens: list[int] = []

@@ -20,13 +20,14 @@ from specctl.decoding.rows.rows_of import rows_over, verify
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, trims, vocabulary_of
 from specctl.models.running.around import NarrowRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
@@ -137,7 +138,7 @@ def test_numpy_and_torch_agree() -> None:
     assert known.digest == DraftVocabulary((0, 3, 5), 7).digest != DraftVocabulary((0, 3, 4), 7).digest
 
 
-def runners(family: str) -> dict[str, Runner]:
+def runners(family: str) -> dict[str, Slot]:
     model = trimmed(family, SOME)
     return {
         "eager": EagerRunner(model, 64),
@@ -159,7 +160,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
     assert len(drafted) > 1
 
 
-def played(target: Runner, draft: Runner, sampling: Sampling = GREEDY) -> list[Round]:
+def played(target: Slot, draft: Slot, sampling: Sampling = GREEDY) -> list[Round]:
     drafter = ModelDrafter(draft, POLICIES["svip"](c=1.0, threshold=1.2))
     with torch.inference_mode():
         prefill(target, drafter, PROMPT)

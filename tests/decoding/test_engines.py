@@ -19,7 +19,7 @@ from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.crossed
 LENGTH = 48
 PROMPTS = (1, 5, 9), tuple(torch.randint(1, 64, (70,), generator=seeded(5)).tolist())
 HEAD = random_predictor(hidden_size=32, spread=0.15)
-ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
+ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "static": lambda model: StaticRunner(model, 64),
     "graph": lambda model: GraphRunner(model, 64, Replays()),
     "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
@@ -51,13 +51,13 @@ ENGINE_NAMES = [pytest.param(name, marks=needs_onnx) if name == "onnx" else name
 
 
 @cache
-def onnx_copy(model: PreTrainedModel) -> Runner:
+def onnx_copy(model: PreTrainedModel) -> Slot:
     """One runner for each model, since a session takes longer to open than these texts to write."""
     return sure_runner(model, 64)
 
 
 def written(
-    target: Runner, draft: Runner, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
+    target: Slot, draft: Slot, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
 ) -> list[int]:
     policy = POLICIES[name](**STOPPING.get(name, {}))
     drafter = ModelDrafter(draft, policy, predictor=head_for(policy, HEAD))

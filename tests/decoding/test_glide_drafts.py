@@ -19,7 +19,7 @@ from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
@@ -52,7 +52,7 @@ def head_of(family: str = "llama", depth: int = 2) -> GlideHead:
     return random_glide(random_model(family), vocabulary=64, depth=depth, shape=SHAPE, spread=0.5)
 
 
-def watched(head: GlideHead, family: str = "llama") -> Runner:
+def watched(head: GlideHead, family: str = "llama") -> Slot:
     target = EagerRunner(random_model(family), 64)
     target.watch(head.layers)
     return target

@@ -16,13 +16,14 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.jsonl import Record
 from specctl.models.loading.assembly import load_pair
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import decoder_layers
 from specctl.models.running.around import Around
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
 from specctl.policies.rules.constant import Constant
@@ -36,7 +37,7 @@ from tests.support.toys import STOPPING, Replays, noisy_copy, random_model, seed
 TOKENIZER = tiny_tokenizer()
 OPENING = torch.randint(1, 64, (70,), generator=seeded(5)).tolist()
 NEXT = [7, 3, 11, 20, 2]
-ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
+ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "eager": lambda model: EagerRunner(model, 64),
     "static": lambda model: StaticRunner(model, 64),
     "graph": lambda model: GraphRunner(model, 64, Replays()),
@@ -50,7 +51,7 @@ class Counting(Around):
     After a draft that was kept as a whole its model reads one such token more.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Slot) -> None:
         super().__init__(runner)
         self.read_ahead: list[int] = []
 

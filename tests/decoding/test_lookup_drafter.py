@@ -22,10 +22,10 @@ from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError
+from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.match_rates import MatchRates
 from specctl.policies.rules.confidence import ConfidentPrefix

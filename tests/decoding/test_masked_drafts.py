@@ -24,7 +24,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.rules.ruled import RuledRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, Setting
 from specctl.policies.rules.constant import Constant
@@ -102,7 +102,7 @@ def test_greedy_text_is_the_targets_own(tree: TreeSize | None) -> None:
 @pytest.mark.representatives("Constant(draft_length=3)-chain", "Constant(draft_length=3)-tree")
 def test_output_has_the_law_of_the_target(policy: Constant | Svip, tree: TreeSize | None) -> None:
     def drafter() -> Drafter:
-        runner: Runner = ParallelRunner(TableRunner(DRAFT), 2, 2)
+        runner: Slot = ParallelRunner(TableRunner(DRAFT), 2, 2)
         fresh = Constant(3) if isinstance(policy, Constant) else Svip(c=1.0, threshold=0.9, keep_trigger=False)
         return ModelDrafter(runner, fresh) if tree is None else TreeDrafter(runner, fresh, tree)
 

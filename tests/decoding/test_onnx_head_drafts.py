@@ -13,7 +13,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from specctl.records import ExtraToken, Round
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
@@ -65,7 +65,7 @@ def test_output_has_the_law_of_the_target(kind: str, case: Case) -> None:
     assert found.extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
 
-def play(target: Runner, drafter: ModelDrafter | None, prompt: Sequence[int]) -> list[Round]:
+def play(target: Slot, drafter: ModelDrafter | None, prompt: Sequence[int]) -> list[Round]:
     target.rollback(0)
     if drafter is not None:
         drafter.rollback(0)

@@ -20,7 +20,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
@@ -85,7 +85,7 @@ def test_a_middle_model_numbers_the_tokens_of_its_block() -> None:
 
 
 @pytest.mark.parametrize("make", [StaticRunner, lambda model, length: GraphRunner(model, length, Replays())])
-def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, int], Runner]) -> None:
+def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, int], Slot]) -> None:
     """A captured or compiled pass carries the largest probabilities along; the head itself stays outside."""
     model = noisy_copy("llama")
     drafts = []
@@ -145,7 +145,7 @@ def test_without_being_asked_for_nothing_is_read(monkeypatch: pytest.MonkeyPatch
         drafter.draft([1, 2], 3)
 
 
-def runner() -> Runner:
+def runner() -> Slot:
     return TableRunner(table(1))
 
 

@@ -43,10 +43,11 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError
 from specctl.metrics import Metrics
+from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable
@@ -59,7 +60,7 @@ EXACT, BIASED = 3e-7, 1e-2
 TOKENIZER = tiny_tokenizer()
 
 
-def drafter(block: int = 2, runner: Runner | None = None) -> ParallelDrafter:
+def drafter(block: int = 2, runner: Slot | None = None) -> ParallelDrafter:
     return ParallelDrafter(runner or TableRunner(DRAFT), Constant(block))
 
 
@@ -305,7 +306,7 @@ def test_metrics_are_those_of_what_was_emitted() -> None:
 # How it ends
 
 
-def session(target: Runner | None = None, draft: Runner | None = None, **changes: Any) -> Session:
+def session(target: Slot | None = None, draft: Slot | None = None, **changes: Any) -> Session:
     runners = target or TableRunner(TARGET), draft or TableRunner(DRAFT)
     pair = Pair(runners[0], (runners[1],), TOKENIZER, frozenset(), 1 << 31, (), ({},))
     return Session(pair, build_drafter(pair, Setting("constant", parallel="force")), **changes)

@@ -18,10 +18,11 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
+from specctl.models.passes.forward import Forward
 from specctl.models.running import eager
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.rounding import ROUNDING, apart, width_fault, widths_apart
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable
@@ -212,7 +213,7 @@ def test_a_target_whose_widths_differ_is_refused(folder: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "runner", [TableRunner(TARGET), EagerRunner(random_model("mistral"), 64)], ids=["table", "windows"]
 )
-def test_widths_of_any_runner_are_compared(runner: Runner) -> None:
+def test_widths_of_any_runner_are_compared(runner: Slot) -> None:
     assert widths_apart(runner, 3) < 1e-5
     assert runner.length == 0
 

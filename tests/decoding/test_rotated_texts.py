@@ -27,7 +27,7 @@ from specctl.models.running.one_function import LENGTH as LONG_CHECK
 from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
 from specctl.models.running.rotating import rotating
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
@@ -60,7 +60,7 @@ def said(family: str, name: str) -> list[int]:
     return generated(deepcopy(weights(family)), tuple(PROMPTS[name]), LENGTH)
 
 
-def runner_of(family: str, engine: str = "eager", noise: float = 0.0) -> Runner:
+def runner_of(family: str, engine: str = "eager", noise: float = 0.0) -> Slot:
     model = deepcopy(weights(family, noise))
     if engine == "graph":
         return rotating(GraphRunner(model, VOCABULARY, Replays()), model)
@@ -71,7 +71,7 @@ def refused(notice: str) -> None:
     raise AssertionError(notice)
 
 
-def pair_of(target: Runner, *drafts: Runner) -> Pair:
+def pair_of(target: Slot, *drafts: Slot) -> Pair:
     return Pair(target, drafts, tiny_tokenizer(), frozenset(), 4 * BORDER, (), ({},) * len(drafts))
 
 

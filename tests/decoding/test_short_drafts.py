@@ -18,9 +18,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.parallel_runner import ParallelRunner
+from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
@@ -170,7 +171,7 @@ def test_sampled_texts_follow_the_target(name: str) -> None:
 
 
 @pytest.mark.parametrize("draft", [Short, ShortStatic])
-def test_some_texts_of_a_batch_draft_while_others_do_not(draft: type[Runner]) -> None:
+def test_some_texts_of_a_batch_draft_while_others_do_not(draft: type[Slot]) -> None:
     pair = replace(pair_of(EagerRunner(random_model("llama"), 64), draft()), tokenizer=tiny_tokenizer())
     hub, pairs = split(pair, passes_of(pair, 3))
     for setting in (FOUR, chain("cost-optimal", max_draft=DEPTH)):

@@ -26,7 +26,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import Capturing, GraphRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, StoppingPolicy, never_stops
 from specctl.policies.rules.constant import Constant
@@ -237,7 +237,7 @@ def test_output_has_the_law_of_the_target(case: Case, monkeypatch: pytest.Monkey
 SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 PREDICTS = random_predictor(hidden_size=32, spread=0.15)
 PROMPT = torch.randint(1, 64, (30,), generator=seeded(5)).tolist()
-CAPTURED: dict[str, Callable[[], Runner]] = {
+CAPTURED: dict[str, Callable[[], Slot]] = {
     "a draft model": lambda: GraphRunner(noisy_copy("llama"), 64, Replays()),
     "a chain head": lambda: GraphHeadRunner(
         random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=SHAPE, spread=0.5), 64, Replays()
@@ -260,13 +260,13 @@ STOPS_HERE: dict[str, dict[str, object]] = {
 
 
 @cache
-def target() -> Runner:
+def target() -> Slot:
     runner = EagerRunner(random_model("llama"), 64)
     runner.watch((0, 1, -1))
     return runner
 
 
-def model_written(draft: Runner, policy: StoppingPolicy, sampling: Sampling) -> Written:
+def model_written(draft: Slot, policy: StoppingPolicy, sampling: Sampling) -> Written:
     drafter = Noting(draft, policy, predictor=head_for(policy, PREDICTS))
     with torch.inference_mode():
         target().rollback(0)

@@ -19,7 +19,7 @@ from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.models.translation import OwnTextRunner, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.policies import NONE, POLICIES, Setting
@@ -41,7 +41,7 @@ TOKENS = 40
 KINDS: dict[str, type[OwnTextRunner]] = {"shared": TranslatedRunner, "text": WrittenRunner}
 
 
-def toy_draft(name: str, seed: int = 3, kind: str = "shared") -> Runner:
+def toy_draft(name: str, seed: int = 3, kind: str = "shared") -> Slot:
     tokens = toy_map(*TOYS[name])
     return KINDS[kind](TableRunner(table(seed, spread=1.0, vocabulary=tokens.draft.whole)), tokens)
 
@@ -163,7 +163,7 @@ def expected(name: str) -> list[int]:
     return generated(models(name)[0], prompt(name), TOKENS)
 
 
-ENGINES: dict[str, Callable[[LlamaForCausalLM, int], Runner]] = {
+ENGINES: dict[str, Callable[[LlamaForCausalLM, int], Slot]] = {
     "eager": EagerRunner,
     "static": StaticRunner,
     "graph": lambda model, vocabulary: GraphRunner(model, vocabulary, Replays()),

@@ -44,6 +44,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -51,7 +52,7 @@ from specctl.models.running.graph import GraphRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
 from specctl.policies.base import SIGNALS
@@ -337,7 +338,7 @@ def test_with_each_token_its_ancestors_are_kept(levels: list[list[float]], count
 # Rounds, caches and records.
 
 
-def rounds_of(make: Drafter, sampling: Sampling, target: Runner, limit: int = 40) -> list[Round]:
+def rounds_of(make: Drafter, sampling: Sampling, target: Slot, limit: int = 40) -> list[Round]:
     with torch.inference_mode(), steady_clocks():
         prefill(target, make, PROMPT)
         rounds = list(decode(target, make, PROMPT, limit, sampling, NOTHING_ENDS, seeded(4)))
@@ -557,7 +558,7 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
 
 def test_a_setting_with_a_tree_drafts_trees_where_both_models_read_them() -> None:
     model: Any = random_model("llama")
-    target: Runner = EagerRunner(model, 64)
+    target: Slot = EagerRunner(model, 64)
     pair = Pair(target, (EagerRunner(model, 64),), None, frozenset(), 256, (), ({},))  # type: ignore[arg-type]
     setting = replace(Setting("constant"), tree=TreeSize(30, 4))
     made = build_drafter(pair, setting)

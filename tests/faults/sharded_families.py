@@ -24,7 +24,7 @@ from specctl.models.loading.model_shards import sharded_runner
 from specctl.models.placing import shard_plan
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.sharding import dismiss
 from specctl.profile.schema import ModelTable
 from tests.faults.families import PATIENCE
@@ -36,7 +36,7 @@ ROUNDING = 1e-3
 
 
 @torch.inference_mode()
-def read(runner: Runner) -> torch.Tensor:
+def read(runner: Slot) -> torch.Tensor:
     """Logits ``(R, V)`` of several passes with rollbacks between them."""
     rows = [runner.extend(TEXT[:20], keep=1).logits.clone()]
     for start, end in ((20, 26), (23, 24), (24, 104), (90, 95), (90, 91)):

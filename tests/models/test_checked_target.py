@@ -13,10 +13,10 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.recurrent_state import RecurrentState
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import Forward
 from specctl.policies.rules.constant import Constant
 from tests.support.recurrent_models import noisy_recurrent, recurrent_model
 from tests.support.toys import noisy_copy, random_model

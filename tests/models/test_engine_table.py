@@ -11,7 +11,7 @@ from specctl.models.placing import engine_table
 from specctl.models.placing.engine_table import ENGINES, chosen, chosen_for_head
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import Engine, EngineSettings, Where
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import Engine as EngineName
 from specctl.profile.schema import Profile
 from tests.support.toys import random_model
@@ -116,7 +116,7 @@ class Toy(Engine):
         vocabulary: int,
         name: str,  # noqa: ARG002
         settings: EngineSettings,  # noqa: ARG002
-    ) -> Runner | None:
+    ) -> Slot | None:
         return EagerRunner(model, vocabulary) if self.able else None
 
 

@@ -11,8 +11,8 @@ from specctl.models.passes.buffer_layers import RowLayer
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
+from specctl.models.running.passes import Request
 from specctl.models.running.row_passes.fixed_rows import FixedRows, Shape
-from specctl.models.running.runner import RowRequest
 from specctl.models.running.static import StaticRunner
 from tests.support.few_tokens import trimmed
 from tests.support.pretend_cuda.pairs import tiny_model
@@ -32,19 +32,19 @@ def test_rows_are_those_of_each_text_alone(engine: type[EagerRunner] | type[Stat
         return
     one = engine(model, VOCABULARY)
     assert one.no_rows is None
-    passes, alone = one.rows(ROWS), [EagerRunner(model, VOCABULARY) for _ in range(ROWS)]
+    passes, alone = one.over(ROWS), [EagerRunner(model, VOCABULARY) for _ in range(ROWS)]
     draws = random.Random(5)
     for step in range(12):
         requests, expected = [], {}
         for row in draws.sample(range(ROWS), draws.randint(1, ROWS)):
             after = max(0, alone[row].length - draws.randint(0, 3))
             tokens = [draws.randrange(VOCABULARY) for _ in range(270 if step == 6 and row else draws.randint(1, 6))]
-            request = RowRequest(row, after, tokens, draws.randint(0, len(tokens)), hidden=draws.random() < 0.3)
+            request = Request(row, after, tokens, draws.randint(0, len(tokens)), hidden=draws.random() < 0.3)
             alone[row].rollback(after)
             requests.append(request)
             expected[row] = alone[row].extend(tokens, request.keep, hidden=request.hidden)
         for request, found in zip(requests, passes.run(requests), strict=True):
-            wanted = expected[request.row]
+            wanted = expected[request.slot]
             torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=2e-4)
             assert (found.hidden is None) == (not request.hidden)
             if found.hidden is not None:
@@ -55,8 +55,8 @@ def test_states_that_are_watched_are_cut_by_rows() -> None:
     model = random_model("llama")
     one = EagerRunner(model, VOCABULARY)
     one.watch([0, -1])
-    passes = one.rows(2)
-    requests = [RowRequest(0, 0, [1, 2, 3], 0), RowRequest(1, 0, [4, 5], 1)]
+    passes = one.over(2)
+    requests = [Request(0, 0, [1, 2, 3], 0), Request(1, 0, [4, 5], 1)]
     for request, found in zip(requests, passes.run(requests), strict=True):
         one.rollback(0)
         wanted = one.extend(request.tokens, request.keep).states
@@ -68,7 +68,7 @@ def test_states_that_are_watched_are_cut_by_rows() -> None:
 
 def test_a_draft_of_few_tokens_is_read_with_others() -> None:
     one = EagerRunner(trimmed("llama", range(0, VOCABULARY, 2)), VOCABULARY)
-    (found,) = one.rows(2).run([RowRequest(1, 0, [1, 5, 9], 2)])
+    (found,) = one.over(2).run([Request(1, 0, [1, 5, 9], 2)])
     assert found.vocabulary is not None
     torch.testing.assert_close(found.logits, one.extend([1, 5, 9], 2).logits, rtol=0, atol=1e-4)
 
@@ -80,7 +80,7 @@ def test_passes_that_were_tried_leave_no_hooks(engine: type[EagerRunner] | type[
     one.watch([0, -1])
 
     def hooks() -> int:
-        one.rows(2).run([RowRequest(0, 0, [1, 2], 1, hidden=True)])
+        one.over(2).run([Request(0, 0, [1, 2], 1, hidden=True)])
         return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
 
     assert hooks() == hooks()
@@ -90,8 +90,8 @@ def test_where_memory_runs_out_between_two_layers_the_next_pass_makes_room_in_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, alone = (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
-    passes, tokens = one.rows(2), [number % VOCABULARY for number in range(300)]
-    passes.run([RowRequest(0, 0, tokens[:250], 0)])
+    passes, tokens = one.over(2), [number % VOCABULARY for number in range(300)]
+    passes.run([Request(0, 0, tokens[:250], 0)])
     alone.extend(tokens[:250], 0)
     grown: list[RowLayer] = []
     grow = RowLayer.grow
@@ -105,8 +105,8 @@ def test_where_memory_runs_out_between_two_layers_the_next_pass_makes_room_in_th
     with monkeypatch.context() as patched:
         patched.setattr(RowLayer, "grow", full)
         with pytest.raises(MemoryError):
-            passes.run([RowRequest(0, 250, tokens[250:], 1), RowRequest(1, 0, tokens, 1)])
-    (found,) = passes.run([RowRequest(0, 250, tokens[250:], 1)])
+            passes.run([Request(0, 250, tokens[250:], 1), Request(1, 0, tokens, 1)])
+    (found,) = passes.run([Request(0, 250, tokens[250:], 1)])
     torch.testing.assert_close(found.logits, alone.extend(tokens[250:], 1).logits, rtol=0, atol=2e-4)
 
 
@@ -122,15 +122,15 @@ def test_captured_passes_of_each_number_of_rows_have_a_capture_of_their_own(monk
     monkeypatch.setattr("specctl.models.running.graph.CudaCapture", Own)
     runner = GraphRunner(random_model("llama"), VOCABULARY, Own(torch.device("cpu")))
     for number in (2, 3):
-        passes = runner.rows(2)
+        passes = runner.over(2)
         for after in range(2):
-            passes.run([RowRequest(0, after, [1], 1)])
+            passes.run([Request(0, after, [1], 1)])
         assert [capture.captured for capture in Own.made] == [0, *[1] * (number - 1)]
 
 
 def test_nothing_is_captured_before_all_buffers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = Replays()
-    passes = GraphRunner(random_model("llama"), VOCABULARY, capture).rows(2)
+    passes = GraphRunner(random_model("llama"), VOCABULARY, capture).over(2)
     made: list[RowLayer] = []
     buffers = RowLayer.lazy_initialization
 
@@ -143,10 +143,10 @@ def test_nothing_is_captured_before_all_buffers_are_there(monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(RowLayer, "lazy_initialization", full)
         with pytest.raises(MemoryError):
-            passes.run([RowRequest(0, 0, [1], 1)])
+            passes.run([Request(0, 0, [1], 1)])
     for after in range(2):
         assert capture.captured == 0, "captured passes make no buffers"
-        passes.run([RowRequest(0, after, [1], 1)])
+        passes.run([Request(0, after, [1], 1)])
     assert capture.captured == 1
 
 
@@ -176,13 +176,13 @@ def test_passes_of_one_shape_give_a_text_the_same_bit_for_bit_whatever_the_other
 
     def read(rows: Sequence[int]) -> dict[int, list[torch.Tensor]]:
         """Blocks of 16 tokens after each text, of these rows only."""
-        passes = verifier.rows(ROWS)
+        passes = verifier.over(ROWS)
         found: dict[int, list[torch.Tensor]] = {row: [] for row in rows}
-        passes.run([RowRequest(row, 0, texts[row], 0) for row in rows])
+        passes.run([Request(row, 0, texts[row], 0) for row in rows])
         for step, block in enumerate(blocks):
-            asked = [RowRequest(row, len(texts[row]) + WIDTH * step, block, WIDTH) for row in rows]
+            asked = [Request(row, len(texts[row]) + WIDTH * step, block, WIDTH) for row in rows]
             for request, forward in zip(asked, passes.run(asked), strict=True):
-                found[request.row].append(forward.logits.clone())
+                found[request.slot].append(forward.logits.clone())
         return found
 
     together = read(range(ROWS))

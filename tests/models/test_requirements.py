@@ -16,9 +16,9 @@ from specctl.errors import ModelError, RecordError
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import CANNOT_GO_BACK
+from specctl.models.passes.forward import Forward
 from specctl.models.placing.architecture import NEEDS_MORE, require_runnable
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import Forward
 from specctl.profile.schema import ModelTable, Profile
 from tests.support.checkpoints import save_model, tiny_tokenizer
 from tests.support.recurrent_models import RECURRENT

@@ -20,7 +20,7 @@ from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.policies import DISTRIBUTION_SIGNALS
 from tests.support.toys import FAMILIES, Replays, random_model, random_predictor, seeded
@@ -32,7 +32,7 @@ TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(9)).to
 PLAIN = ("llama", "qwen3", "gpt-neox")
 
 
-ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
+ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
     "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),
     "fixed width over eager": lambda model: FixedWidthRunner(EagerRunner(model, VOCABULARY), width=4),

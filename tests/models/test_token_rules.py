@@ -26,7 +26,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules, config_rules
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
@@ -59,8 +59,8 @@ def generated(settings: dict[str, object], prompt: tuple[int, ...], eos: int | N
     return said[0, len(prompt) :].tolist()
 
 
-def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Callable[[Runner], Runner]:
-    def wrap(runner: Runner) -> Runner:
+def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Callable[[Slot], Slot]:
+    def wrap(runner: Slot) -> Slot:
         return RuledRunner(runner, TokenRules.of(GenerationConfig(**settings), eos, 64, runner.device))
 
     return wrap

@@ -14,8 +14,8 @@ from specctl.models.files.tokenizer import BareTokenizer, Spelling
 from specctl.models.loading import vocabularies
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.vocabularies import covered, token_map
+from specctl.models.passes.forward import Forward
 from specctl.models.running.engines import EngineSettings, engine_report
-from specctl.models.running.runner import Forward
 from specctl.models.translation import Columns, DraftText, TokenBytes, TranslatedRunner
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 from tests.support.checkpoints import llama_config, save_model

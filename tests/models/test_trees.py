@@ -20,7 +20,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from tests.support.toys import FAMILIES, Replays, random_model, seeded
 
@@ -41,7 +41,7 @@ OTHERS: dict[str, PreTrainedConfig] = {
     ),
 }
 READ = ("llama", "qwen3", "gpt-neox", *OTHERS)
-ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
+ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "eager": lambda model: EagerRunner(model, VOCABULARY),
     "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
     "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),

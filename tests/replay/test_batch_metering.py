@@ -1,7 +1,6 @@
 """Rounds of several texts are timed as the hub runs them: all of them in each pass."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Request
 from specctl.replay.recording.batch_metering import IN_A_ROW, REPEATS, TYPICAL, measure_batches, require_batches
 from specctl.replay.recording.metering import timed_round
 from tests.support.made_traces import flat_costs
-from tests.support.toys import TableRunner, table
+from tests.support.toys import TableRunner, ToldPasses, table
 from tests.support.traced import pair_of
 
 VOCABULARY = 120
@@ -27,14 +26,14 @@ class Rows(TableRunner):
 
     no_rows = None
 
-    def rows(self, count: int) -> Any:
+    def over(self, count: int) -> Any:
         self.passes: list[tuple[int, set[int]]] = []
 
-        def run(requests: Sequence[RowRequest]) -> list[Forward]:
+        def run(requests: Sequence[Request]) -> list[Forward]:
             self.passes.append((len(requests), {len(request.tokens) for request in requests}))
             return [Forward(torch.zeros(request.keep, VOCABULARY)) for request in requests]
 
-        return SimpleNamespace(rows=count, run=run)
+        return ToldPasses(count, run)
 
 
 def test_every_text_takes_part_in_every_pass_and_the_tables_are_by_number() -> None:

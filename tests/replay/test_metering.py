@@ -10,7 +10,7 @@ import torch
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.running.runner import Forward
+from specctl.models.passes.forward import Forward
 from specctl.policies import Signal
 from specctl.replay.costs import signal_key
 from specctl.replay.recording import metering

@@ -17,9 +17,9 @@ from specctl.decoding.rows.host_verdict import passing
 from specctl.decoding.rows.rows import array
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward
 from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken

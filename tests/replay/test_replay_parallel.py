@@ -12,7 +12,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.passes.forward import Forward
+from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.replay.costs import CostTable
@@ -49,7 +50,7 @@ def test_a_stretch_takes_the_steps_of_the_published_loop(block: int) -> None:
 
 
 class Reads(Runner):
-    """A `Runner` that predicts a token for each place, whatever stands before it."""
+    """A `Slot` that predicts a token for each place, whatever stands before it."""
 
     length = 0
 

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.trimmed_output import trim_output
-from specctl.models.running.runner import Forward
 from tests.support.toys import TableRunner, noisy_copy
 
 

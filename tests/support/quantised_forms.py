@@ -21,7 +21,7 @@ from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
@@ -103,7 +103,7 @@ def _path(family: str) -> str:
 
 
 @cache
-def target_of(form: Form, family: str, *, trees: bool = False) -> Runner:
+def target_of(form: Form, family: str, *, trees: bool = False) -> Slot:
     """A target's runner, shared by all who ask: roll it back first."""
     model = _loaded(_path(family), None if form.engine == "onnx" else form.quantize, form.dtype)
     vocabulary = model.config.vocab_size
@@ -117,8 +117,8 @@ def target_of(form: Form, family: str, *, trees: bool = False) -> Runner:
 class Drafts:
     """What drafts: a draft, one that verifies it before the target does, a head, settings of policies by name."""
 
-    draft: Runner
-    middle: Runner
+    draft: Slot
+    middle: Slot
     vocabulary: int
     head: StatePredictor
     settings: dict[str, dict[str, object]]

@@ -23,12 +23,14 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.token_reader import Foresee
 from specctl.models.passes.tree_sight import path_to
 from specctl.models.passes.watching import cut_states
 from specctl.models.predictors.disco_predictor import FEATURES, DiscoPredictor
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.passes import Passes, Request
+from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -56,7 +58,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 class TableRunner(Runner):
-    """A `Runner` whose next-token logits are looked up by the last two tokens; its states are these logits.
+    """A `Slot` whose next-token logits are looked up by the last two tokens; its states are these logits.
 
     ``sequence`` is the text so far as the test knows it (prompt and emitted tokens, kept up to date by the test):
     every call is then checked to continue a prefix of it.
@@ -141,6 +143,28 @@ class TableRunner(Runner):
         del self.tokens[length:]
 
 
+class ToldPasses(Passes):
+    """`Passes` over several sequences that do what a test says."""
+
+    engine = "told"
+    context = 1 << 31
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        slots: int,
+        forward: Callable[[Sequence[Request]], Sequence[Forward]],
+        copy: Callable[[int, int, int, int], None] = lambda *_: None,
+    ) -> None:
+        self.slots, self._forward, self._copy = slots, forward, copy
+
+    def forward(self, requests: Sequence[Request]) -> Sequence[Forward]:
+        return self._forward(requests)
+
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        self._copy(source, slot, start, stop)
+
+
 LAYER = 1
 """The layer whose states a `StateTable` shows."""
 NUMBERS = 11
@@ -218,7 +242,7 @@ class ToyDraftHead(Runner):
             self._true = kept[2]
         return joined(rows)
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
         self.rollback(self._true)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:

@@ -12,7 +12,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.records import Round
 from specctl.replay.recording.sequence_recording import read_sequence
@@ -42,8 +42,8 @@ def live_with(
 
 
 def pair_of(
-    target: Runner,
-    *drafts: Runner,
+    target: Slot,
+    *drafts: Slot,
     eos: frozenset[int] = frozenset(),
     heads: Sequence[StatePredictor | None] | None = None,
 ) -> Pair:

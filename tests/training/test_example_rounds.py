@@ -17,7 +17,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.around import Around
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import NONE, Setting
 from specctl.records import Round
 from specctl.training import predictor_rounds as module
@@ -76,7 +76,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", LONGEST)
 
 
-def reader_of(pair: Pair) -> Runner:
+def reader_of(pair: Pair) -> Slot:
     draft = pair.drafts[0]
     assert draft.reads_states
     return draft

@@ -12,7 +12,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
@@ -34,7 +34,7 @@ def session_of(pair: Pair, setting: Setting | None) -> Session:
 
 
 def written(
-    pair: Pair, passes: Sequence[RowPasses], setting: Setting | None, prompts: Sequence[list[int]], limit: SamplingTable
+    pair: Pair, passes: Sequence[Passes], setting: Setting | None, prompts: Sequence[list[int]], limit: SamplingTable
 ) -> list[Completion]:
     """What prompts give, as many at once as the passes have rows."""
 
@@ -97,13 +97,13 @@ def speeds(to: Recorder, stage: Stage) -> None:
     with torch.inference_mode():
         began = perf_counter()
         chosen = fastest_passes(pair, stage.sized(MOST, 2), stage.sized(100, 50), limit.max_new_tokens)
-        texts = 1 if chosen is None else chosen[-1].rows
+        texts = 1 if chosen is None else chosen[-1].slots
     to.row("What auto takes", engine=pair.target.engine, texts=texts, seconds=perf_counter() - began)
 
 
 def _run(
     pair: Pair,
-    passes: Sequence[RowPasses],
+    passes: Sequence[Passes],
     setting: Setting | None,
     prompts: Sequence[list[int]],
     limit: SamplingTable,

@@ -13,7 +13,7 @@ from specctl.decoding.warming import warm_up
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from tools.gpu_report.record import Recorder
@@ -168,7 +168,7 @@ def _writes(
 
 def _captured(to: Recorder, when: str, pair: Pair, tiny: Tiny) -> None:
     """Passes were captured, so that the comparison before was one of captured passes."""
-    runners: tuple[Runner, ...] = (pair.target, *pair.drafts)
+    runners: tuple[Slot, ...] = (pair.target, *pair.drafts)
     held = all(runner.preparing_seconds is not None for runner in runners)
     to.check(f"{when}: passes are captured still", held, "; ".join(tiny.heard))
 

@@ -44,7 +44,7 @@ def test_the_longest_draft_is_vllms(name: str) -> None:
     [
         ({"rejection_sample_method": "fly"}, "keeps tokens that the target would not have written"),
         ({"rejection_sample_method": "synthetic"}, "at a given rate"),
-        ({"rejection_sample_method": "block"}, "only Model Runner V2"),
+        ({"rejection_sample_method": "block"}, "only Model Slot V2"),
         ({"rejection_sample_method": "new"}, "not known to be exact"),
         ({"async_scheduling": True}, "add --no-async-scheduling"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),

@@ -12,7 +12,7 @@ from specctl.commands.tasks.replication import Replication
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
     from specctl.models.running.pair import Pair
-    from specctl.models.running.runner import RowPasses
+    from specctl.models.running.passes import Passes
     from specctl.profile import Profile
     from specctl.replicas.local import LocalReplicas
     from specctl.serving.workers.replica_writer import ReplicaWriter
@@ -35,7 +35,7 @@ class ServedPair:
 
     pair: "Pair"
     profile: "Profile"
-    passes: "Sequence[RowPasses] | None"
+    passes: "Sequence[Passes] | None"
 
 
 def load_served(

@@ -6,7 +6,7 @@ from typing import cast
 from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import LOOKUP_SIGNALS, Resting, Signal, StoppingPolicy, draft_phase, rests
 from specctl.policies.match_rates import MatchRates
 from specctl.records import DraftStep, Round, StopReason
@@ -33,7 +33,7 @@ class LookupDrafter(Drafter):
 
     witnessed: int | None = None
 
-    def __init__(self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
+    def __init__(self, runner: Slot, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
         if unknown := (policy.signals | record) - LOOKUP_SIGNALS:
             raise ValueError(f"a lookup does not have {', '.join(sorted(unknown))}")
         assert runner.index is not None, "only a lookup's text is looked up"

@@ -70,7 +70,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judges the drafts of several texts within the pass that read them, `RowRequest.reader` of a verification.
+    """Judges the drafts of several texts within the pass that read them, `Request.reader` of a verification.
 
     Each text is given what `judge` gives it alone. On the host that is so to the last bit: their distributions are made
     by one call, and their numbers looked at one text after the other. On a device all are judged by as many calls as

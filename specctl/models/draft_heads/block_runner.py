@@ -14,16 +14,16 @@ from specctl.models.draft_heads.verifier_states import WaitingStates
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Foresee, Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
-from specctl.models.running.runner import Forward
 
 
 class BlockHeadRunner(DraftHeadRunner):
-    """A block draft head's `Runner`.
+    """A block draft head's `Slot`.
 
     Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
     The first token after a rollback whose logits are asked for is the block's anchor. Its pass drafts the whole block,
@@ -72,7 +72,7 @@ class BlockHeadRunner(DraftHeadRunner):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `Runner`, a level at a time: its tokens move to the next row of the block, and no pass is made.
+        """As in `Slot`, a level at a time: its tokens move to the next row of the block, and no pass is made.
 
         A row follows each token by itself where there is a sequential head, else all of them alike.
 
@@ -87,7 +87,7 @@ class BlockHeadRunner(DraftHeadRunner):
     def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
         """The row that has been moved to, after each of a tree's tokens; ``first`` for those below the root."""
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
         """Go back to the places whose states were witnessed."""
         self.rollback(self.witnessed)
 
@@ -207,7 +207,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `Runner`.
+        """As in `Slot`.
 
         Raises:
             ValueError: the block has no further row.

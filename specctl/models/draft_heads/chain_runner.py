@@ -11,16 +11,16 @@ from specctl.models.draft_heads.verifier_states import WitnessedRows
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import PIECE, SPARE, PassKind
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import States
 from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
 from specctl.models.running.graph import Capturing
-from specctl.models.running.runner import Forward
 
 
 class HeadRunner(FixedBufferRunner, DraftHeadRunner):
-    """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
+    """A draft head's `Slot` over preallocated buffers, uncompiled or compiled.
 
     The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
     token after them takes a pass of its own, over the row that the pass before it gave. The first token of a sequence
@@ -68,7 +68,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `Runner`, a level at a time: a token is read with the row that the head wrote after its parent."""
+        """As in `Slot`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._rows.take_waiting()
         self._reserve(self.length + len(tokens))
@@ -80,7 +80,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
             self._branches = torch.cat([self._branches, own])
         return Forward(logits, last, vocabulary=self.draft_vocabulary)
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
         """Go back to what was read with rows of the verifier's states."""
         self.rollback(self._rows.true)
 
@@ -110,7 +110,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `Runner`; the last token in a pass of its own if the row for it is not known before."""
+        """As in `Slot`; the last token in a pass of its own if the row for it is not known before."""
         self._rows.take_waiting()
         if len(tokens) > max(1, self._rows.known(self.length)):
             self.extend([int(token) for token in tokens[:-1]], keep=0)

@@ -130,7 +130,7 @@ class WitnessedRows:
         return self.count + self._waiting.count
 
     def witness(self, start: int, states: States) -> None:
-        """As in `Runner`."""
+        """As in `Slot`."""
         self._waiting.add(states, self.witnessed - start)
         if self._waiting.full:
             self.take_waiting()

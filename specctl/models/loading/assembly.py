@@ -30,7 +30,7 @@ from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rules.generation_rules import prompt_rules_in
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import config_rules
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import choose, share_of
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
@@ -171,9 +171,9 @@ class Assembled:
     """
 
     levels: Sequence[Level]
-    bare: Runner
-    target: Runner
-    drafts: tuple[Runner, ...]
+    bare: Slot
+    target: Slot
+    drafts: tuple[Slot, ...]
     named_predictors: tuple[dict[str, TrainedPredictor], ...]
 
 
@@ -209,7 +209,7 @@ def assemble(
         if one.network is not None and one.model is None:
             needed.add(0 if upper is None else upper + 1)
     check_model(target, files, vocabulary)
-    levels, runners = list(levels), list[Runner]()
+    levels, runners = list(levels), list[Slot]()
     for place, level in enumerate(levels):
         verifier = reader_of(runners, above[place - 1]).bare if place else None
         if place and level.model is not None and level.model.sharding is None:
@@ -244,8 +244,8 @@ def assemble(
 
 
 def _runner(
-    level: Level, vocabulary: int, settings: EngineSettings, verifier: Runner | None, *, keeps: bool
-) -> tuple[Level, Runner]:
+    level: Level, vocabulary: int, settings: EngineSettings, verifier: Slot | None, *, keeps: bool
+) -> tuple[Level, Slot]:
     """A level's runner, and the level as that runs it; ``verifier`` is the runner above it, if there is one."""
     model = level.network
     if model is None:

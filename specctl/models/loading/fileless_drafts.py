@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.registered_runner import RegisteredRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import ModelTable
 
 
-def runner_without_files(table: ModelTable, vocabulary: int) -> Runner:
+def runner_without_files(table: ModelTable, vocabulary: int) -> Slot:
     """The runner of a lookup or a registered drafter.
 
     Args:

@@ -12,9 +12,9 @@ from specctl.models.loading.parallel_runner import ParallelRunner
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.placing.engine_table import ENGINES, chosen_for_head
 from specctl.models.running.engines import Choice, EngineSettings, Where, compiler_for
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 
-RUNNERS: dict[type, tuple[Callable[..., Runner], Callable[..., Runner]]] = {
+RUNNERS: dict[type, tuple[Callable[..., Slot], Callable[..., Slot]]] = {
     ChainHead: (HeadRunner, GraphHeadRunner),
     BlockHead: (BlockRunner, GraphBlockRunner),
 }
@@ -26,8 +26,8 @@ def build_head_runner(
     vocabulary: int,
     name: str,
     settings: EngineSettings,
-    verifier: Runner | None = None,
-) -> Runner:
+    verifier: Slot | None = None,
+) -> Slot:
     """The fastest runner that the settings allow.
 
     Args:
@@ -60,8 +60,8 @@ def _by_engine(
     vocabulary: int,
     name: str,
     settings: EngineSettings,
-    verifier: Runner | None,
-) -> Runner | None:
+    verifier: Slot | None,
+) -> Slot | None:
     """A head's runner by an engine; None where that has found that it cannot or should not run the head."""
     plain, captured = next(runners for family, runners in RUNNERS.items() if isinstance(head, family))
     if choice.engine.tried:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from specctl.models.loading.model import LoadedModel
-    from specctl.models.running.runner import Runner
+    from specctl.models.running.slot import Slot
 
 
 def keep_known(
-    network: "LoadedModel", runner: "Runner", tokenizer: "PreTrainedTokenizerBase", checkpoint: Checkpoint
+    network: "LoadedModel", runner: "Slot", tokenizer: "PreTrainedTokenizerBase", checkpoint: Checkpoint
 ) -> None:
     """Keep what has to be known of a model, if its runner has a graph that stays and nothing is kept there yet.
 

@@ -37,7 +37,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.text_rules import repetition_rule
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
 from specctl.models.translation import TokenMap
 from specctl.processes.cores import CoreTime
@@ -246,10 +246,10 @@ def _opened(
     threads = choose(profile.threads, (), vocabulary, began)
     tries = decided(profile.threads) is None and sum(graph.kept.weight_bytes for graph in graphs) <= LARGE
     numbers = {1, threads.free} if tries else {threads.number}
-    runners: list[Runner] = []
+    runners: list[Slot] = []
     for graph, tokens in zip(graphs, maps, strict=True):
         progress(graph.table.model)
-        runner: Runner = graph.runner(vocabulary if tokens is None else tokens.draft.whole, numbers)
+        runner: Slot = graph.runner(vocabulary if tokens is None else tokens.draft.whole, numbers)
         runners.append(runner if tokens is None else own_text_runner(runner, tokens))
     for upper, lower in pairwise(graphs):
         if told := large_draft((upper.role, upper.kept.parameters), (lower.role, lower.kept.parameters)):
@@ -277,7 +277,7 @@ def _opened(
     return whole
 
 
-def _of_graph(threads: Threads, target: Runner, free: bool) -> Threads:
+def _of_graph(threads: Threads, target: Slot, free: bool) -> Threads:
     """The number of threads of the target's graph; torch's own has nothing to do with it where it is ``free``."""
     found = threads.by_engine(target)
     if not free or found is not threads:

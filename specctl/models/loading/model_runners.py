@@ -10,12 +10,12 @@ from specctl.models.placing.placement import named_devices
 from specctl.models.placing.requirements import inspected
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import Choice, EngineSettings, Where, checked
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 
 
 def model_runner(
     one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings, *, keeps: bool = True
-) -> tuple[LoadedModel, Runner]:
+) -> tuple[LoadedModel, Slot]:
     """A model's runner, and the model as that runs it.
 
     Args:
@@ -47,7 +47,7 @@ def model_runner(
     raise AssertionError("the last engine runs any model")
 
 
-def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Found, vocabulary: int) -> Runner:
+def checked_runner(runner: Slot, bare: Slot, network: LoadedModel, one: Found, vocabulary: int) -> Slot:
     """A target that is compared once with a fresh read, by eager passes where torch has the same weights.
 
     Args:

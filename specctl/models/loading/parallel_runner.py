@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from specctl.errors import ModelError
+from specctl.models.passes.forward import Forward, joined
 from specctl.models.running.around import Around
-from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.slot import Slot
 
 TRAINED = 8
 """Tokens that PARD is trained to write in a pass; its files do not say how many (``para_num`` of its training)."""
 
 
-def in_parallel(runner: Runner, config: Any, vocabulary: int, name: str) -> Runner:
+def in_parallel(runner: Slot, config: Any, vocabulary: int, name: str) -> Slot:
     """A draft's runner, with a `ParallelRunner` around it if its configuration names PARD's mask.
 
     Args:
@@ -32,7 +33,7 @@ def in_parallel(runner: Runner, config: Any, vocabulary: int, name: str) -> Runn
 
 
 class ParallelRunner(Around):
-    """A parallel draft model as a `Runner`, such as PARD's (An et al. 2025, arXiv 2504.18583).
+    """A parallel draft model as a `Slot`, such as PARD's (An et al. 2025, arXiv 2504.18583).
 
     The first pass of a round reads what is new of the text and K - 1 masks behind it; its last K rows predict the next
     K tokens, each without knowing those before it. A token fed after that moves to the next row, and behind the last
@@ -45,7 +46,7 @@ class ParallelRunner(Around):
         count: K.
     """
 
-    def __init__(self, runner: Runner, mask: int, count: int = TRAINED) -> None:
+    def __init__(self, runner: Slot, mask: int, count: int = TRAINED) -> None:
         super().__init__(runner)
         self.verifies, self.no_trees, self.marginals = False, None, True
         self.longest = count
@@ -60,16 +61,16 @@ class ParallelRunner(Around):
     def length(self) -> int:
         return self.runner.length + len(self._fed)
 
-    def same_around(self, bare: Runner) -> Runner:
+    def same_around(self, bare: Slot) -> Slot:
         assert self.longest is not None
         return ParallelRunner(super().same_around(bare), self._mask, self.longest)
 
-    def fresh(self) -> Runner:
+    def fresh(self) -> Slot:
         assert self.longest is not None
         return ParallelRunner(self.runner.fresh(), self._mask, self.longest)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As in `Runner`; rows of a block are those of its pass, and tokens of the text before it are read as ever."""
+        """As in `Slot`; rows of a block are those of its pass, and tokens of the text before it are read as ever."""
         if self._block is None and keep != 1:
             self._newest = tokens[-1]
             return self.runner.extend(tokens, keep, hidden=hidden)
@@ -85,13 +86,13 @@ class ParallelRunner(Around):
 
     def extend_tree(
         self,
-        tokens: Sequence[int],  # noqa: ARG002 - the signature of `Runner`
+        tokens: Sequence[int],  # noqa: ARG002 - the signature of `Slot`
         parents: Sequence[int],  # noqa: ARG002
         *,
         before: int = 0,
         hidden: bool = False,
     ) -> Forward:
-        """As in `Runner`: all tokens of a level are followed by the next row.
+        """As in `Slot`: all tokens of a level are followed by the next row.
 
         Raises:
             ValueError: the block has no further row.

@@ -8,7 +8,7 @@ from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import CHOOSE, check_vocabulary, difference
 from specctl.models.loading.profile_models import Level, reader_of
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
 
@@ -81,7 +81,7 @@ def covered(tokens: TokenMap, target: Tokenizer) -> float:
     return TokenCounts.shipped(target).covered(tokens.vocabulary.ids.tolist())
 
 
-def own_text_runner(runner: Runner, tokens: TokenMap) -> OwnTextRunner:
+def own_text_runner(runner: Slot, tokens: TokenMap) -> OwnTextRunner:
     """A runner of the target's ids around a draft with another tokenizer."""
     return (WrittenRunner if tokens.writes_text else TranslatedRunner)(runner, tokens)
 

@@ -29,7 +29,7 @@ from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.weights import page_out, weight_bytes
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings, Where
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import small_round, timed, torch_threads
 from specctl.printable import gib
 
@@ -388,7 +388,7 @@ def automatic_runner(
     return runner if runner is not None and known[ONNX] < known[EAGER] else None
 
 
-def milliseconds(runner: Runner, vocabulary: int) -> float:
+def milliseconds(runner: Slot, vocabulary: int) -> float:
     """What a small round takes; the runner's cache is empty afterwards."""
     play = small_round([runner], vocabulary)
     (seconds,) = timed(lambda _: play(), [None]).values()

@@ -288,7 +288,7 @@ def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
     less; ``past.I.key`` and ``past.I.value`` ``(1, heads, capacity, size)`` for layer I. To read trees also ``bias``
     ``(1, 1, T, S)``, added to what attention makes of each token and each of the S cached ones.
 
-    Outputs: ``logits`` ``(1, R, V)``; ``state.I`` and ``state.last`` ``(1, T, D)``, as `Runner.watch` numbers them;
+    Outputs: ``logits`` ``(1, R, V)``; ``state.I`` and ``state.last`` ``(1, T, D)``, as `Slot.watch` numbers them;
     ``present.I.key`` and ``present.I.value``, which may be the memory of the inputs.
 
     Args:

@@ -18,7 +18,8 @@ from specctl.models.passes.host_device import HOST
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.tree_sight import Seen, gather_path
 from specctl.models.passes.watching import LAST, kept_states
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Passes as EnginePasses
+from specctl.models.running.passes import Request
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +131,7 @@ KEPT = 64
 
 
 def state_name(layer: int) -> str:
-    """The output that holds a layer's states, numbered as `Runner.watch` numbers them."""
+    """The output that holds a layer's states, numbered as `Slot.watch` numbers them."""
     return "state.last" if layer == LAST else f"state.{layer}"
 
 
@@ -506,8 +507,8 @@ MOST_BOUND = 64
 """Choices of several sequences whose buffers stay bound."""
 
 
-class PackedPasses:
-    """A graph of `packed_graph` on the CPU, over buffers that it owns: `RowPasses`.
+class PackedPasses(EnginePasses):
+    """A graph of `packed_graph` on the CPU, over buffers that it owns: `Passes`.
 
     A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
     is one of the graph that `packed_graph` was made from, over the same buffers; where few sequences have something to
@@ -521,7 +522,7 @@ class PackedPasses:
         vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
         capacity: tokens of a sequence to make room for at first; buffers double when one is full.
         ids: of the columns of the graph's logits; None where a column is an id.
-        watched: layers whose states every pass gives, numbered as `Runner.watch` numbers them.
+        watched: layers whose states every pass gives, numbered as `Slot.watch` numbers them.
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
         further: opens a graph for so many sequences, or for None that for one token of each, which it keeps; None for
             no such graphs.
@@ -540,7 +541,7 @@ class PackedPasses:
         apart: bool = False,
         further: Callable[[int | None], onnxruntime.InferenceSession] | None = None,
     ) -> None:
-        self._rows = rows
+        self.slots = rows
         self._further, self._missed = further, dict.fromkeys((size for size in SIZES if size < rows), 0)
         self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
         self._vocabulary, self._ids = vocabulary, ids
@@ -562,21 +563,17 @@ class PackedPasses:
         self._results: dict[tuple[str | int, int], Array] = {}
         self._reserve(capacity)
 
-    @property
-    def rows(self) -> int:
-        return self._rows
-
-    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
-        chosen = self._chosen([request.row for request in requests])
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        chosen = self._chosen([request.slot for request in requests])
         if len(requests) > 1 and (self._apart or self._takes_longer(requests, len(chosen))):
             return [
                 kept
                 for request in requests
-                for kept in map(_copied, self._pass([request], (request.row,) if 1 in self._sessions else chosen))
+                for kept in map(_copied, self._pass([request], (request.slot,) if 1 in self._sessions else chosen))
             ]
         return self._pass(requests, chosen)
 
-    def _takes_longer(self, requests: Sequence[RowRequest], size: int) -> bool:
+    def _takes_longer(self, requests: Sequence[Request], size: int) -> bool:
         """Whether a pass over so many sequences takes longer than one over each that has something to read."""
         fillers = size - len(requests)
         return 1 in self._sessions and self._ways.apart([len(each.tokens) for each in requests], fillers)
@@ -587,19 +584,19 @@ class PackedPasses:
         self._read_at.update(dict.fromkeys(asked, self._made))
         if len(asked) == 1 and 1 in self._sessions:
             return (asked[0],)
-        lately = [row for row in range(self._rows) if self._made - self._read_at[row] < LATELY]
+        lately = [row for row in range(self.slots) if self._made - self._read_at[row] < LATELY]
         size = self._size_for(len(lately))
-        others = (row for row in range(self._rows) if row not in lately)
+        others = (row for row in range(self.slots) if row not in lately)
         return tuple(sorted([*lately, *islice(others, size - len(lately))]))
 
     def _size_for(self, count: int) -> int:
         """How many sequences a pass reads where there are so many."""
-        size = next((size for size in self._missed if size >= count), self._rows)
+        size = next((size for size in self._missed if size >= count), self.slots)
         if size in self._sessions:
             return size
         self._missed[size] += 1
         if self._further is None or self._missed[size] <= WORTH:
-            return self._rows
+            return self.slots
         self._sessions[size] = self._opened(size)
         return size
 
@@ -613,9 +610,9 @@ class PackedPasses:
         with preparing():
             return self._further(size)
 
-    def _pass(self, requests: Sequence[RowRequest], chosen: tuple[int, ...]) -> list[Forward]:
+    def _pass(self, requests: Sequence[Request], chosen: tuple[int, ...]) -> list[Forward]:
         began = perf_counter()
-        asked = {request.row: request for request in requests}
+        asked = {request.slot: request for request in requests}
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []
@@ -664,14 +661,14 @@ class PackedPasses:
             if layers:
                 self._give_states(found[row], bound, slice(end - width, end), request)
             start = own.stop
-        return [found[request.row] for request in requests]
+        return [found[request.slot] for request in requests]
 
-    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
         for buffer in self._buffers.values():
-            buffer[row, :, start:stop] = buffer[source, :, start:stop]
-        self._lengths[row] = stop  # fillers are written behind
+            buffer[slot, :, start:stop] = buffer[source, :, start:stop]
+        self._lengths[slot] = stop  # fillers are written behind
 
-    def _give_states(self, found: Forward, bound: BoundPass, tokens: slice, request: RowRequest) -> None:
+    def _give_states(self, found: Forward, bound: BoundPass, tokens: slice, request: Request) -> None:
         if self._watched:
             found.states = {layer: bound.states[layer][tokens] for layer in self._watched}
         if request.hidden:
@@ -686,7 +683,7 @@ class PackedPasses:
         capacity = max(tokens + 1, 2 * self._capacity)
         old = self._buffers
         self._buffers = {
-            name: self._memory.zeros((self._rows, shape[1], capacity, shape[3]), "tensor(float)")
+            name: self._memory.zeros((self.slots, shape[1], capacity, shape[3]), "tensor(float)")
             for name, shape in self._caches.items()
         }
         for name, buffer in old.items():
@@ -696,7 +693,7 @@ class PackedPasses:
 
     def _bind(self, chosen: tuple[int, ...], layers: tuple[int, ...], *, steps: bool) -> BoundPass:
         """Bind the buffers of some sequences, which takes as long as a pass."""
-        if len(self._bound) >= MOST_BOUND + self._rows:
+        if len(self._bound) >= MOST_BOUND + self.slots:
             self._bound.clear()
         count = len(chosen)
         bound = BoundPass.of(self._opened(None) if steps else self._sessions[count], count)

@@ -11,10 +11,11 @@ import onnxruntime
 
 from specctl.models.onnx.passes import HostMemory, Memory, PackedPasses, Passes, Results, open_session
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
-from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.runner import Runner
 from specctl.models.running.threads import fastest, small_round, timed
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ PIECE = 512
 
 
 class OnnxRunner(Runner):
-    """A `Runner` over one key-value buffer: a pass writes in place, a rollback moves a counter.
+    """A `Slot` over one key-value buffer: a pass writes in place, a rollback moves a counter.
 
     Args:
         passes: of the model's graph.
@@ -175,7 +176,7 @@ class OnnxRunner(Runner):
             return "specctl lets onnxruntime read several texts at once on a CPU only"
         return "its graph reads trees" if passes.trees else None
 
-    def rows(self, count: int, width: int | None = None) -> PackedPasses:
+    def over(self, slots: int, width: int | None = None) -> PackedPasses:
         assert self._path is not None, self.no_rows
         from specctl.models.onnx.store import kept_packed
 
@@ -192,10 +193,10 @@ class OnnxRunner(Runner):
         capacity = min(CAPACITY, self.context)
         alone = self.passes.session if self.passes.narrowest == 1 else None
         ids, apart = self.draft_vocabulary, width is not None
-        return PackedPasses(
-            opened(count),
+        made = PackedPasses(
+            opened(slots),
             alone,
-            count,
+            slots,
             self.vocabulary,
             capacity,
             ids,
@@ -203,6 +204,7 @@ class OnnxRunner(Runner):
             apart=apart,
             further=opened if self.rows_bytes <= SMALL and not apart else None,
         )
+        return made.like(self)
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""

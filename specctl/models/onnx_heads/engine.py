@@ -28,13 +28,13 @@ from specctl.models.onnx_heads.runners import (
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rounding import ROUNDING, apart
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
 
-    from specctl.models.running.runner import Runner
+    from specctl.models.running.slot import Slot
 
 OnnxDraftHead = OnnxHeadRunner | OnnxBlockRunner
 
@@ -44,7 +44,7 @@ def build_onnx_head(
     vocabulary: int,
     name: str,
     settings: EngineSettings,
-    reference: "Callable[[], Runner]",
+    reference: "Callable[[], Slot]",
     threads: int,
 ) -> OnnxDraftHead | None:
     """The runner of a draft head's graphs, which are made and kept if they are not there.
@@ -159,7 +159,7 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
     return found
 
 
-def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Runner", vocabulary: int) -> None:
+def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Slot", vocabulary: int) -> None:
     """Raise `Unable` unless a head's graphs compute what its network computes."""
     try:
         found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
@@ -181,7 +181,7 @@ ROUNDS = ((24, 3, 1), (4, 5, 2), (1, 2, 0), (7, 3, 6), (2, 4, 1))
 COMPARED = sum(places + steps for places, steps, _ in ROUNDS)
 
 
-def difference(runner: Runner, reference: Runner, vocabulary: int) -> float:
+def difference(runner: Slot, reference: Slot, vocabulary: int) -> float:
     """The largest difference between what two runners of a draft head compute, as `apart` measures it.
 
     They are shown the same states and read the same tokens, some of them before their states are known, and go back
@@ -210,7 +210,7 @@ def difference(runner: Runner, reference: Runner, vocabulary: int) -> float:
     return worst
 
 
-def _apart(runner: Runner, reference: Runner, tokens: list[int]) -> float:
+def _apart(runner: Slot, reference: Slot, tokens: list[int]) -> float:
     """The difference of what is behind the last of some tokens."""
     mine, theirs = (each.extend(tokens, keep=1, hidden=True) for each in (runner, reference))
     assert mine.hidden is not None

@@ -18,8 +18,8 @@ from specctl.models.draft_heads.verifier_states import WitnessedRows
 from specctl.models.onnx.passes import ELEMENTS, KEPT, HostMemory, open_session
 from specctl.models.onnx.runner import CAPACITY, PIECE
 from specctl.models.onnx.store import GRAPH, HEAD_CHAINS
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.host_device import HOST
-from specctl.models.running.runner import Forward
 
 if TYPE_CHECKING:
     import torch

@@ -44,7 +44,7 @@ class Forward:
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
         certain: the tokens predicted, where the columns are of the law that a draft begins to write them by; else None.
         signals: of each row entropy in nats and top probability, ``(2, keep)`` in two arrays, where the pass told them
-            (`Runner.tells`); the next one may overwrite them.
+            (`Slot.tells`); the next one may overwrite them.
     """
 
     __slots__ = ("certain", "columns", "hidden", "signals", "states", "vocabulary")

@@ -55,7 +55,7 @@ class TokenReader(PassReader, Protocol):
             uniform: ``()`` float64, a draw's randomness.
             hidden: ``(D,)``.
             previous: ``(S,)``, what an earlier call found and this one reads.
-            foresee: `Runner.foresee` of a draft head that predicts acceptance.
+            foresee: `Slot.foresee` of a draft head that predicts acceptance.
         """
 
     def read_rows(

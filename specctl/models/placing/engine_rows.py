@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specctl.models.onnx.runner import OnnxRunner
-    from specctl.models.running.runner import Runner
+    from specctl.models.running.slot import Slot
 
 
 class EagerEngine(Engine):
@@ -32,7 +32,7 @@ class EagerEngine(Engine):
             return f"auto; {why}"
         return f"auto; static and compiled in runs of {LONG_RUN:,} tokens or more"
 
-    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":  # noqa: ARG002
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":  # noqa: ARG002
         return eager(model, vocabulary)
 
 
@@ -57,7 +57,7 @@ class StaticEngine(Engine):
             return None
         return "compile = true" if settings.compile is True else f"auto; for {settings.expected_tokens:,} tokens"
 
-    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
         from specctl.models.running.rotating import rotating
         from specctl.models.running.static import StaticRunner
 
@@ -86,7 +86,7 @@ class GraphEngine(StaticEngine):
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:  # noqa: ARG002
         return "auto" if self.why_not(model, where) is None else None
 
-    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
         from specctl.models.passes.cuda_capture import CudaCapture
         from specctl.models.passes.weights import device_of
         from specctl.models.running.graph import GraphRunner

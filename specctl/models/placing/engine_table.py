@@ -12,7 +12,7 @@ from specctl.profile.schema import Engine as EngineName
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.running.runner import Runner
+    from specctl.models.running.slot import Slot
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (OnnxEngine(), GraphEngine(), StaticEngine(), EagerEngine())
@@ -105,7 +105,7 @@ def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> 
     return Choice(engine, "compile = true" if compiles else "as of every draft head", compiles, said)
 
 
-def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Runner":
+def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
     """The runner of a model by the engine that the settings ask for, without those that have to be tried.
 
     Args:

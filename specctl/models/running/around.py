@@ -4,14 +4,17 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.running.runner import Forward, RowPasses, Runner
+from specctl.models.passes.forward import Forward
+from specctl.models.running.passes import Passes
+from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:
     from specctl.models.passes.watching import States
 
 
 class Around(Runner):
-    """A `Runner` around another one, which does what that one does but for the methods it overrides.
+    """A `Slot` around another one, which does what that one does but for the methods it overrides.
 
     It hides `read`, `foresee` and `index`, by which a caller would get past it to the runner inside.
 
@@ -19,7 +22,7 @@ class Around(Runner):
         runner: the one inside.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Slot) -> None:
         self.runner = runner
         self.context, self.device = runner.context, runner.device
         self.runs_model, self.verifies, self.captures = runner.runs_model, runner.verifies, runner.captures
@@ -44,15 +47,15 @@ class Around(Runner):
         return self.runner.preparing_seconds
 
     @property
-    def bare(self) -> Runner:
+    def bare(self) -> Slot:
         return self.runner.bare
 
-    def same_around(self, bare: Runner) -> Runner:
-        """As in `Runner`; without this one, unless it says otherwise."""
+    def same_around(self, bare: Slot) -> Slot:
+        """As in `Slot`; without this one, unless it says otherwise."""
         return self.runner.same_around(bare)
 
-    def rows(self, count: int, width: int | None = None) -> RowPasses:
-        return self.runner.rows(count, width)
+    def over(self, slots: int, width: int | None = None) -> Passes:
+        return self.runner.over(slots, width)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         return self.runner.extend(tokens, keep, hidden=hidden)
@@ -85,7 +88,7 @@ class Around(Runner):
 
 
 class NarrowRunner(Around):
-    """A `Runner` of a draft that neither reads nor writes the last ids of its target.
+    """A `Slot` of a draft that neither reads nor writes the last ids of its target.
 
     Models of one family pad their output rows to different numbers. Where the tokenizer's size is not known the target
     keeps all its rows, and a token that the model cannot read is replaced by its last one: that makes drafts worse
@@ -97,13 +100,13 @@ class NarrowRunner(Around):
         vocabulary: V, the target's.
     """
 
-    def __init__(self, runner: Runner, rows: int, vocabulary: int) -> None:
+    def __init__(self, runner: Slot, rows: int, vocabulary: int) -> None:
         super().__init__(runner)
         self.no_trees = "its draft has fewer output rows than the target"
         self.draft_vocabulary = runner.draft_vocabulary or DraftVocabulary(range(rows), vocabulary)
         self._rows, self._vocabulary = rows, vocabulary
 
-    def same_around(self, bare: Runner) -> Runner:
+    def same_around(self, bare: Slot) -> Slot:
         return NarrowRunner(super().same_around(bare), self._rows, self._vocabulary)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.passes.forward import Forward
+from specctl.models.running.slot import Slot
 
 AT_ONCE = 64
 """Branches in one forward pass: enough to fill it, few enough for the mask to stay small."""
@@ -15,7 +16,7 @@ tokens."""
 
 
 def continue_branches(
-    runner: Runner,
+    runner: Slot,
     sequence: Sequence[int],
     starts: Sequence[int],
     first: Sequence[int],
@@ -53,7 +54,7 @@ def continue_branches(
         runner.rollback(max(some_starts))
 
 
-def _extended(runner: Runner, tokens: Sequence[int], starts: Sequence[int], step: int, hidden: bool) -> Forward:
+def _extended(runner: Slot, tokens: Sequence[int], starts: Sequence[int], step: int, hidden: bool) -> Forward:
     """One more token of B branches, each of which sees the sequence up to its start and its own tokens.
 
     Args:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import grown_tree
 from specctl.models.running.around import Around
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,7 @@ LIMIT = 0.25
 
 
 class CheckedRunner(Around):
-    """A `Runner` that makes sure, once, that a rollback leaves no trace in its model.
+    """A `Slot` that makes sure, once, that a rollback leaves no trace in its model.
 
     After the first rollback the next logits are compared with those of target-only decoding: a fresh cache reads what
     came first in one pass, and the rest token by token. No knowledge of the model is needed.
@@ -28,7 +29,7 @@ class CheckedRunner(Around):
         name: the model's, in the error.
     """
 
-    def __init__(self, runner: Runner, fresh: Callable[[], Runner], name: str) -> None:
+    def __init__(self, runner: Slot, fresh: Callable[[], Slot], name: str) -> None:
         super().__init__(runner)
         self.difference: float | None = None
         """What was found, as a share of the logits' standard deviation; None before the check."""
@@ -45,7 +46,7 @@ class CheckedRunner(Around):
         del self._text[self.runner.length :]
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As in `Runner`.
+        """As in `Slot`.
 
         Raises:
             ModelError: the logits are not those of a fresh read.
@@ -61,7 +62,7 @@ class CheckedRunner(Around):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `Runner`; the logits of a root that is read with its tree are compared.
+        """As in `Slot`; the logits of a root that is read with its tree are compared.
 
         Raises:
             ModelError: the logits are not those of a fresh read.

@@ -18,7 +18,8 @@ from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.runner import RowPasses, Runner
+from specctl.models.running.passes import Passes
+from specctl.models.running.runner import Runner
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
@@ -71,10 +72,10 @@ class EagerRunner(Runner):
     def rotate_as(self, length: int) -> None:
         self._rotated_as = length
 
-    def rows(self, count: int, width: int | None = None) -> RowPasses:
+    def over(self, slots: int, width: int | None = None) -> Passes:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self._vocabulary, self._watch, self._last, width)
+        return FixedRows(self._model, slots, self._vocabulary, self._watch, self._last, width).like(self)
 
     @property
     def model(self) -> PreTrainedModel:

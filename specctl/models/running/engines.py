@@ -9,7 +9,7 @@ from specctl.errors import ModelError
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import Engine as EngineName
 from specctl.profile.schema import Profile
 
@@ -157,7 +157,7 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner | None:
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Slot | None:
         """The runner of a model that it can run.
 
         Args:
@@ -197,14 +197,14 @@ class Choice:
         name = f"{self.engine.name}, compiled" if self.compiles else self.engine.name
         return name if self.otherwise is None or self.asked else f"{name} or {self.otherwise.name}"
 
-    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner | None:
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Slot | None:
         """As of `Engine`, after a notice of what cannot be honoured."""
         for line in self.said:
             settings.notice(f"{name} {line}")
         return self.engine.build(model, vocabulary, name, replace(settings, compile=self.compiles))
 
 
-def eager(model: "PreTrainedModel", vocabulary: int) -> Runner:
+def eager(model: "PreTrainedModel", vocabulary: int) -> Slot:
     """The runner of the eager engine, which is imported here: other engines need nothing of transformers."""
     from specctl.models.running.eager import EagerRunner
     from specctl.models.running.rotating import rotating
@@ -230,7 +230,7 @@ def require_fixed_width(model: "PreTrainedModel") -> None:
     raise ModelError(f"The target cannot verify deterministically: {why}.", "Set deterministic = false.")
 
 
-def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
+def fixed_width(runner: Slot, model: "PreTrainedModel") -> FixedWidthRunner:
     """A verifier whose logits do not depend on how many tokens it verifies at once.
 
     Raises:
@@ -240,12 +240,12 @@ def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
     return FixedWidthRunner(runner)
 
 
-def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str) -> CheckedRunner:
+def checked(runner: Slot, model: "PreTrainedModel", vocabulary: int, name: str) -> CheckedRunner:
     """A target that is compared once with a fresh read, by eager passes, after its first rejected token."""
     return CheckedRunner(runner, lambda: eager(model, vocabulary), name)
 
 
-def engine_report(runner: Runner) -> str:
+def engine_report(runner: Slot) -> str:
     """A runner's engine, and which tokens a draft with another tokenizer drafts."""
     return runner.engine if runner.translates is None else f"{runner.engine} ({runner.translates})"
 

@@ -19,7 +19,7 @@ Found = tuple[torch.Tensor, torch.Tensor | None, Any]
 
 
 class FixedBufferRunner(FixedBuffers, Runner):
-    """A `Runner` over preallocated buffers; what is its own is the network.
+    """A `Slot` over preallocated buffers; what is its own is the network.
 
     Args:
         layers, vocabulary, context, device, capacity, compiler: as for `FixedBuffers`.

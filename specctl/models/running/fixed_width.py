@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
-from specctl.models.running.runner import Forward, RowPasses, Runner, joined
+from specctl.models.running.passes import Passes
+from specctl.models.running.slot import Slot
 
 WIDTH = 16
 
 
 class FixedWidthRunner(Around):
-    """A `Runner` whose logits are bit for bit the same whatever the calls that led to them.
+    """A `Slot` whose logits are bit for bit the same whatever the calls that led to them.
 
     Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is cut
     into blocks of ``width`` tokens that begin at multiples of it, and a pass is always one whole block, from its first
@@ -23,7 +25,7 @@ class FixedWidthRunner(Around):
         width: tokens of a block.
     """
 
-    def __init__(self, runner: Runner, width: int = WIDTH) -> None:
+    def __init__(self, runner: Slot, width: int = WIDTH) -> None:
         super().__init__(runner)
         self.width = self.fixed_width = width
         self.no_trees = "deterministic passes read chains"
@@ -38,14 +40,14 @@ class FixedWidthRunner(Around):
     def engine(self) -> str:
         return f"{self.runner.engine}, blocks of {self.width}"
 
-    def same_around(self, bare: Runner) -> Runner:
+    def same_around(self, bare: Slot) -> Slot:
         return FixedWidthRunner(super().same_around(bare), self.width)
 
-    def rows(self, count: int, width: int | None = None) -> RowPasses:
-        return self.runner.rows(count, width or self.width)
+    def over(self, slots: int, width: int | None = None) -> Passes:
+        return self.runner.over(slots, width or self.width)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As in `Runner`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""
+        """As in `Slot`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""
         self._tokens.extend(tokens)
         begin, end = len(self._tokens) - len(tokens), len(self._tokens)
         if not keep:

@@ -16,7 +16,7 @@ from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
 from specctl.models.passes.token_reader import Token
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.running.runner import RowPasses
+from specctl.models.running.passes import Passes
 from specctl.models.running.static import StaticRunner
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
@@ -201,14 +201,14 @@ def _copied(result: Any, kept: slice) -> Any:
 class GraphRunner(Capturing, StaticRunner):
     """A `StaticRunner` with its passes captured; its model has no `obstacle`."""
 
-    def rows(self, count: int, width: int | None = None) -> RowPasses:
+    def over(self, slots: int, width: int | None = None) -> Passes:
         if self._capture is None:
-            return super().rows(count, width)
+            return super().over(slots, width)
         from specctl.models.running.row_passes.captured_rows import CapturedRows
 
         return CapturedRows(
             self._model,
-            count,
+            slots,
             self.vocabulary,
             self._watch,
             self._last,
@@ -217,4 +217,4 @@ class GraphRunner(Capturing, StaticRunner):
             self._notice,
             self._name,
             width,
-        )
+        ).like(self)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.host_device import HOST
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.running.suffix_index import SuffixIndex
 
 LONGEST_MATCH = 6
@@ -14,7 +15,7 @@ LONGEST_MATCH = 6
 
 
 class LookupRunner(Runner):
-    """A `Runner` that predicts the token which followed the latest occurrence of the text's end.
+    """A `Slot` that predicts the token which followed the latest occurrence of the text's end.
 
     Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` tells the match
     without a row for the whole vocabulary.

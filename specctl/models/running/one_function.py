@@ -14,12 +14,14 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import out_of_memory
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.rotation import rotation_of
 from specctl.models.passes.stepping import reads_prompts_whole
 from specctl.models.passes.weights import device_of
 from specctl.models.running.engines import eager
+from specctl.models.running.passes import Request
 from specctl.models.running.rounding import ROUNDING
-from specctl.models.running.runner import Forward, RowRequest, Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import obstacle
 
 PROMPT, LENGTH = 6, 16
@@ -65,7 +67,7 @@ class Reading:
         )
 
 
-def over_cache(model: PreTrainedModel, vocabulary: int, other: Runner | None = None) -> Reading:
+def over_cache(model: PreTrainedModel, vocabulary: int, other: Slot | None = None) -> Reading:
     """Compare one pass over a text with passes of 1 and of 5 tokens over a cache, some of them taken back.
 
     A model that limits its time step in wide passes only (Mamba 2) is compared with what ``generate`` makes of it: the
@@ -111,17 +113,17 @@ def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading |
     try:
         with torch.inference_mode():
             expected = _whole(model, vocabulary, text)
-            passes = eager(model, vocabulary).rows(2)
+            passes = eager(model, vocabulary).over(2)
             rotation = rotation_of(model)
             by = 0 if rotation is None else rotation.regime(LENGTH)
-            first = RowRequest(0, 0, text[:PROMPT], 1, rotated_as=by)
-            passes.run([first, RowRequest(1, 0, other[:2], 1, rotated_as=by)])
+            first = Request(0, 0, text[:PROMPT], 1, rotated_as=by)
+            passes.run([first, Request(1, 0, other[:2], 1, rotated_as=by)])
             rows = []
             for start, width in ((PROMPT, 1), (PROMPT + 1, 5)):
                 part = text[start : start + width]
                 asked = [
-                    RowRequest(1, 2, other[2:4], 1, rotated_as=by),
-                    RowRequest(0, start, part, width, rotated_as=by),
+                    Request(1, 2, other[2:4], 1, rotated_as=by),
+                    Request(0, start, part, width, rotated_as=by),
                 ]
                 rows.append(_rows(passes.run(asked)[1]))
             return Reading(_middle(_errors(torch.cat(rows), expected[PROMPT : PROMPT + 6])), most)
@@ -146,7 +148,7 @@ def _texts(model: PreTrainedModel, vocabulary: int) -> tuple[list[int], list[int
 
 
 def _expected(
-    model: PreTrainedModel, vocabulary: int, text: Sequence[int], other: Runner | None
+    model: PreTrainedModel, vocabulary: int, text: Sequence[int], other: Slot | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits ``(LENGTH, V)`` behind each token of a text with which others are compared, and those of one pass."""
     if other is not None:
@@ -177,7 +179,7 @@ def _whole(model: PreTrainedModel, vocabulary: int, text: Sequence[int]) -> torc
     return logits[0, :, :vocabulary].float().clone()
 
 
-def _read(runner: Runner, text: Sequence[int], wrong: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
+def _read(runner: Slot, text: Sequence[int], wrong: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Read a text over a cache, first as it is and then with other tokens taken back: places, and logits there."""
     runner.rollback(0)
     rows = [_rows(runner.extend(text[:PROMPT], 1))]
@@ -191,14 +193,14 @@ def _read(runner: Runner, text: Sequence[int], wrong: Sequence[int]) -> Iterator
     yield [*range(start, start + 5), *range(start + 2, start + 5)], torch.cat(rows)
 
 
-def _after(runner: Runner, text: Sequence[int], start: int, width: int) -> torch.Tensor:
+def _after(runner: Slot, text: Sequence[int], start: int, width: int) -> torch.Tensor:
     """The logits of ``width`` tokens from ``start`` on, behind which the cache held others."""
     runner.rollback(start)
     return _rows(runner.extend(text[runner.length : start + width], width))
 
 
 def _explained(
-    model: PreTrainedModel, vocabulary: int, text: Sequence[int], whole: torch.Tensor, other: Runner | None
+    model: PreTrainedModel, vocabulary: int, text: Sequence[int], whole: torch.Tensor, other: Slot | None
 ) -> float:
     """How far logits may be off for rounding alone."""
     own = ROUNDING.get(model.dtype, ROUNDING[torch.float32])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import RecordError, UsageError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import Threads, torch_threads
 from specctl.policies import Setting, StoppingPolicy
 
@@ -25,7 +25,7 @@ class Pair:
             loaded. In a benchmark, the drafts of several profiles in a row.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
-        context: the longest sequence that the target can hold, in tokens; a draft may hold fewer (`Runner.room`).
+        context: the longest sequence that the target can hold, in tokens; a draft may hold fewer (`Slot.room`).
         models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
             are none. Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_predictors: for each draft its predictors by name, on the draft's device; the first is the default.
@@ -39,8 +39,8 @@ class Pair:
             table, which hold where that has no others.
     """
 
-    target: Runner
-    drafts: tuple[Runner, ...]
+    target: Slot
+    drafts: tuple[Slot, ...]
     tokenizer: Tokenizer
     eos: frozenset[int]
     context: int
@@ -117,7 +117,7 @@ class Pair:
 
         models = iter(self.models)
 
-        def eager(runner: Runner) -> Runner:
+        def eager(runner: Slot) -> Slot:
             return runner.same_around(EagerRunner(next(models), self.vocabulary)) if runner.runs_model else runner
 
         return replace(self, target=eager(self.target), drafts=tuple(eager(draft) for draft in self.drafts))

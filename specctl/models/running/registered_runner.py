@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from specctl.errors import ModelError
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.host_device import HOST
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Runner
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class NextTokens(Protocol):
 
 
 class RegisteredRunner(Runner):
-    """A `Runner` of a registered drafter: keeps the text for it, and checks what it gives.
+    """A `Slot` of a registered drafter: keeps the text for it, and checks what it gives.
 
     Args:
         name: of the drafter, with ``drafter:``.

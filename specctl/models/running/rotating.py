@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
-from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.slot import Slot, judged_after, read_after
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from specctl.models.passes.token_reader import PassReader, Token, TokenReader
 
 
-def rotating(runner: Runner, model: "PreTrainedModel") -> Runner:
+def rotating(runner: Slot, model: "PreTrainedModel") -> Slot:
     """A runner of a model, with a `RotatingRunner` around it where the model rotates by the length of the text."""
     from specctl.models.passes.rotation import rotation_of
 
@@ -27,7 +28,7 @@ def rotating(runner: Runner, model: "PreTrainedModel") -> Runner:
 
 
 class RotatingRunner(Around):
-    """A `Runner` whose logits are those of `generate`, for a model that rotates positions by the length of the text.
+    """A `Slot` whose logits are those of `generate`, for a model that rotates positions by the length of the text.
 
     It says how the tokens of each pass are rotated, and so what the cached ones may be used for. Where `generate` reads
     a text anew that has grown longer than the border, so does this one; a pass over tokens on both sides is two, the
@@ -38,7 +39,7 @@ class RotatingRunner(Around):
         rotation: of its model.
     """
 
-    def __init__(self, runner: Runner, rotation: "Rotation") -> None:
+    def __init__(self, runner: Slot, rotation: "Rotation") -> None:
         super().__init__(runner)
         self.judges = runner.judges
         self.holds_everything = runner.holds_everything
@@ -50,7 +51,7 @@ class RotatingRunner(Around):
             self.holds_everything = False
             self.no_trees = self.no_trees or f"it reads the text anew at {rotation.border:,} tokens"
 
-    def same_around(self, bare: Runner) -> Runner:
+    def same_around(self, bare: Slot) -> Slot:
         return RotatingRunner(super().same_around(bare), self._rotation)
 
     def begin(self, prompt: int) -> None:
@@ -140,31 +141,3 @@ class RotatingRunner(Around):
     ) -> Forward:
         assert self.holds_everything, "it reads a sequence in its order"
         return self.runner.masked_pass(tokens, positions, seen, hidden=hidden)
-
-
-def read_after(
-    runner: Runner,
-    tokens: Sequence[int],
-    reader: "TokenReader",
-    uniform: float | None,
-    previous: "torch.Tensor | None",
-) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """What `Runner.read` gives, of tokens that are read behind their pass."""
-    import torch
-
-    forward = runner.extend(tokens, keep=1, hidden=reader.hidden)
-    draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
-    columns = forward.columns
-    logits = columns if isinstance(columns, torch.Tensor) else torch.from_numpy(columns)
-    state = None if forward.hidden is None else forward.hidden[-1]
-    return reader(logits[-1], draw, state, None if previous is None else previous.float())
-
-
-def judged_after(
-    runner: Runner, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool
-) -> Any:
-    """What `Runner.extend_judged` gives, of tokens that are judged behind their passes and not with others'."""
-    (found,) = judge.read_rows([runner.extend(tokens, keep, hidden=hidden)], [about])
-    if isinstance(found, Exception):
-        raise found
-    return found

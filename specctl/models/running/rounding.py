@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +32,7 @@ def apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     return found if found == found else float("inf")
 
 
-def widths_apart(runner: Runner, vocabulary: int) -> float:
+def widths_apart(runner: Slot, vocabulary: int) -> float:
     """The largest difference that the widths of passes make, as `apart` measures it.
 
     The same tokens are read in one wide pass, in passes of 1, 2, 5 and 8, and where the runner can as a tree with a
@@ -58,7 +58,7 @@ def widths_apart(runner: Runner, vocabulary: int) -> float:
     return max(apart(rows, wide) for rows in found)
 
 
-def _swept(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
+def _swept(runner: Slot, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
     """The logits of a text from ``start`` on, read in passes of these widths."""
     _back_to(runner, text, start)
     rows = []
@@ -68,7 +68,7 @@ def _swept(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int
     return torch.cat(rows)
 
 
-def _grown(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
+def _grown(runner: Slot, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
     """The same as one branch of a tree, which passes of these widths grow; a token of another stands before it."""
     _back_to(runner, text, start)
     rows = []
@@ -83,7 +83,7 @@ def _grown(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int
     return torch.cat([found[:1], found[2:]])
 
 
-def _back_to(runner: Runner, text: Sequence[int], start: int) -> None:
+def _back_to(runner: Slot, text: Sequence[int], start: int) -> None:
     runner.rollback(start)
     if runner.length < start:  # a recurrent state goes back further
         runner.extend(text[runner.length : start], 0)

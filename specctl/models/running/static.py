@@ -10,6 +10,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, PassKind
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, mask_obstacle
 from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.trimmed_output import vocabulary_of
@@ -20,7 +21,7 @@ from specctl.models.running.engines import Where
 from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
 from specctl.models.running.fused_norms import fuse_norms
 from specctl.models.running.grouped_attention import attend_in_groups
-from specctl.models.running.runner import Forward, RowPasses
+from specctl.models.running.passes import Passes
 
 
 def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
@@ -41,7 +42,7 @@ def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
 
 
 class StaticRunner(FixedBufferRunner):
-    """A `Runner` over preallocated buffers.
+    """A `Slot` over preallocated buffers.
 
     Args:
         model: one without an `obstacle`, in eval mode, on one device.
@@ -91,10 +92,10 @@ class StaticRunner(FixedBufferRunner):
         seen = states[0] if len(states) == 1 else joined_states(states)
         return Forward(logits[kept], None if last is None else last[kept], seen, self.draft_vocabulary)
 
-    def rows(self, count: int, width: int | None = None) -> RowPasses:
+    def over(self, slots: int, width: int | None = None) -> Passes:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, count, self.vocabulary, self._watch, self._last, width)
+        return FixedRows(self._model, slots, self.vocabulary, self._watch, self._last, width).like(self)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)

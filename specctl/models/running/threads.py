@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.weights import weight_bytes
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.processes.cores import CoreTime, cores_text, usable_cores
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GAIN = 0.95
 """More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
 
 
-def threads_of(runner: Runner) -> int:
+def threads_of(runner: Slot) -> int:
     """With how many threads a runner's passes on the CPU run."""
     return runner.threads or torch_threads()
 
@@ -80,7 +80,7 @@ class Threads:
             f"{self.number} threads, which wait for each other{advice}"
         )
 
-    def by_engine(self, runner: Runner) -> "Threads":
+    def by_engine(self, runner: Slot) -> "Threads":
         """The same, or what a runner that tried numbers of its own found."""
         if not runner.tried:
             return self
@@ -235,7 +235,7 @@ def timed(
     return found
 
 
-def small_round(runners: Sequence[Runner], vocabulary: int) -> Callable[[], None]:
+def small_round(runners: Sequence[Slot], vocabulary: int) -> Callable[[], None]:
     """A function that runs what stands for decoding: a target pass of one token, one of `WIDTH`, a pass of each draft.
 
     Args:

@@ -10,9 +10,10 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import NOTHING, token_columns, token_row
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Forward
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors
 from specctl.models.running.branches import continue_branches
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.chances import BlockChances, RoundChances
 from specctl.replay.recorded import Recorded
@@ -51,8 +52,8 @@ class BlockReading:
         eos: ids that end a sequence.
     """
 
-    target: Runner
-    draft: Runner
+    target: Slot
+    draft: Slot
     predictors: Mapping[str, TrainedPredictor]
     prompt: Sequence[int]
     text: Sequence[int]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 
 
 class Detours:
@@ -15,7 +15,7 @@ class Detours:
         text: all ids, those of the prompt too.
     """
 
-    def __init__(self, runner: Runner, text: Sequence[int]) -> None:
+    def __init__(self, runner: Slot, text: Sequence[int]) -> None:
         self._runner, self._text = runner, text
         self._shared: int | None = None  # of the cached tokens, how many are of the text; None for all
 

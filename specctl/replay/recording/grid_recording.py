@@ -9,8 +9,9 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Forward
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.chances import BlockChances
 from specctl.replay.recorded import Recorded, recorded_by_start
@@ -22,8 +23,8 @@ from specctl.replay.recording.tails import HELD
 
 
 def read_grid(
-    target: Runner,
-    draft: Runner,
+    target: Slot,
+    draft: Slot,
     predictors: Mapping[str, TrainedPredictor],
     prompt: Sequence[int],
     text: Sequence[int],

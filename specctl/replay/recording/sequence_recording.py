@@ -10,10 +10,11 @@ from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.draws import sibling
 from specctl.decoding.rows.token_columns import NOTHING, token_columns
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Forward
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.chances import RoundChances, TokenChances
@@ -78,7 +79,7 @@ def read_sequence(
     return reading.read(0, prompt, output, output, limit - 2)
 
 
-def reach_of(draft: Runner, prefix: Sequence[int], limit: int) -> int | None:
+def reach_of(draft: Slot, prefix: Sequence[int], limit: int) -> int | None:
     """`Recorded.reach` of a draft along what follows a prefix, under a token limit."""
     room = draft.room(len(prefix))
     return room if room < limit else None
@@ -201,7 +202,7 @@ class _Reading:
         draft, predictors, sampling = self.pair.drafts[level], self._predictors(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         apart = sampling.greedy or self.matched
-        readers: list[Runner] = [draft] if apart else [draft, verifier]
+        readers: list[Slot] = [draft] if apart else [draft, verifier]
         tokens: list[int] = []
         accepted: list[bool] = []
         chances: list[float] = []

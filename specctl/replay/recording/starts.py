@@ -12,8 +12,9 @@ from specctl.models.draft_heads.block_runner import BlocksSideBySide
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.chain_runner import SideBySide
 from specctl.models.draft_heads.head import DraftHeadRunner
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import States, kept_states
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 from specctl.replay.recording.detours import Detours
 
 TOKENS = 128
@@ -56,7 +57,7 @@ class OneByOne:
     at_once = 1
 
     def __init__(
-        self, draft: Runner, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
+        self, draft: Slot, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
     ) -> None:
         self._draft, self._verifier, self._sequence = draft, verifier, sequence
         self._before, self._hidden = before, hidden
@@ -127,7 +128,7 @@ class ReadText:
     """
 
     def __init__(
-        self, runner: Runner, layers: Sequence[int], prompt: Sequence[int], text: Sequence[int], sampling: Sampling
+        self, runner: Slot, layers: Sequence[int], prompt: Sequence[int], text: Sequence[int], sampling: Sampling
     ) -> None:
         runner.watch(layers)
         runner.rollback(0)
@@ -201,7 +202,7 @@ class ReadText:
 
 
 def starts_of(
-    draft: Runner,
+    draft: Slot,
     verifier: ReadText,
     sequence: Sequence[int],
     before: int,

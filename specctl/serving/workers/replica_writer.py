@@ -8,8 +8,8 @@ from threading import Lock
 
 from specctl.errors import reason
 from specctl.models.running.pair import Pair
+from specctl.models.running.passes import Passes
 from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
-from specctl.models.running.runner import RowPasses
 from specctl.profile import Profile
 from specctl.replicas.job import portable
 from specctl.replicas.places import Asked, Attendant, Send
@@ -39,11 +39,11 @@ class ReplicaWriter(Attendant):
         pair: Pair,
         profile: Profile,
         name: str,
-        passes: Sequence[RowPasses] | None = None,
+        passes: Sequence[Passes] | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._pair = pair
-        self.about = PairFacts.of(pair, offer(pair, profile, name), 1 if passes is None else passes[-1].rows)
+        self.about = PairFacts.of(pair, offer(pair, profile, name), 1 if passes is None else passes[-1].slots)
         self.places = self.about.rows
         # Who asks has a line of its own, and asks no more than there are places.
         self._thread = PairThread(pair, profile, passes, sys.maxsize, self._told, warn)

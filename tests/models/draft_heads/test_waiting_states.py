@@ -10,7 +10,7 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.verifier_states import MOST, WaitingStates
 from specctl.models.passes.watching import States
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from tests.support.toy_heads import random_block, random_eagle3
 
 
@@ -76,17 +76,17 @@ def test_there_is_an_end_to_waiting() -> None:
     assert waiting.full
 
 
-def chain() -> Runner:
+def chain() -> Slot:
     return HeadRunner(random_eagle3(states=3, vocabulary=5), 5)
 
 
-def block() -> Runner:
+def block() -> Slot:
     return BlockRunner(random_block(), 5)
 
 
 @pytest.mark.parametrize(("make", "work"), [(chain, "fuse"), (block, "context_rows")])
 def test_a_head_makes_nothing_of_states_until_it_drafts(
-    make: Callable[[], Runner], work: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Slot], work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late, soon = make(), make()
     given = {layer: torch.rand(9, late.state_size) for layer in late.layers}

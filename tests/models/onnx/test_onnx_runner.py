@@ -14,10 +14,10 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.onnx.passes import DeviceMemory
 from specctl.models.onnx.runner import Opening
+from specctl.models.passes.forward import Forward
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.runner import Forward
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from tests.support.onnx_models import needs_onnx, sure_runner

@@ -13,9 +13,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import WIDEST, path_to
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.runner import Forward
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from tests.support.onnx_models import needs_onnx, small_config, sure_runner

@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from specctl.batching.row_runner import RowRunner
 from specctl.models.onnx import passes as passes_module
 from specctl.models.onnx import runner as runner_module
 from specctl.models.onnx.passes import PackedPasses, PassWays
 from specctl.models.onnx.runner import OnnxRunner
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Request
+from specctl.models.running.slot import Slot
 from tests.support.few_tokens import trimmed
 from tests.support.onnx_models import needs_onnx, onnx_runner
 from tests.support.toys import FAMILIES, random_model
@@ -34,7 +34,7 @@ def runner_of(family: str, quantize: str | None = None) -> OnnxRunner:
 def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> None:
     one = runner_of(family)
     assert one.no_rows is None
-    passes, alone = one.rows(ROWS, width), [one.fresh() for _ in range(ROWS)]
+    passes, alone = one.over(ROWS, width), [one.fresh() for _ in range(ROWS)]
     draws = random.Random(5)
     for step in range(25):
         requests = []
@@ -42,12 +42,12 @@ def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> No
         for row in draws.sample(range(ROWS), draws.randint(1, ROWS)):
             after = max(0, alone[row].length - draws.randint(0, 3))
             tokens = [draws.randrange(VOCABULARY) for _ in range(150 if step == 12 and row else draws.randint(1, 6))]
-            request = RowRequest(row, after, tokens, draws.randint(0, len(tokens)), hidden=draws.random() < 0.3)
+            request = Request(row, after, tokens, draws.randint(0, len(tokens)), hidden=draws.random() < 0.3)
             alone[row].rollback(after)
             requests.append(request)
             expected[row] = alone[row].extend(tokens, request.keep, hidden=request.hidden)
         for request, found in zip(requests, passes.run(requests), strict=True):
-            wanted = expected[request.row]
+            wanted = expected[request.slot]
             error = 1e-5 if family in ROUNDED and width is None else 0.0
             np.testing.assert_allclose(found.rows, np.asarray(wanted.rows)[: request.keep], rtol=0, atol=error)
             assert (found.hidden is None) == (not request.hidden)
@@ -62,14 +62,14 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
     monkeypatch.setattr(passes_module, "LATELY", 2)
     monkeypatch.setattr(PassWays, "apart", lambda *_: draws.random() < 0.2)
     one = runner_of("llama")
-    passes, alone = one.rows(rows), [one.fresh() for _ in range(rows)]
+    passes, alone = one.over(rows), [one.fresh() for _ in range(rows)]
     for _ in range(60):
         requests, expected = [], []
         for row in draws.sample(range(rows), draws.choice((1, 2, 3, 4, 5, 8, 9))):
             after = max(0, alone[row].length - draws.randint(0, 2))
             tokens = [draws.randrange(VOCABULARY) for _ in range(draws.randint(1, 4))]
             alone[row].rollback(after)
-            requests.append(RowRequest(row, after, tokens, len(tokens), hidden=draws.random() < 0.3))
+            requests.append(Request(row, after, tokens, len(tokens), hidden=draws.random() < 0.3))
             expected.append(alone[row].extend(tokens, len(tokens), hidden=requests[-1].hidden))
         for found, wanted in zip(passes.run(requests), expected, strict=True):
             np.testing.assert_array_equal(found.rows, np.asarray(wanted.rows))
@@ -101,7 +101,7 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
     steps = counted_steps(monkeypatch)
     one = runner_of(family)
     assert one._stepping is None, "it is opened when it is wanted"
-    passes, alone = one.rows(ROWS), [one.fresh() for _ in range(ROWS)]
+    passes, alone = one.over(ROWS), [one.fresh() for _ in range(ROWS)]
     lengths = []
     for step in range(24):
         requests, expected = [], []
@@ -111,12 +111,12 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
             if step == 15 and row == 2:  # as a text that began like another one
                 alone[2].rollback(0)
                 alone[2].extend(held := [7, 8, 9, 10], 0)
-                passes.run([RowRequest(1, 0, held, 0)])
+                passes.run([Request(1, 0, held, 0)])
                 alone[1].rollback(0)
                 alone[1].extend(held, 0)
-                requests[1], expected[1] = RowRequest(1, 4, tokens, 1), alone[1].extend(tokens, 1)
+                requests[1], expected[1] = Request(1, 4, tokens, 1), alone[1].extend(tokens, 1)
                 passes.copy(1, 2, 0, 4)
-            requests.append(RowRequest(row, alone[row].length, tokens, 1))
+            requests.append(Request(row, alone[row].length, tokens, 1))
             expected.append(alone[row].extend(tokens, 1))
         for found, wanted in zip(passes.run(requests), expected, strict=True):
             error = 1e-5 if family in ROUNDED else 0.0
@@ -125,33 +125,33 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
     assert max(lengths) == ROWS
     assert passes._capacity > 32
     assert steps.count(True) == 21
-    session, other = one._stepping, one.rows(2)
+    session, other = one._stepping, one.over(2)
     assert session is not None
-    other.run([RowRequest(row, 0, [1], 1) for row in range(2)])
+    other.run([Request(row, 0, [1], 1) for row in range(2)])
     assert steps.count(True) == 22
     assert one._stepping is session, "it is opened once"
 
 
 def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
     one = runner_of("llama")
-    passes = one.rows(9)
+    passes = one.over(9)
     monkeypatch.setattr(passes_module, "WORTH", 0)
     monkeypatch.setattr(passes_module, "LATELY", 1)
     monkeypatch.setattr(PassWays, "apart", lambda *_: False)
     steps = counted_steps(monkeypatch)
     for rows, expected in ((range(9), 1), (range(3, 7), 2), ((0, 2, 4, 6), 2), (range(4), 3)):
-        passes.run([RowRequest(row, 0, [1], 1) for row in rows])
+        passes.run([Request(row, 0, [1], 1) for row in rows])
         assert steps.count(True) == expected
 
 
 def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes_module, "WORTH", 0)
     one = runner_of("llama")
-    fixed = one.rows(5, 16)
+    fixed = one.over(5, 16)
     monkeypatch.setattr(runner_module, "SMALL", 0)
-    for passes in (fixed, one.rows(5)):
+    for passes in (fixed, one.over(5)):
         for _ in range(3):
-            passes.run([RowRequest(row, 0, [1], 1) for row in range(2)])
+            passes.run([Request(row, 0, [1], 1) for row in range(2)])
         assert sorted(passes._sessions) == [1, 5]
         assert one._stepping is None
 
@@ -169,9 +169,9 @@ def test_who_reads_trees_or_has_no_graph_of_its_own_reads_one_text() -> None:
 def test_a_draft_of_few_tokens_is_read_with_others() -> None:
     one = onnx_runner(trimmed("llama", range(0, 64, 2)), VOCABULARY)
     assert one is not None
-    (found,) = one.rows(2).run([RowRequest(1, 0, [1, 5, 9], 2)])
+    (found,) = one.over(2).run([Request(1, 0, [1, 5, 9], 2)])
     wanted = one.extend([1, 5, 9], 2)
     assert found.vocabulary is one.draft_vocabulary is not None
-    assert RowRunner(one, 1, lambda _: found).draft_vocabulary is one.draft_vocabulary
+    assert Slot(one.over(2), 1, lambda _: found).draft_vocabulary is one.draft_vocabulary
     np.testing.assert_array_equal(found.columns, np.asarray(wanted.columns))
     assert found.rows.shape == (2, 64), "as many as the draft's target has"

@@ -16,7 +16,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
+from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.records import DraftStep, StopReason
 from tests.support.pretend_cuda.devices import Devices
@@ -69,7 +69,7 @@ def runner_of(
     model: PreTrainedModel,
     notice: Callable[[str], None] | None = None,
     name: str = "the model",
-) -> Runner:
+) -> Slot:
     """A runner that is made as specctl makes them; the static one uncompiled.
 
     Args:
@@ -140,7 +140,7 @@ Written = tuple[tuple[DraftStep, ...], int, int | None, StopReason | None]
 """A round but for its times: steps, how many of them were accepted, the target's token, why drafting stopped."""
 
 
-def rounds_of(target: Runner, drafter: ModelDrafter, tokens: int, sampling: Sampling) -> list[Written]:
+def rounds_of(target: Slot, drafter: ModelDrafter, tokens: int, sampling: Sampling) -> list[Written]:
     """What a pair on the first device writes behind the beginning of `TEXT`."""
     prefill(target, drafter, TEXT[:20])
     draws = torch.Generator("cuda:0").manual_seed(1)

@@ -39,7 +39,7 @@ def _obstacles(config: Any, table: Mapping[str, Any]) -> Iterator[str]:
         yield 'it stops drafts of a draft model alone: --speculative-config needs "method": "draft_model"'
         return
     if config.use_v2_model_runner:
-        yield "it works in Model Runner V1: set VLLM_USE_V2_MODEL_RUNNER=0"
+        yield "it works in Model Slot V1: set VLLM_USE_V2_MODEL_RUNNER=0"
     if config.scheduler_config.async_scheduling:
         yield (
             "asynchronous scheduling gives each request its draft tokens' places before it is known how many there "
@@ -61,7 +61,7 @@ def _obstacles(config: Any, table: Mapping[str, Any]) -> Iterator[str]:
 _NOT_STANDARD = {
     "fly": "it keeps tokens that the target would not have written, so the text is not the target's",
     "synthetic": "it keeps draft tokens at a given rate, whatever the target says, so the text is not the target's",
-    "block": "only Model Runner V2 verifies blocks, in which this does not work",
+    "block": "only Model Slot V2 verifies blocks, in which this does not work",
 }
 
 

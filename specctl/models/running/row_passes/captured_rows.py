@@ -12,8 +12,8 @@ from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
 from specctl.models.passes.watching import LayerWatch
 from specctl.models.running.graph import width_class
+from specctl.models.running.passes import Request
 from specctl.models.running.row_passes.fixed_rows import WIDE, FixedRows, Found, Shape
-from specctl.models.running.runner import RowRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class CapturedRows(FixedRows):
     tokens alone are wanted, or of all. Missing sequences are padding.
 
     Args:
-        model, rows, vocabulary, watch, last, width: as there.
+        model, slots, vocabulary, watch, last, width: as there.
         capture: a `CudaCapture` of its own, or a stand-in for it.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
         name: the model's, in messages.
@@ -40,7 +40,7 @@ class CapturedRows(FixedRows):
     def __init__(
         self,
         model: PreTrainedModel,
-        rows: int,
+        slots: int,
         vocabulary: int,
         watch: LayerWatch,
         last: LayerWatch,
@@ -49,7 +49,7 @@ class CapturedRows(FixedRows):
         name: str,
         width: int | None = None,
     ) -> None:
-        super().__init__(model, rows, vocabulary, watch, last, width)
+        super().__init__(model, slots, vocabulary, watch, last, width)
         self._capture: Capture | None = capture
         self._captured: dict[tuple[Shape, bool], _Captured] = {}
         self._notice, self._name = notice, name
@@ -59,12 +59,12 @@ class CapturedRows(FixedRows):
         """Whether all buffers are there: memory may have run out between two layers of the first pass."""
         return all(layer.is_initialized for layer in self._layers)
 
-    def _shape(self, requests: Sequence[RowRequest], longest: int) -> Shape:
+    def _shape(self, requests: Sequence[Request], longest: int) -> Shape:
         shape = super()._shape(requests, longest)
         if self._capture is None or shape.width > WIDE or not self._made:
             return shape
         width = width_class(shape.width)
-        count = min(1 << (shape.count - 1).bit_length(), self.rows)
+        count = min(1 << (shape.count - 1).bit_length(), self.slots)
         return Shape(count, width, self._span(shape.span), 1 if shape.keep == 1 else width)
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:

@@ -17,7 +17,7 @@ from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.graph import span_class
-from specctl.models.running.runner import RowRequest
+from specctl.models.running.passes import Passes, Request
 
 WIDE = 16
 """Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
@@ -42,8 +42,8 @@ class Shape:
     keep: int
 
 
-class FixedRows:
-    """`RowPasses` of a model of transformers without a `static.obstacle`, over buffers with a row for each sequence.
+class FixedRows(Passes):
+    """`Passes` of a model of transformers without a `static.obstacle`, over buffers with a row for each sequence.
 
     Sequences of a pass are padded on the left to the widest, so that their last tokens stand in one column; padding is
     written to a slot that nothing attends to. Sequences that do not take part are not in the pass, or padding in it
@@ -51,25 +51,25 @@ class FixedRows:
 
     Args:
         model: in eval mode, on one device.
-        rows: how many sequences.
+        slots: how many sequences.
         vocabulary: as for `EagerRunner`.
         watch: catches the layers whose states every pass gives.
         last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
             that is tried would run in all later passes.
-        width: as of `Runner.rows`. Such passes are over all sequences and read so many tokens of each, padding where
+        width: as of `Passes.over`. Such passes are over all sequences and read so many tokens of each, padding where
             nothing was asked for; sequences whose spans are of other classes have passes of their own.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        rows: int,
+        slots: int,
         vocabulary: int,
         watch: LayerWatch,
         last: LayerWatch,
         width: int | None = None,
     ) -> None:
-        self._model, self._rows, self._vocabulary = model, rows, vocabulary
+        self._model, self.slots, self._vocabulary = model, slots, vocabulary
         self._ids = vocabulary_of(model)
         self._device = device_of(model)
         self._context = context_length(model) or ENDLESS
@@ -77,20 +77,16 @@ class FixedRows:
         self._cursor = RowCursor()
         layers = model.config.get_text_config(decoder=True).num_hidden_layers
         # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
-        self._layers = [RowLayer(self._cursor, self._capacity + 1, rows + 1) for _ in range(layers)]
+        self._layers = [RowLayer(self._cursor, self._capacity + 1, slots + 1) for _ in range(layers)]
         self._cached = {cache_argument(type(model)): Cache(layers=list(self._layers))}
         self._rotation = rotation_of(model)
         self._watch, self._last = watch, last
         self._width = width
 
-    @property
-    def rows(self) -> int:
-        return self._rows
-
-    def run(self, requests: Sequence[RowRequest]) -> list[Forward]:
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
         found: dict[int, Forward] = {}
-        wide: list[RowRequest] = []
-        together: dict[int, list[RowRequest]] = {}
+        wide: list[Request] = []
+        together: dict[int, list[Request]] = {}
         for request in requests:
             if len(request.tokens) > WIDE:
                 wide.append(request)
@@ -99,11 +95,11 @@ class FixedRows:
                 together.setdefault(span, []).append(request)
         for part in (*self._wide(wide), *together.values()):
             found |= self._pass(part)
-        return [found[request.row] for request in requests]
+        return [found[request.slot] for request in requests]
 
-    def _wide(self, requests: Sequence[RowRequest]) -> list[list[RowRequest]]:
+    def _wide(self, requests: Sequence[Request]) -> list[list[Request]]:
         """Passes of sequences that are too wide for one with all others."""
-        parts: list[list[RowRequest]] = []
+        parts: list[list[Request]] = []
         joined = self._device.type == "cuda" and self._width is None
         for request in sorted(requests, key=lambda one: one.after + len(one.tokens)):
             if joined and parts and (len(parts[-1]) + 1) * (request.after + len(request.tokens)) <= TOGETHER:
@@ -112,11 +108,11 @@ class FixedRows:
                 parts.append([request])
         return parts
 
-    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
         for layer in self._layers:
-            layer.copy(source, row, start, stop)
+            layer.copy(source, slot, start, stop)
 
-    def _pass(self, requests: Sequence[RowRequest]) -> dict[int, Forward]:
+    def _pass(self, requests: Sequence[Request]) -> dict[int, Forward]:
         """One pass; what each row is given."""
         hidden = any(request.hidden for request in requests)
         ends = [request.after + len(request.tokens) for request in requests]
@@ -127,15 +123,15 @@ class FixedRows:
         logits, states, last = self._results(shape, self._packed(requests, shape), hidden)
         found = {}
         for number, request in enumerate(requests):
-            place = request.row if self._whole(shape) else number
+            place = request.slot if self._whole(shape) else number
             kept = slice(shape.keep - request.keep, shape.keep)
             own = slice(shape.width - len(request.tokens), shape.width)
             seen = None if states is None else {layer: rows[place, own] for layer, rows in states.items()}
             state = last[place, shape.width - request.keep :] if request.hidden and last is not None else None
-            found[request.row] = Forward(logits[place, kept], state, seen, self._ids)
+            found[request.slot] = Forward(logits[place, kept], state, seen, self._ids)
         return found
 
-    def _shape(self, requests: Sequence[RowRequest], longest: int) -> Shape:
+    def _shape(self, requests: Sequence[Request], longest: int) -> Shape:
         """The shape of a pass over sequences of which the longest then has so many tokens."""
         width = max(len(request.tokens) for request in requests)
         keep = max(1, *(request.keep for request in requests))
@@ -143,26 +139,26 @@ class FixedRows:
             return Shape(len(requests), width, aligned(longest), keep)
         if width > self._width:
             return Shape(1, width, self._span(longest), keep)
-        return Shape(self._rows, self._width, self._span(longest), self._width)
+        return Shape(self.slots, self._width, self._span(longest), self._width)
 
     def _span(self, slots: int) -> int:
         """The class of so many slots."""
         return min(span_class(slots), max(aligned(self._context), aligned(slots)))
 
-    def _packed(self, requests: Sequence[RowRequest], shape: Shape) -> list[int]:
+    def _packed(self, requests: Sequence[Request], shape: Shape) -> list[int]:
         """``(n, 2 W + 2)`` in a row: of each sequence its ids, their slots, how they are rotated, and its row."""
-        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self._rows]
+        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self.slots]
         found = [nobody] * shape.count
         for number, request in enumerate(requests):
             padding, last = shape.width - len(request.tokens), request.after + len(request.tokens)
             slots = [*[self._capacity] * padding, *range(request.after, last)]
-            place = request.row if self._whole(shape) else number
-            found[place] = [*[0] * padding, *request.tokens, *slots, request.rotated_as, request.row]
+            place = request.slot if self._whole(shape) else number
+            found[place] = [*[0] * padding, *request.tokens, *slots, request.rotated_as, request.slot]
         return [value for one in found for value in one]
 
     def _whole(self, shape: Shape) -> bool:
         """Whether a pass is over all rows, so that each sequence stands in the place of its row."""
-        return shape.count == self.rows
+        return shape.count == self.slots
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> Found:
         return self._network(shape, sent(packed, self._device), hidden)

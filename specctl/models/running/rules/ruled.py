@@ -6,11 +6,11 @@ from typing import Protocol, Self
 import numpy as np
 
 from specctl.errors import RecordError
-from specctl.models.passes.forward import Numbers, joined_numbers
+from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.tree_sight import grown_tree, path_to
 from specctl.models.running.around import Around
 from specctl.models.running.rules.grammar import FAILED
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.slot import Slot
 
 
 class TokenRule(Protocol):
@@ -27,7 +27,7 @@ class TokenRule(Protocol):
 
 
 class RuledRunner(Around):
-    """A `Runner` whose logits follow token rules, for a target, its drafts and draft heads alike.
+    """A `Slot` whose logits follow token rules, for a target, its drafts and draft heads alike.
 
     Where a pass was to tell one token and only one may follow, it is not made: the tokens that it was to read go into
     the next pass. But a draft head reads every token, passes of a fixed width stay as they are, and what other rules
@@ -43,7 +43,7 @@ class RuledRunner(Around):
         decides: whether it is the target, for which such a place is an error.
     """
 
-    def __init__(self, runner: Runner, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
+    def __init__(self, runner: Slot, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
         super().__init__(runner)
         self._decides = decides
         inside = _ruled_inside(runner)
@@ -60,7 +60,7 @@ class RuledRunner(Around):
         self._tree: Sequence[int] = ()
         self._parents: list[int] = []
 
-    def same_around(self, bare: Runner) -> Runner:
+    def same_around(self, bare: Slot) -> Slot:
         return RuledRunner(super().same_around(bare), self.rules, decides=self._decides)
 
     @property
@@ -122,7 +122,7 @@ class RuledRunner(Around):
         del self._text[self.length :]
 
 
-def _ruled_inside(runner: Runner) -> bool:
+def _ruled_inside(runner: Slot) -> bool:
     """Whether a runner or one inside of it follows rules."""
     while isinstance(runner, Around):
         if isinstance(runner, RuledRunner):

@@ -1,0 +1,307 @@
+"""One sequence's place in the passes of a model."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from specctl.models.passes.forward import Forward as Forward
+from specctl.models.passes.forward import joined as joined
+from specctl.models.running.passes import Facts, Passes, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.models.passes.forward import Numbers
+    from specctl.models.passes.token_reader import Foresee, PassReader, Token, TokenReader
+    from specctl.models.passes.watching import States
+
+PIECE = 512
+"""Tokens of a prompt that go through one pass at once where sequences share passes: all others wait for it."""
+
+
+class Slot(Facts):
+    """A model that extends and rolls back one sequence. It does not know about rounds.
+
+    What not every model can do is said by an attribute of `Facts`, which callers check before they call the method.
+
+    Args:
+        passes: of the model.
+        number: of the sequence among those of the passes.
+        ask: waits for a pass that is shared with other sequences and returns the answer; None where passes are this
+            sequence's alone, and are made at once.
+    """
+
+    def __init__(self, passes: Passes, number: int = 0, ask: Callable[[Request], Any] | None = None) -> None:
+        self.passes, self.number = passes, number
+        self._at = 0
+        self._rotated_to = 0
+        self._tree_start = 0  # the length before the last tree
+        self._is_shared = ask is not None
+        self._ask = ask or passes.answer
+        for name in FACTS:
+            setattr(self, name, getattr(passes, name))
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache, always a prefix of the sequence."""
+        return self._at
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
+        if self._is_shared and len(tokens) > PIECE:
+            return self._in_pieces(tokens, keep, hidden)
+        found: Forward = self._ask(Request(self.number, self._at, tokens, keep, hidden, self._rotated_to))
+        self._at += len(tokens)
+        return found
+
+    def _in_pieces(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        parts: list[Forward] = []
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            after = len(tokens) - start - len(piece)
+            parts.append(self.extend(piece, max(0, min(keep - after, len(piece))), hidden=hidden))
+        return joined(parts)
+
+    def read(
+        self,
+        tokens: "Sequence[Token]",
+        reader: "TokenReader",
+        uniform: float | None,
+        previous: "torch.Tensor | None" = None,
+    ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
+        """Extend by at most `widest_read` tokens and sample after the last of them in the same pass.
+
+        Args:
+            tokens: at least one, or a single one that is on the device.
+            reader: the same one for a whole sequence, because each reader has a pass compiled or captured for it.
+            uniform: for the reader, or None.
+            previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
+
+        Returns:
+            The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
+        """
+        ids = cast("Sequence[int]", tokens)
+        if self._is_shared and reader.hidden:  # over the last state: a network's, one text at a time
+            return read_after(self, ids, reader, uniform, previous)
+        request = Request(self.number, self._at, ids, 1, False, self._rotated_to, reader, uniform, previous)
+        found: tuple[list[float] | torch.Tensor, Numbers | None] = self._ask(request)
+        self._at += len(tokens)
+        return found
+
+    def extend_judged(
+        self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
+    ) -> Any:
+        """`extend`, and what a judge makes of it, who is told ``about``; together with others' passes if shared."""
+        if not self._is_shared or len(tokens) > PIECE:  # a prompt, with the first draft
+            return judged_after(self, tokens, keep, judge, about, hidden=hidden)
+        found = self._ask(Request(self.number, self._at, tokens, keep, hidden, self._rotated_to, judge, about))
+        self._at += len(tokens)
+        return found
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """Run tokens of a tree after the cached prefix: each sees the prefix, its ancestors and itself.
+
+        A token's position is its depth after the prefix, so it computes what it would in a chain of its ancestors.
+        A tree may be read in several passes, one right after the other. Next comes `keep_path`, or a `rollback` to the
+        prefix.
+
+        Args:
+            tokens: T ids, at most `masks.WIDEST`, and at most `masks.LARGEST_TREE` in all passes.
+            parents: the numbers of their parents, each an earlier token of the tree; without the root's.
+            before: B, how many of the tree's tokens were read by the passes right before. With 0 the first of the
+                tokens is the root, which continues the sequence; with 1 the last token of an `extend` is the root, and
+                with more this pass goes on where the last `extend_tree` ended.
+            hidden: whether hidden states are wanted.
+
+        Returns:
+            A row for each token: logits ``(T, V)``, and the states of all; one for all of them with ``marginals``.
+        """
+        count = len(tokens)
+        found: Forward = self._ask(
+            Request(self.number, self._at, tokens, count, hidden, self._rotated_to, parents=parents, before=before)
+        )
+        self._tree_start = self._at - before
+        self._at += count
+        return found
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """Cache the prefix and then these tokens of the last tree, and nothing else.
+
+        A draft head keeps what came from its verifier's states, and nothing of a tree.
+
+        Args:
+            path: numbers of tokens, from the root on, each the parent of the next.
+        """
+        self._at = self.passes.keep_path(self.number, self._tree_start, path)
+
+    def rollback(self, length: int) -> None:
+        """Drop all but the first ``length`` tokens; no effect if fewer are cached.
+
+        A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards. That
+        of a draft head goes back to what came from its verifier's states, so that what it drafts does not depend on
+        earlier rounds.
+        """
+        self._at = self.passes.rollback(self.number, min(length, self._at))
+
+    def begin(self, prompt: int) -> None:
+        """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.
+
+        What the model would compute otherwise in that text is dropped: callers continue from ``length``. This matters
+        only to models that rotate positions by the length of the text; see `RotatingRunner`.
+        """
+
+    def rotate_as(self, length: int) -> None:
+        """Rotate the tokens of later passes as in a text of at least ``length``; what is cached stays."""
+        self._rotated_to = length
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Give the states of these layers with every later pass of `extend`, besides those watched already.
+
+        Args:
+            layers: i for the input of decoder layer i, -1 for the last state after the final norm.
+
+        Raises:
+            IndexError: the model has no such layer.
+        """
+        self.passes.watch(layers)
+
+    def masked_pass(
+        self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False
+    ) -> Forward:
+        """Cache tokens that see only some of those cached and of each other.
+
+        Args:
+            tokens: T ids.
+            positions: ``(T,)``, their positions in the texts that they belong to.
+            seen: ``(T, S)`` bool, S the length afterwards.
+            hidden: whether hidden states are wanted.
+
+        Returns:
+            A row for each token.
+        """
+        found = self.passes.masked_pass(tokens, positions, seen, hidden=hidden)
+        self._at += len(tokens)
+        return found
+
+    def over(self, slots: int, width: int | None = None) -> Passes:
+        """`Passes.over`."""
+        return self.passes.over(slots, width)
+
+    def fresh(self) -> "Slot":
+        """Another one that has read nothing, where the model `multiplies`."""
+        return Slot(self.passes.fresh())
+
+    @property
+    def tells(self) -> bool:
+        """Whether the caller wants `Forward.signals`; passes over several sequences do not compute them."""
+        return self.passes.tells
+
+    @tells.setter
+    def tells(self, wanted: bool) -> None:
+        if not self._is_shared:
+            self.passes.tells = wanted
+
+    @property
+    def judges(self) -> bool:
+        """Whether `extend_judged` judges the drafts of several texts at once."""
+        return self._is_shared
+
+    @property
+    def engine(self) -> str:
+        """Its engine, for reports."""
+        return self.passes.engine
+
+    @property
+    def preparing_seconds(self) -> float | None:
+        """`Passes.preparing_seconds`."""
+        return self.passes.preparing_seconds
+
+    @property
+    def widest_read(self) -> int:
+        """The most tokens that `read` takes; 0 where it cannot be called."""
+        return PIECE if self._is_shared else self.passes.widest_read
+
+    @property
+    def specialises(self) -> bool:
+        """`Passes.specialises`; passes over several sequences have none for a reader."""
+        return not self._is_shared and self.passes.specialises
+
+    @property
+    def runs_ahead(self) -> bool:
+        """`Passes.runs_ahead`."""
+        return not self._is_shared and self.passes.runs_ahead
+
+    @property
+    def foresee(self) -> "Foresee | None":
+        """`Passes.foresee`."""
+        return self.passes.foresee
+
+    @property
+    def bare(self) -> "Slot":
+        """The slot inside of those around it."""
+        return self
+
+    def same_around(self, bare: "Slot") -> "Slot":
+        """Another bare slot with such others around it as this one has."""
+        return bare
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads its verifier's states: a draft head."""
+        return bool(self.layers)
+
+    @property
+    def drafts_by_round(self) -> bool:
+        """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
+        return self.reads_states or self.longest is not None
+
+    def room(self, length: int) -> int:
+        """How many tokens it can draft after a text of ``length`` tokens: 0 where its context cannot hold the text."""
+        return max(0, self.context + 1 - length)  # the last token drafted is not read
+
+    @property
+    def witnessed(self) -> int:
+        """`Passes.witnessed`."""
+        return self.passes.witnessed
+
+    def witness(self, start: int, states: "States") -> None:
+        """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
+
+        Where the state of the place before a token is not known, it reads its own output in its stead.
+
+        Args:
+            start: at most W.
+            states: of places that stay in the sequence, and of no other.
+        """
+        self.passes.witness(start, states)
+
+
+FACTS = tuple(Facts.__annotations__)
+"""What a slot takes over from its passes."""
+
+
+def read_after(
+    slot: Slot,
+    tokens: Sequence[int],
+    reader: "TokenReader",
+    uniform: float | None,
+    previous: "torch.Tensor | None",
+) -> "tuple[torch.Tensor, torch.Tensor | None]":
+    """What `Slot.read` gives, sampled after the pass and not within it."""
+    import torch
+
+    forward = slot.extend(tokens, keep=1, hidden=reader.hidden)
+    draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
+    columns = forward.columns
+    logits = columns if isinstance(columns, torch.Tensor) else torch.from_numpy(columns)
+    state = None if forward.hidden is None else forward.hidden[-1]
+    return reader(logits[-1], draw, state, None if previous is None else previous.float())
+
+
+def judged_after(slot: Slot, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool) -> Any:
+    """What `Slot.extend_judged` gives, judged after its passes and not with others'."""
+    (found,) = judge.read_rows([slot.extend(tokens, keep, hidden=hidden)], [about])
+    if isinstance(found, Exception):
+        raise found
+    return found
