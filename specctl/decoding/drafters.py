@@ -96,12 +96,12 @@ class ModelDrafter:
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
 
     @property
-    def witnessed(self) -> int | None:
-        return self.runner.witnessed if self.runner.reads_states else None
+    def observed(self) -> int | None:
+        return self.runner.observed if self.runner.reads_states else None
 
-    def witness(self, start: int, states: States) -> None:
+    def observe_states(self, start: int, states: States) -> None:
         if self.runner.reads_states:
-            self.runner.witness(start, states)
+            self.runner.observe_states(start, states)
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos

@@ -93,7 +93,7 @@ class PreVerifiedDrafter(Drafter):
         self.inner.begin(sampling, eos, self._generator)
 
     @property
-    def witnessed(self) -> int | None:
+    def observed(self) -> int | None:
         return None  # the states that a faster draft head reads are this model's
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
@@ -112,7 +112,7 @@ class PreVerifiedDrafter(Drafter):
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             added: list[DraftStep] = []
-            seen = self.inner.witnessed
+            seen = self.inner.observed
             if seen is not None and seen < len(text) - 2:
                 # A block without tokens was offered. A draft head drafts without the state of one place, never of more:
                 # what it drafts follows from where its round begins and whether that place lacks.

@@ -19,12 +19,12 @@ def read_prompt(target: Slot, drafter: Drafter | None, prompt: Sequence[int]) ->
     """
     if drafter is None:
         return
-    if drafter.witnessed is None:
+    if drafter.observed is None:
         drafter.prefill(prompt)
     elif drafter.starts() and not target.whole_prompts:
         prefill(target, drafter, prompt)
     else:
-        target.rollback(drafter.witnessed)  # what it reads with the first tokens tells the states
+        target.rollback(drafter.observed)  # what it reads with the first tokens tells the states
 
 
 def decode(
@@ -69,7 +69,7 @@ def decode(
         while len(sequence) < end:
             # One position is left for the verifier's own token.
             budget = end - len(sequence) - 1
-            if unread and target.whole_prompts and drafter is not None and drafter.witnessed is not None:
+            if unread and target.whole_prompts and drafter is not None and drafter.observed is not None:
                 budget = 0  # what a head drafts from is not there yet
             resting = rested < rest
             round_ = verified_round(

@@ -36,8 +36,8 @@ def prefill(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int], *,
         sequence: the prompt.
         begins: as in `Drafter.prefill`.
     """
-    if drafter is not None and drafter.witnessed is not None:
-        verifier.rollback(drafter.witnessed)  # it has not seen the states of the places behind
+    if drafter is not None and drafter.observed is not None:
+        verifier.rollback(drafter.observed)  # it has not seen the states of the places behind
     _catch_up(verifier, drafter, sequence)
     if drafter is not None:
         drafter.prefill(sequence, begins=begins, first=False)
@@ -49,7 +49,7 @@ def _catch_up(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int]) 
     if pending := sequence[start:-1]:
         forward = verifier.extend(pending, keep=0)
         if drafter is not None and forward.states is not None:
-            drafter.witness(start, forward.states)
+            drafter.observe_states(start, forward.states)
 
 
 def verified_round(
@@ -130,7 +130,7 @@ def verified_round(
         verifier.keep_path(found.rows)
     if drafter is not None:
         if (states := cut_states(found.forward.states, found.rows)) is not None:
-            drafter.witness(found.start, states)
+            drafter.observe_states(found.start, states)
         if not resting:
             drafter.observe(round_)
     return round_

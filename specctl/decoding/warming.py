@@ -48,7 +48,7 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
-            _witness(runner, len(text))
+            _observe_states(runner, len(text))
             runner.extend(text, keep=0)  # makes the buffers
             if runner.verifies and runner not in pair.drafts[-1:]:
                 for width in (1, *widths):
@@ -73,7 +73,7 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
                 # pending. A draft head is shown states of what was accepted, and reads that and the target's token.
                 for count in (0, 1, *widths) if runner.reads_states else (1,):
                     runner.rollback(len(text) - 1)
-                    _witness(runner, len(text) - 1 + count)
+                    _observe_states(runner, len(text) - 1 + count)
                     drafter.draft([*text, *(text[place % 4] for place in range(count))], budget=2)
                 if predicts and isinstance(predictor, StatePredictor) and not runner.reads_states:
                     runner.extend(text[:2], keep=2, hidden=True)
@@ -81,8 +81,8 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
             runner.rollback(0)
 
 
-def _witness(runner: Slot, count: int) -> None:
+def _observe_states(runner: Slot, count: int) -> None:
     """Let a draft head know states of ``count`` places; they may be any."""
-    if runner.reads_states and count > runner.witnessed:
-        states = torch.zeros(count - runner.witnessed, runner.state_size, device=runner.device)
-        runner.witness(runner.witnessed, dict.fromkeys(runner.layers, states))
+    if runner.reads_states and count > runner.observed:
+        states = torch.zeros(count - runner.observed, runner.state_size, device=runner.device)
+        runner.observe_states(runner.observed, dict.fromkeys(runner.layers, states))

@@ -101,4 +101,4 @@ def forget(runner: Slot, length: int, last: int) -> None:
 def _show_zeros(runner: Slot, start: int, count: int) -> None:
     if runner.reads_states and count:
         states = torch.zeros(count, runner.state_size, device=runner.device)
-        runner.witness(start, dict.fromkeys(runner.layers, states))
+        runner.observe_states(start, dict.fromkeys(runner.layers, states))

@@ -216,7 +216,7 @@ def test_a_prompt_of_a_draft_head_is_not_captured() -> None:
         settings = EngineSettings(engine="graph", notice=unexpected)
         head = build_head_runner(cuda.move(chain_head(), "cuda:0"), VOCABULARY, "the head", settings)
         assert head.reads_states
-        head.witness(0, {layer: torch.zeros(40, 32, device="cuda:0") for layer in head.layers})
+        head.observe_states(0, {layer: torch.zeros(40, 32, device="cuda:0") for layer in head.layers})
         for length in (3, 9, 40):
             head.rollback(0)
             head.extend(TEXT[:length], keep=0)

@@ -112,7 +112,7 @@ def test_graphs_give_the_rows_of_the_network(kind: str) -> None:
     states = torch.randn(12, 32, generator=seeded(3))
     found = []
     for runner in (sure_head(head), torch_runner(head)):
-        runner.witness(0, {layer: states[:7] + layer for layer in runner.layers})
+        runner.observe_states(0, {layer: states[:7] + layer for layer in runner.layers})
         with torch.inference_mode():
             runner.extend(PROMPT, keep=1)
             levels = [([4, 8], [0, 0]), ([4, 2, 6], [1, 0 + 2, 1])]

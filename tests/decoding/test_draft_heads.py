@@ -69,10 +69,10 @@ class Noting(ModelDrafter):
         super().__init__(drafter.runner, drafter.policy)
         self.shown: dict[int, torch.Tensor] = {layer: torch.empty(0, 32) for layer in LAYERS}
 
-    def witness(self, start: int, states: States) -> None:
+    def observe_states(self, start: int, states: States) -> None:
         assert start <= len(self.shown[LAYERS[0]]), "a place was left out"
         self.shown = {layer: torch.cat([rows[:start], states[layer]]) for layer, rows in self.shown.items()}
-        super().witness(start, states)
+        super().observe_states(start, states)
 
     def rollback(self, length: int) -> None:
         self.shown = {layer: rows[:length] for layer, rows in self.shown.items()}
@@ -219,7 +219,7 @@ def test_a_head_that_reads_its_own_output_too_soon_drafts_otherwise() -> None:
             states = target.extend(PROMPT, keep=0).states
             assert states is not None
             moved = {layer: torch.roll(rows, shift, 0) for layer, rows in states.items()}
-            drafter.witness(0, {layer: rows[:-1] for layer, rows in moved.items()})
+            drafter.observe_states(0, {layer: rows[:-1] for layer, rows in moved.items()})
             drafter.prefill(PROMPT)
             drafts.append(drafter.draft(PROMPT, 8).tokens)
     assert drafts[0] != drafts[1]

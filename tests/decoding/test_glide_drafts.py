@@ -110,7 +110,7 @@ def test_the_verifiers_keys_matter_and_so_does_their_place() -> None:
         drafter = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=8))
         with torch.inference_mode():
             if shift is not None:
-                drafter.witness(0, {layer: rows.roll(shift, 0)[:-1] for layer, rows in states.items()})
+                drafter.observe_states(0, {layer: rows.roll(shift, 0)[:-1] for layer, rows in states.items()})
             drafter.prefill(PROMPT)
             drafts.append(tuple(drafter.draft(PROMPT, 8).tokens))
     assert len(set(drafts)) == 3

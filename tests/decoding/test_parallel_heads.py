@@ -57,7 +57,7 @@ def test_rows_are_speculators_own_and_of_one_pass() -> None:
     assert isinstance(runner, ParallelRunner)
     text, read = [1, *data.ids.tolist()], 0
     for place in (2, 5):
-        runner.witness(read, {layer: rows[read : place + 1] for layer, rows in data.states.items()})
+        runner.observe_states(read, {layer: rows[read : place + 1] for layer, rows in data.states.items()})
         read = place + 1
         runner.rollback(read)
         found = [runner.extend(text[runner.length : place + 2], keep=1)]

@@ -44,11 +44,11 @@ def glide() -> torch.nn.Module:
 KINDS: dict[str, Callable[[], torch.nn.Module]] = {"EAGLE-3": head, "GliDe": glide}
 
 
-def witnessed(runner: HeadRunner, count: int) -> HeadRunner:
+def observed(runner: HeadRunner, count: int) -> HeadRunner:
     """After the states of so many places of the text, the same for every runner."""
     states = torch.randn(len(TEXT), 32, generator=seeded(2))
     if count:
-        runner.witness(0, {layer: states[:count] + layer for layer in LAYERS})
+        runner.observe_states(0, {layer: states[:count] + layer for layer in LAYERS})
     return runner
 
 
@@ -59,7 +59,7 @@ def witnessed(runner: HeadRunner, count: int) -> HeadRunner:
 def test_every_token_is_read_as_in_a_chain(engine: str, length: int, known: int) -> None:
     """Also after a single token, to which no other attends, and where states of the text are missing."""
     text, seen = TEXT[:length], min(known, length - 1)
-    runner, again = (witnessed(HEADS[engine](head()), seen) for _ in range(2))
+    runner, again = (observed(HEADS[engine](head()), seen) for _ in range(2))
     assert runner.no_trees is None
     with torch.inference_mode():
         runner.extend(text, keep=1)
@@ -74,7 +74,7 @@ def test_every_token_is_read_as_in_a_chain(engine: str, length: int, known: int)
                 torch.testing.assert_close(found.logits[place], chain.logits[0], atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(found.hidden[place], chain.hidden[0], atol=1e-5, rtol=1e-4)  # type: ignore[index]
                 again.rollback(0)
-                witnessed(again, seen)
+                observed(again, seen)
         runner.keep_path([0, 1])
         assert runner.length == seen + 1, "what came from the head's own rows is forgotten"
 
@@ -85,12 +85,12 @@ def test_published_heads_read_trees(name: str) -> None:
     text = data.ids[:9].tolist()
     runner, again = (HeadRunner(data.build(), 96) for _ in range(2))
     with torch.inference_mode():
-        runner.witness(0, {layer: rows[:8] for layer, rows in data.states.items()})
+        runner.observe_states(0, {layer: rows[:8] for layer, rows in data.states.items()})
         runner.extend(text, keep=1)
         first, second = (runner.extend_tree(*LEVELS[number], before=1 + 3 * number).logits for number in range(2))
         for found, path in ((first[1], [8]), (second[0], [3, 1]), (second[2], [20, 50])):
             again.rollback(0)
-            again.witness(0, {layer: rows[:8] for layer, rows in data.states.items()})
+            again.observe_states(0, {layer: rows[:8] for layer, rows in data.states.items()})
             chain = again.extend([*text, *path], keep=1).logits[0]
             torch.testing.assert_close(found, chain, atol=1e-4, rtol=1e-4)
 

@@ -285,7 +285,7 @@ def test_only_a_beginning_that_can_be_read_by_itself_is_kept(family: str, length
 
 def test_a_head_does_not_have_such_a_prompt_read_in_parts() -> None:
     target = EagerRunner(recurrent_model("zamba2"), 64)
-    head = Mock(witnessed=0, rests=Mock(return_value=0))
+    head = Mock(observed=0, rests=Mock(return_value=0))
     head.draft.return_value = NOTHING
     prompt = (7, 3, 12, 5)
     with torch.inference_mode():

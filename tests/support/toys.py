@@ -215,15 +215,15 @@ class ToyDraftHead(Runner):
         return len(self.tokens)
 
     @property
-    def witnessed(self) -> int:
+    def observed(self) -> int:
         return len(self._states)
 
     def watch(self, layers: Iterable[int]) -> None:
         assert not set(layers)
 
-    def witness(self, start: int, states: Mapping[int, torch.Tensor]) -> None:
-        assert start <= self.witnessed, "a place was left out"
-        self._states += [int(state) for state in states[LAYER][self.witnessed - start :, 0]]
+    def observe_states(self, start: int, states: Mapping[int, torch.Tensor]) -> None:
+        assert start <= self.observed, "a place was left out"
+        self._states += [int(state) for state in states[LAYER][self.observed - start :, 0]]
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
@@ -250,7 +250,7 @@ class ToyDraftHead(Runner):
         rows = []
         for token in tokens:
             place, before = self.length - 1, self._read[-1] if self._read else 0
-            known = place < self.witnessed
+            known = place < self.observed
             row = (self._states[place] if known else 7 * before + 2) if place >= 0 else 0
             self._true += known and self._true == self.length
             self._read.append((4 * before + row + 5 * token) % NUMBERS)

@@ -21,8 +21,8 @@ def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: i
     """The law ``(V,)`` of token ``index`` of the round that begins at the answer's token ``start``, as in decoding."""
     runner = HeadRunner(head, VOCABULARY) if isinstance(head, ChainHead) else BlockRunner(head, VOCABULARY)
     ids, newest = lesson.ids.tolist(), lesson.first + start - 1
-    # All places but the newest token's are witnessed.
-    runner.witness(0, {layer: states[:newest] for layer, states in lesson.states.items()})
+    # All places but the newest token's are observed.
+    runner.observe_states(0, {layer: states[:newest] for layer, states in lesson.states.items()})
     logits = runner.extend(ids[: newest + 1], keep=1).logits
     for token in ids[newest + 1 : newest + 1 + index]:
         logits = runner.extend([token], keep=1).logits

@@ -36,11 +36,11 @@ class ChainedDrafter(Drafter):
         self._asked = False  # the model, in this round
 
     @property
-    def witnessed(self) -> int | None:
-        return self.model.witnessed
+    def observed(self) -> int | None:
+        return self.model.observed
 
-    def witness(self, start: int, states: States) -> None:
-        self.model.witness(start, states)
+    def observe_states(self, start: int, states: States) -> None:
+        self.model.observe_states(start, states)
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._eos = eos

@@ -31,7 +31,7 @@ class LookupDrafter(Drafter):
         ValueError: a signal is wanted that a lookup does not have.
     """
 
-    witnessed: int | None = None
+    observed: int | None = None
 
     def __init__(self, runner: Slot, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
         if unknown := (policy.signals | record) - LOOKUP_SIGNALS:

@@ -48,11 +48,11 @@ class Drafter(Protocol):
     """Drafts blocks; every token carries the distribution it was drawn from.
 
     Attributes:
-        witnessed: the places, from the start of the sequence on, whose states it was given; None if it reads none.
+        observed: the places, from the start of the sequence on, whose states it was given; None if it reads none.
     """
 
     @property
-    def witnessed(self) -> int | None: ...
+    def observed(self) -> int | None: ...
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         """Start a new sequence, leaving the caches alone.
@@ -80,7 +80,7 @@ class Drafter(Protocol):
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
 
-    def witness(self, start: int, states: States) -> None:  # noqa: ARG002 - most read none
+    def observe_states(self, start: int, states: States) -> None:  # noqa: ARG002 - most read none
         """Take the verifier's states of places from ``start`` on, all of them of tokens that stay in the sequence."""
         return
 

@@ -10,7 +10,7 @@ from transformers import Cache
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.head import DraftHeadRunner
-from specctl.models.draft_heads.verifier_states import WaitingStates
+from specctl.models.draft_heads.verifier_states import PendingStates
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
@@ -25,9 +25,9 @@ from specctl.models.running.graph import Capturing
 class BlockHeadRunner(DraftHeadRunner):
     """A block draft head's `Slot`.
 
-    Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
+    Tokens of places whose states were observed are not read: the keys and values of these places come from the states.
     The first token after a rollback whose logits are asked for is the block's anchor. Its pass drafts the whole block,
-    and every token fed after it moves to the next row. A place before the anchor without a witnessed state is missing
+    and every token fed after it moves to the next row. A place before the anchor without a observed state is missing
     from what the block attends to; all other places keep their true positions.
 
     Attributes:
@@ -41,16 +41,16 @@ class BlockHeadRunner(DraftHeadRunner):
     _row = -1  # of the block, the one given last; -1 before its pass
 
     @cached_property
-    def _waiting(self) -> WaitingStates:
+    def _waiting(self) -> PendingStates:
         """States of the places behind those that are remembered."""
-        return WaitingStates()
+        return PendingStates()
 
     @property
-    def witnessed(self) -> int:
+    def observed(self) -> int:
         return self._remembered + self._waiting.count
 
-    def witness(self, start: int, states: States) -> None:
-        self._waiting.add(states, self.witnessed - start)
+    def observe_states(self, start: int, states: States) -> None:
+        self._waiting.add(states, self.observed - start)
         if self._waiting.full:
             self._remember()
 
@@ -59,11 +59,11 @@ class BlockHeadRunner(DraftHeadRunner):
         """Cache keys and values made of the states that wait."""
 
     def rollback(self, length: int) -> None:
-        """End the block, and go to the end of the places that are both within ``length`` and witnessed."""
+        """End the block, and go to the end of the places that are both within ``length`` and observed."""
         self._row = -1
         self._waiting.cut(max(0, length - self._remembered))
         self._remembered = min(self._remembered, length)
-        self.length = self.witnessed
+        self.length = self.observed
 
     @property
     def marginals(self) -> bool:  # type: ignore[override]
@@ -88,8 +88,8 @@ class BlockHeadRunner(DraftHeadRunner):
         """The row that has been moved to, after each of a tree's tokens; ``first`` for those below the root."""
 
     def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
-        """Go back to the places whose states were witnessed."""
-        self.rollback(self.witnessed)
+        """Go back to the places whose states were observed."""
+        self.rollback(self.observed)
 
     def _fed(self, tokens: Sequence[int], keep: int) -> Sequence[int]:
         """The tokens that a row of a block is given for; before a block those without logits are skipped.
@@ -245,7 +245,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         if self._row < 0:
             self._remember()
             self._reserve(self.length + head.block_size)
-            self._known.fill_(min(self.witnessed, self.length))
+            self._known.fill_(min(self.observed, self.length))
             block = [token, *[head.config.mask_token] * (head.block_size - 1)]
             self._logits, self._hidden, _ = self._run(PassKind(0, hidden=True), block, self._known)
             self._row, self._memory = head.config.first_row, head.blank()
@@ -331,18 +331,18 @@ class BlocksSideBySide:
         self._head, self._vocabulary, self._text = head, vocabulary, text
         self._weight = head.fc.weight
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
-        self._cache = Cache(layers=list(self._layers))  # between passes it holds the witnessed places alone
-        self._witnessed = 0
+        self._cache = Cache(layers=list(self._layers))  # between passes it holds the observed places alone
+        self._observed = 0
         self._logits = self._hidden = self._memory = self._weight[:0]  # (B, K, D), (B, K, H) and (B, R)
         self._row = 0  # of the blocks, the one given last
 
-    def witness(self, states: States) -> None:
+    def observe_states(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
         fresh = {layer: torch.as_tensor(states[layer]).to(self._weight) for layer in self._head.layers}
         rows = self._head.context_rows(fresh)
-        positions = self._witnessed + torch.arange(len(rows), device=self._weight.device)
+        positions = self._observed + torch.arange(len(rows), device=self._weight.device)
         self._head.remember(rows[None], positions, self._cache)
-        self._witnessed += len(rows)
+        self._observed += len(rows)
 
     def first(self, lengths: Sequence[int]) -> Forward:
         """The pass over the block of each round, and its first row.
@@ -360,10 +360,10 @@ class BlocksSideBySide:
         places = anchors[:, None] + torch.arange(config.block_size, device=device)  # (B, block)
         ids = torch.full_like(places, config.mask_token)
         ids[:, 0] = newest
-        before = torch.arange(self._witnessed, device=device) < anchors[:, None]  # (B, W)
+        before = torch.arange(self._observed, device=device) < anchors[:, None]  # (B, W)
         own = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(config.block_size, 1)
         mask = torch.cat([before, own], 1).repeat_interleave(config.block_size, 0)  # (B block, W + B block)
-        keys = torch.cat([torch.arange(self._witnessed, device=device), places.flatten()])
+        keys = torch.cat([torch.arange(self._observed, device=device), places.flatten()])
         found = self._head(ids.flatten()[None], places.flatten(), mask[None, None], self._cache, keys)
         for layer in self._layers:
             layer.crop(ids.numel())

@@ -7,7 +7,7 @@ from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
 from specctl.models.draft_heads.head import DraftHeadRunner
-from specctl.models.draft_heads.verifier_states import WitnessedRows
+from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import PIECE, SPARE, PassKind
@@ -48,18 +48,18 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
             self.no_trees = "it has a sliding window"
         self._blank = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         with torch.inference_mode():
-            self._rows = WitnessedRows(self._blank, self._fused, head.mask_row())
+            self._rows = HeadInputs(self._blank, self._fused, head.mask_row())
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
 
     def fresh(self) -> "HeadRunner":
         return HeadRunner(self.head, self.vocabulary, compiler=self._compiler)
 
     @property
-    def witnessed(self) -> int:
-        return self._rows.witnessed
+    def observed(self) -> int:
+        return self._rows.observed
 
-    def witness(self, start: int, states: States) -> None:
-        self._rows.witness(start, states)
+    def observe_states(self, start: int, states: States) -> None:
+        self._rows.observe_states(start, states)
 
     def _fused(self, states: States) -> torch.Tensor:  # (T, R)
         with torch.inference_mode():
@@ -70,7 +70,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     ) -> Forward:
         """As in `Slot`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
-        self._rows.take_waiting()
+        self._rows.take_pending()
         self._reserve(self.length + len(tokens))
         with torch.inference_mode():
             if before == 1:
@@ -88,7 +88,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         self.length = self._rows.rollback(length)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        self._rows.take_waiting()
+        self._rows.take_pending()
         self._reserve(self.length + len(tokens))
         logits: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
@@ -111,7 +111,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `Slot`; the last token in a pass of its own if the row for it is not known before."""
-        self._rows.take_waiting()
+        self._rows.take_pending()
         if len(tokens) > max(1, self._rows.known(self.length)):
             self.extend([int(token) for token in tokens[:-1]], keep=0)
             tokens = tokens[-1:]
@@ -181,7 +181,7 @@ class SideBySide:
         self._step = 0
         self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
 
-    def witness(self, states: States) -> None:
+    def observe_states(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
         fresh = {layer: torch.as_tensor(states[layer]).to(self._rows) for layer in self._head.layers}
         self._rows = torch.cat([self._rows, self._head.fuse(fresh)])

@@ -15,7 +15,7 @@ ROOM = 64
 """Places to make room for at first; the memory doubles when it is full."""
 
 
-class WaitingStates:
+class PendingStates:
     """The verifier's states of the newest places, as they came, until the draft head drafts again.
 
     Rounds in which nothing is drafted thus cost a head next to nothing, and what it makes of the states is computed for
@@ -99,8 +99,8 @@ TAIL = 256
 """Rows that are kept of places already read, for rollbacks to a place before them."""
 
 
-class WitnessedRows:
-    """Which row a chain head reads each token with: that of the place before it, as far as its state was witnessed.
+class HeadInputs:
+    """Which row a chain head reads each token with: that of the place before it, as far as its state was observed.
 
     Rows of the places before W are known, of which the first may have been dropped. A token behind them is read with
     the row that the head wrote after the token before it. Of the places behind W the states may wait.
@@ -118,24 +118,24 @@ class WitnessedRows:
 
     def __init__(self, blank: Any, fuse: Callable[[States], Any], mask: Any = None) -> None:
         self._blank, self._fuse, self._mask = blank, fuse, mask
-        self._waiting = WaitingStates()
+        self._waiting = PendingStates()
         self._rows = blank[:0]  # (N, R), of places W - N to W - 1
         self._own, self._own_after = blank, 0  # (1, R), and how many tokens had been read when the head wrote it
         self.count = 0
         self.true = 0
 
     @property
-    def witnessed(self) -> int:
+    def observed(self) -> int:
         """One more than the last place whose state was given."""
         return self.count + self._waiting.count
 
-    def witness(self, start: int, states: States) -> None:
+    def observe_states(self, start: int, states: States) -> None:
         """As in `Slot`."""
-        self._waiting.add(states, self.witnessed - start)
+        self._waiting.add(states, self.observed - start)
         if self._waiting.full:
-            self.take_waiting()
+            self.take_pending()
 
-    def take_waiting(self) -> None:
+    def take_pending(self) -> None:
         """Make rows of the states that wait."""
         if (states := self._waiting.take()) is not None:
             rows = self._fuse(states)

@@ -177,7 +177,7 @@ def _first_line(error: Exception) -> str:
 
 
 ROUNDS = ((24, 3, 1), (4, 5, 2), (1, 2, 0), (7, 3, 6), (2, 4, 1))
-"""Places that are witnessed, tokens drafted behind them, and how many of those places are taken back after that."""
+"""Places that are observed, tokens drafted behind them, and how many of those places are taken back after that."""
 COMPARED = sum(places + steps for places, steps, _ in ROUNDS)
 
 
@@ -197,7 +197,7 @@ def difference(runner: Slot, reference: Slot, vocabulary: int) -> float:
     for places, steps, back in ROUNDS:
         states = {layer: torch.randn(places, runner.state_size, generator=draws) for layer in runner.layers}
         for each in (runner, reference):
-            each.witness(known, states)
+            each.observe_states(known, states)
         known += places
         worst = max(worst, _apart(runner, reference, text[runner.length : known + 1]))
         for place in range(known + 1, known + min(steps, runner.longest or steps)):

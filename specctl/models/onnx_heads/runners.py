@@ -14,7 +14,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockHeadRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head import DraftHeadRunner
-from specctl.models.draft_heads.verifier_states import WitnessedRows
+from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.onnx.passes import ELEMENTS, KEPT, HostMemory, open_session
 from specctl.models.onnx.runner import CAPACITY, PIECE
 from specctl.models.onnx.store import GRAPH, HEAD_CHAINS
@@ -187,7 +187,7 @@ class OnnxHeadRunner(DraftHeadRunner):
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context))
         self._fusing = graphs.opened(FUSE) if graphs.has(FUSE) else None
         self._blank = np.zeros((1, head.row_size), dtype=np.float32)
-        self._rows = WitnessedRows(self._blank, self._fused)
+        self._rows = HeadInputs(self._blank, self._fused)
         self._skipped = 0 if head.sees_first else 1  # how many tokens are before the one in the first slot
         self._placed = self._pass.reads("positions")
         self._shows = self._pass.reads("places")  # whether other slots hold what rows bring in
@@ -201,11 +201,11 @@ class OnnxHeadRunner(DraftHeadRunner):
         return self._seconds
 
     @property
-    def witnessed(self) -> int:
-        return self._rows.witnessed
+    def observed(self) -> int:
+        return self._rows.observed
 
-    def witness(self, start: int, states: "States") -> None:
-        self._rows.witness(start, states)
+    def observe_states(self, start: int, states: "States") -> None:
+        self._rows.observe_states(start, states)
 
     def _fused(self, states: "States") -> Array:  # (T, R)
         given = [np.asarray(states[layer]) for layer in self.layers]
@@ -224,7 +224,7 @@ class OnnxHeadRunner(DraftHeadRunner):
         self.length = self._rows.rollback(length)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        self._rows.take_waiting()
+        self._rows.take_pending()
         logits: list[Array] = []
         states: list[Array] = []
         left = len(tokens)
@@ -268,7 +268,7 @@ class OnnxHeadRunner(DraftHeadRunner):
         given["before"][0], given["total"][0] = slot + count - 1, slot + count
         rows = self._rows.next(self.length, count)
         if self._shows:
-            # A row that the head wrote brings in nothing, so the newest that was witnessed is brought in again.
+            # A row that the head wrote brings in nothing, so the newest that was observed is brought in again.
             place = self.length - 1
             if self._rows.known(self.length) <= 0 and self._rows.count:
                 place = self._rows.count - 1
@@ -367,7 +367,7 @@ class OnnxBlockRunner(BlockHeadRunner):
         head = self.head
         if self._row < 0:
             self._remember()
-            known, end = min(self.witnessed, self.length), self.length + head.block_size
+            known, end = min(self.observed, self.length), self.length + head.block_size
             self._reserve(known)
             given = self._block.given
             given["ids"][0] = head.config.mask_token

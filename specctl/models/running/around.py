@@ -70,11 +70,11 @@ class Around(Runner):
         self.runner.watch(layers)
 
     @property
-    def witnessed(self) -> int:
-        return self.runner.witnessed
+    def observed(self) -> int:
+        return self.runner.observed
 
-    def witness(self, start: int, states: "States") -> None:
-        self.runner.witness(start, states)
+    def observe_states(self, start: int, states: "States") -> None:
+        self.runner.observe_states(start, states)
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False

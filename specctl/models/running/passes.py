@@ -259,11 +259,11 @@ class Passes(Facts, ABC):
         return None
 
     @property
-    def witnessed(self) -> int:
+    def observed(self) -> int:
         """Of a draft head W, the first W places of the sequence are those whose states it was given."""
         return 0
 
-    def witness(self, start: int, states: "States") -> None:
+    def observe_states(self, start: int, states: "States") -> None:
         """As of `Slot`."""
         raise NotImplementedError("only a draft head reads states")
 

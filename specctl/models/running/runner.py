@@ -52,10 +52,10 @@ class Runner(Slot, ABC):
         return None
 
     @property
-    def witnessed(self) -> int:
+    def observed(self) -> int:
         return 0
 
-    def witness(self, start: int, states: "States") -> None:
+    def observe_states(self, start: int, states: "States") -> None:
         raise NotImplementedError("only a draft head reads states")
 
     @property

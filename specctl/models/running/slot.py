@@ -261,11 +261,11 @@ class Slot(Facts):
         return max(0, self.context + 1 - length)  # the last token drafted is not read
 
     @property
-    def witnessed(self) -> int:
-        """`Passes.witnessed`."""
-        return self.passes.witnessed
+    def observed(self) -> int:
+        """`Passes.observed`."""
+        return self.passes.observed
 
-    def witness(self, start: int, states: "States") -> None:
+    def observe_states(self, start: int, states: "States") -> None:
         """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
 
         Where the state of the place before a token is not known, it reads its own output in its stead.
@@ -274,7 +274,7 @@ class Slot(Facts):
             start: at most W.
             states: of places that stay in the sequence, and of no other.
         """
-        self.passes.witness(start, states)
+        self.passes.observe_states(start, states)
 
 
 FACTS = tuple(Facts.__annotations__)

@@ -34,7 +34,7 @@ def read_grid(
     generator: torch.Generator,
     eos: frozenset[int],
 ) -> Recorded:
-    """The rounds along a text. At each start the draft has witnessed what it has in a live round: all but the newest.
+    """The rounds along a text. At each start the draft has observed what it has in a live round: all but the newest.
 
     See `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position
     for all starts, so that starts differ by what they draft and not by luck.

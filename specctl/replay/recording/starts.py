@@ -70,7 +70,7 @@ class OneByOne:
         draft.rollback(read)
         if draft.reads_states:
             for place, states in self._verifier.states(read):
-                draft.witness(place, states)
+                draft.observe_states(place, states)
         return draft.extend(self._sequence[draft.length : length], keep=1)
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:  # noqa: ARG002 - there is only one
@@ -106,7 +106,7 @@ class ManyAtOnce:
     def first(self, starts: Sequence[int]) -> Forward:
         lengths = [self._before + start for start in starts]
         for _, states in self._verifier.states(lengths[-1] - 1):
-            self._rounds.witness(states)
+            self._rounds.observe_states(states)
         return self._rounds.first(lengths)
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
@@ -117,7 +117,7 @@ class ManyAtOnce:
 
 
 class ReadText:
-    """Reads a prompt and a text in few passes; holds states until they are witnessed, and distributions for a while.
+    """Reads a prompt and a text in few passes; holds states until they are observed, and distributions for a while.
 
     Args:
         runner: the verifier.
@@ -135,7 +135,7 @@ class ReadText:
         self._runner, self._prompt, self._text, self._sampling = runner, prompt, text, sampling
         self._passes = self._read()
         self._known = 0  # places whose states were read
-        self._witnessed = 0
+        self._observed = 0
         self._pending: list[tuple[int, States]] = []
         self._first = 0  # position of the first distribution that is held
         self._probs: torch.Tensor | None = None  # (W, V)
@@ -147,14 +147,14 @@ class ReadText:
             next(self._passes)
         for place, states in self._pending:
             count = len(next(iter(states.values())))
-            begin, stop = max(0, self._witnessed - place), min(count, end - place)
+            begin, stop = max(0, self._observed - place), min(count, end - place)
             if begin < stop:
                 yield place + begin, {layer: rows[begin:stop] for layer, rows in states.items()}
-        self._witnessed = max(self._witnessed, end)
+        self._observed = max(self._observed, end)
         self._pending = [
             (place, states)
             for place, states in self._pending
-            if place + len(next(iter(states.values()))) > self._witnessed
+            if place + len(next(iter(states.values()))) > self._observed
         ]
 
     def probs(self, positions: Sequence[int]) -> torch.Tensor:

@@ -91,9 +91,9 @@ def test_rows_are_those_of_the_published_implementation(name: str) -> None:
 
     check("alone", 0)
     runner.rollback(0)
-    runner.witness(0, states(given, 0, ANCHOR))
+    runner.observe_states(0, states(given, 0, ANCHOR))
     check("first", ANCHOR)
-    runner.witness(ANCHOR, states(given, ANCHOR, LATER))
+    runner.observe_states(ANCHOR, states(given, ANCHOR, LATER))
     runner.rollback(LATER)
     check("second", LATER)
 
@@ -104,7 +104,7 @@ def test_rows_are_those_of_speculators(name: str, part: str, anchor: int) -> Non
     head, given = recorded(name)
     ids = given["ids"].tolist()
     runner = BlockRunner(head, VOCABULARY)
-    runner.witness(0, states(given, 0, anchor))
+    runner.observe_states(0, states(given, 0, anchor))
     runner.extend(ids[:anchor], keep=0)
     rows = drafted(runner, ids[anchor], ids[anchor + 1 :])
     expected = given[part][head.config.first_row :]
@@ -120,7 +120,7 @@ def test_the_predicted_acceptance_is_that_of_the_published_implementation(name: 
     head, given = recorded(name)
     ids, drawn = given["ids"].tolist(), given["first.drawn"].tolist()
     runner = BlockRunner(head, VOCABULARY)
-    runner.witness(0, states(given, 0, ANCHOR))
+    runner.observe_states(0, states(given, 0, ANCHOR))
     runner.extend(ids[:ANCHOR], keep=0)
     found = []
     for fed, drawn_next in zip([ids[ANCHOR], *drawn], drawn, strict=False):
@@ -136,7 +136,7 @@ def test_the_predicted_acceptance_is_that_of_speculators(name: str) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
     runner = BlockRunner(head, VOCABULARY)
-    runner.witness(0, states(given, 0, ANCHOR))
+    runner.observe_states(0, states(given, 0, ANCHOR))
     runner.extend(ids[:ANCHOR], keep=0)
     found = []
     for place in range(ANCHOR, ANCHOR + head.longest - 1):
@@ -161,9 +161,9 @@ def test_windows_and_dflash2_draft_as_z_lab_does(name: str) -> None:
 
     check("alone", 0)
     runner.rollback(0)
-    runner.witness(0, states(given, 0, ANCHOR))
+    runner.observe_states(0, states(given, 0, ANCHOR))
     check("first", ANCHOR)
-    runner.witness(ANCHOR, states(given, ANCHOR, LATER))
+    runner.observe_states(ANCHOR, states(given, ANCHOR, LATER))
     runner.rollback(LATER)
     check("second", LATER)
 
@@ -182,7 +182,7 @@ def test_rounds_side_by_side_see_what_a_round_alone_sees(name: str) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
     rounds = BlocksSideBySide(head, VOCABULARY, ids)
-    rounds.witness(states(given, 0, LATER))
+    rounds.observe_states(states(given, 0, LATER))
     anchors = range(ANCHOR, LATER + 1)
     with torch.inference_mode():
         found = [rounds.first([anchor + 1 for anchor in anchors]).logits]
@@ -221,7 +221,7 @@ def test_a_dflash2_head_is_written_as_it_is_read() -> None:
 
 def ready(head: BlockHead, given: Tensors, anchor: int = ANCHOR) -> BlockRunner:
     runner = BlockRunner(head, VOCABULARY)
-    runner.witness(0, states(given, 0, anchor))
+    runner.observe_states(0, states(given, 0, anchor))
     runner.extend(given["ids"].tolist()[:anchor], keep=0)
     return runner
 
@@ -248,8 +248,8 @@ def test_places_without_a_state_are_missing_and_the_others_keep_their_positions(
     late = runner.extend(ids[ANCHOR : LATER + 1], keep=1).logits
     assert runner.length == LATER + 1
     runner.rollback(LATER)
-    assert runner.length == runner.witnessed == ANCHOR
-    runner.witness(ANCHOR, states(given, ANCHOR, LATER))
+    assert runner.length == runner.observed == ANCHOR
+    runner.observe_states(ANCHOR, states(given, ANCHOR, LATER))
     runner.rollback(LATER)
     whole = runner.extend([ids[LATER]], keep=1).logits
     torch.testing.assert_close(whole, given["second"][:1], atol=1e-4, rtol=1e-4)
@@ -262,7 +262,7 @@ def test_states_given_in_pieces_or_twice_are_the_same_as_at_once() -> None:
     head, given = recorded("dspark-rnn")
     runner = BlockRunner(head, VOCABULARY, capacity=2)
     for start, end in ((0, 1), (0, 4), (2, 3), (3, ANCHOR)):
-        runner.witness(start, states(given, start, end))
+        runner.observe_states(start, states(given, start, end))
     runner.extend(given["ids"].tolist()[:ANCHOR], keep=0)
     rows = drafted(runner, given["ids"].tolist()[ANCHOR], given["first.drawn"].tolist())
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
@@ -275,7 +275,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
     for step in (1100, 50):
         runner = BlockRunner(head, VOCABULARY, capacity=8)
         for start in range(0, 1100, step):
-            runner.witness(start, {layer: part[start : start + step] for layer, part in long.items()})
+            runner.observe_states(start, {layer: part[start : start + step] for layer, part in long.items()})
         runner.extend([1] * 1100, keep=0)
         rows.append(drafted(runner, 5, [6, 7, 8]))
     torch.testing.assert_close(rows[0], rows[1], atol=1e-4, rtol=1e-4)
@@ -404,7 +404,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
     counts = []
     for start, end in ((0, 3), (3, ANCHOR), (ANCHOR, LATER)):
         for one in (runner, plain):
-            one.witness(start, states(given, start, end))
+            one.observe_states(start, states(given, start, end))
             one.rollback(end)
         token = ids[end]
         for _ in range(head.longest):

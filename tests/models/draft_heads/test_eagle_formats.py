@@ -312,7 +312,7 @@ def test_a_window_and_longrope_are_speculators_own(pieces: tuple[int, ...]) -> N
     assert head.window == 4
     runner, ids = HeadRunner(head, 96), data.ids.tolist()
     assert runner.no_trees is not None
-    runner.witness(0, data.states)
+    runner.observe_states(0, data.states)
     found, done = [], 0
     text = [1, *ids]
     runner.extend(text[:1], keep=0)
@@ -327,14 +327,14 @@ def test_rounds_side_by_side_have_the_window_of_each() -> None:
     data = reference("eagle3-speculators-windowed")
     head, text = data.build(), [1, *data.ids.tolist()[:9]]
     rounds = SideBySide(head, 96, text)
-    rounds.witness(data.states)
+    rounds.observe_states(data.states)
     lengths = [6, 7, 8]
     with torch.inference_mode():
         together = [rounds.first(lengths).logits]
         together += [rounds.further(range(3), [token] * 3).logits for token in (5, 6, 7, 8, 9)]
     for index, length in enumerate(lengths):
         runner = HeadRunner(head, 96)
-        runner.witness(0, {layer: rows[: length - 1] for layer, rows in data.states.items()})
+        runner.observe_states(0, {layer: rows[: length - 1] for layer, rows in data.states.items()})
         rows = [runner.extend(text[:length], keep=1), *(runner.extend([token], keep=1) for token in (5, 6, 7, 8, 9))]
         alone = torch.cat([row.logits for row in rows])
         assert_close(torch.stack([part[index] for part in together]), alone, atol=1e-4, rtol=1e-4)

@@ -245,7 +245,7 @@ def test_logits_are_the_papers_over_the_verifiers_own_cache(family: str, depth: 
     expected = by_hand(head, model, known, LENGTH)
     runner = HeadRunner(head, 64, capacity=4)
     if known:
-        runner.witness(0, {layer: rows[:known] for layer, rows in states.items()})
+        runner.observe_states(0, {layer: rows[:known] for layer, rows in states.items()})
     newest = known + 1  # tokens, of which the last is in no place that is known
     found = [runner.extend(TEXT[:newest], keep=newest).logits]
     found += [runner.extend([token], keep=1).logits for token in TEXT[newest:]]
@@ -262,14 +262,14 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
         states, _ = read(model, head.layers)
         plain, captured = HeadRunner(head, 64), GraphHeadRunner(head, 64, Replays())
         for runner in (plain, captured):
-            runner.witness(0, {layer: rows[:6] for layer, rows in states.items()})
+            runner.observe_states(0, {layer: rows[:6] for layer, rows in states.items()})
             runner.extend(TEXT[:6], keep=0)
         for token in TEXT[6:9]:
             one, other = (runner.extend([token], keep=1).logits for runner in (plain, captured))
             torch.testing.assert_close(one, other)
         for runner in (plain, captured):
             runner.rollback(8)
-            runner.witness(6, {layer: rows[6:8] for layer, rows in states.items()})
+            runner.observe_states(6, {layer: rows[6:8] for layer, rows in states.items()})
         one, other = (runner.extend(TEXT[runner.length : 9], keep=2).logits for runner in (plain, captured))
         torch.testing.assert_close(one, other)
 

@@ -59,7 +59,7 @@ def test_a_head_drafts_for_the_target_that_it_reads(folders: dict[str, Path], mo
     assert pair.drafts[0].layers == (2, 6, 9)
     assert settings.draft is not None
     tokens = written(pair, settings, settings.draft.setting)
-    assert pair.drafts[0].witnessed > 20
+    assert pair.drafts[0].observed > 20
     assert tokens == written(pair, settings, None)
 
 
@@ -71,7 +71,7 @@ def test_a_head_below_a_middle_model_reads_the_middle_model(folders: dict[str, P
     assert pair.above == (None, 0)
     assert isinstance(pair.drafts[1], HeadRunner)
     tokens = written(pair, settings, settings.draft.setting)
-    assert pair.drafts[1].witnessed > 20
+    assert pair.drafts[1].observed > 20
     assert tokens == written(pair, settings, None)
 
 

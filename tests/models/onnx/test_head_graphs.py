@@ -54,7 +54,7 @@ def shown(runners: tuple[DraftHeadRunner, ...], start: int, count: int) -> None:
     layers, width = runners[0].layers, runners[0].state_size
     states = {layer: torch.randn(len(TEXT), width, generator=seeded(layer + 2)) for layer in layers}
     for runner in runners:
-        runner.witness(start, {layer: rows[start : start + count] for layer, rows in states.items()})
+        runner.observe_states(start, {layer: rows[start : start + count] for layer, rows in states.items()})
 
 
 def off(runners: tuple[DraftHeadRunner, ...], tokens: list[int]) -> float:
@@ -69,13 +69,13 @@ def off(runners: tuple[DraftHeadRunner, ...], tokens: list[int]) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.representatives("eagle3", slow=("dflash",))
 def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> None:
-    """Over prompts of several passes, of one token, and where places were not witnessed."""
+    """Over prompts of several passes, of one token, and where places were not observed."""
     runners = pair_of(kind)
     assert [runner.engine for runner in runners] == ["onnx", "static"]
-    for witnessed, length in ((619, 620), (0, 1), (0, 3), (1, 2), (5, 9), (40, 41)):
+    for observed, length in ((619, 620), (0, 1), (0, 3), (1, 2), (5, 9), (40, 41)):
         for runner in runners:
             runner.rollback(0)
-        shown(runners, 0, witnessed)
+        shown(runners, 0, observed)
         assert off(runners, TEXT[:length]) < ROUNDING
         for place in range(length, length + min(3, (runners[0].longest or 4) - 1)):
             assert off(runners, TEXT[place : place + 1]) < ROUNDING
@@ -84,7 +84,7 @@ def test_every_kind_of_head_computes_what_its_network_computes(kind: str) -> Non
         runner.rollback(38)
     assert [runner.length for runner in runners] == [38, 38]
     shown(runners, 38, 6)
-    assert [runner.witnessed for runner in runners] == [44, 44]
+    assert [runner.observed for runner in runners] == [44, 44]
     assert off(runners, TEXT[38:45]) < ROUNDING
 
 
