@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specctl.peers.names import ENGINES, NO_DRAFT
+from specctl.peers.engines import ENGINES, NO_DRAFT
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 HEADING = "### Speed and latency by the number of texts"

@@ -35,12 +35,9 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.peers.assisted import AssistedPeer
-from specctl.peers.converted import Converted
-from specctl.peers.launch import Launch, launches
-from specctl.peers.measured import MeasuredPeer
-from specctl.peers.names import ENGINES as PEERS
-from specctl.peers.names import NO_DRAFT, PeerSetting
-from specctl.peers.process import PeerProcess
+from specctl.peers.engines import ENGINES as PEERS
+from specctl.peers.engines import NO_DRAFT, Converted, Launch, PeerSetting, launches
+from specctl.peers.process import MeasuredPeer, PeerProcess
 from specctl.policies import NONE, Setting
 from specctl.profile import resolve
 from specctl.profile.known_names import model_path

@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from specctl.peers.converted import MANIFEST
+from specctl.peers.engines import MANIFEST
 
 EXPORTERS = {
     "onnxruntime-genai": ("onnxruntime-genai==0.18.0", "onnx", "onnx-ir"),

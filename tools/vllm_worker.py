@@ -13,7 +13,7 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER"
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from specctl.peers.programs.specctl_peer.serving import Answer, serve
+from specctl.peers.programs.worker import Answer, serve
 
 
 def version() -> str:

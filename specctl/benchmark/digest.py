@@ -20,7 +20,7 @@ from specctl.benchmark.summaries import Summary, summarise
 from specctl.observing.identity import compare
 from specctl.observing.results import BASELINE, Difference, Run, RunSet
 from specctl.observing.speedup import speedup
-from specctl.peers.names import ASSISTED
+from specctl.peers.engines import ASSISTED
 from specctl.printable import counted
 from specctl.replay.parallel_replay import Simulated
 from specctl.reporting.placing import Placed, level, placing

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
-from specctl.peers.names import PeerSetting, parse_peer
+from specctl.peers.engines import PeerSetting, parse_peer
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Setting, Signal, nested
 from specctl.policies.policy_text import policy_table
 from specctl.policies.tree_shape import TreeSize

@@ -16,7 +16,7 @@ from specctl.files import SCHEMA_VERSION
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE, OF_HIERARCHIES, Difference, Run, RunSet, as_record
 from specctl.observing.run_facts import SCIKIT_LEARN
-from specctl.peers.names import MOVING
+from specctl.peers.engines import MOVING
 from specctl.printable import counted
 from specctl.profile.model_names import short_names
 from specctl.records import StopReason

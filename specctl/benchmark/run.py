@@ -25,9 +25,8 @@ from specctl.observing.results import BASELINE, RESULTS, Header, Run, RunSet
 from specctl.observing.round_robin import PROMPTS_BETWEEN_COSTS, Emit, RoundRobin, turns
 from specctl.observing.run_facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.outputs import OutputFile
-from specctl.peers.measured import MeasuredPeer
-from specctl.peers.names import MOVING
-from specctl.peers.process import PeerProcess
+from specctl.peers.engines import MOVING
+from specctl.peers.process import MeasuredPeer, PeerProcess
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST
 from specctl.replay.oracle import oracle

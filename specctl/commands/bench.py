@@ -163,8 +163,7 @@ def bench(
         from specctl.benchmark.papers import runnable_papers
         from specctl.benchmark.plan import Plan
         from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
-        from specctl.peers.launch import launches, paths_by_peer
-        from specctl.peers.names import parse_peer
+        from specctl.peers.engines import launches, parse_peer, paths_by_peer
         from specctl.policies.tree_shape import parse_tree
         from specctl.profile import parse_policy
         from specctl.profile.lookup_policies import require_models

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from specctl.peers.names import ASSISTED
+from specctl.peers.engines import ASSISTED
 from specctl.policies import NONE, Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.model_names import distinct_name

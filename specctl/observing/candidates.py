@@ -7,8 +7,7 @@ from types import MappingProxyType
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE
-from specctl.peers.launch import Launch
-from specctl.peers.names import ASSISTED, PeerSetting
+from specctl.peers.engines import ASSISTED, Launch, PeerSetting
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.lookup_policies import require_offered

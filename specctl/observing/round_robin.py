@@ -21,9 +21,8 @@ from specctl.observing.identity import compare
 from specctl.observing.pass_times import WIDTHS, PassMeter
 from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet
 from specctl.peers.assisted import AssistedPeer
-from specctl.peers.measured import MeasuredPeer
-from specctl.peers.names import MOVING
-from specctl.peers.process import PeerError
+from specctl.peers.engines import MOVING
+from specctl.peers.process import MeasuredPeer, PeerError
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.replicas.job import Answer

@@ -15,9 +15,8 @@ from specctl.models.loading.profile_models import find_head
 from specctl.models.placing.model_config import load_config
 from specctl.models.running.pair import Pair
 from specctl.models.sharding import is_sharded
-from specctl.peers.completion import completion_of
-from specctl.peers.names import ASSISTED, MOVING
-from specctl.peers.process import PeerError
+from specctl.peers.engines import ASSISTED, MOVING
+from specctl.peers.process import PeerError, completion_of
 from specctl.profile.schema import DraftTable, ModelTable, SamplingTable
 from specctl.records import Completion, Round
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.errors import SpecctlError, UsageError
-from specctl.peers.converted import Converted, write_manifest
+from specctl.peers.engines import Converted, write_manifest
 from specctl.profile.known_names import model_path
 from specctl.profile.model_names import short_name
 

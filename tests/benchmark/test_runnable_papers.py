@@ -8,7 +8,7 @@ from specctl.benchmark.papers import PAPERS, PEERS, RunnablePapers, left_out_lin
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
 from specctl.observing.candidates import candidates_of
-from specctl.peers.names import parse_peer
+from specctl.peers.engines import parse_peer
 from specctl.policies import Setting, nested
 from specctl.profile import resolve
 

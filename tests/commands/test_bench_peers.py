@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.errors import ModelError, UsageError
 from specctl.observing.results import read_results
-from specctl.peers.converted import Converted, write_manifest
-from specctl.peers.names import ENGINES, NO_DRAFT
+from specctl.peers.engines import ENGINES, NO_DRAFT, Converted, write_manifest
 from tests.support.fake_peer import ended, install
 
 PEER = "onnxruntime-genai"
@@ -147,8 +146,8 @@ def test_a_peer_that_dies_leaves_the_other_runs_and_is_asked_again_on_resuming(t
 
 
 def test_a_peer_that_hangs_is_given_up(tmp_path, prompts, models, monkeypatch):
-    monkeypatch.setattr("specctl.peers.measured.RUN_SECONDS", 0.5)
-    monkeypatch.setattr("specctl.peers.measured.TOKEN_SECONDS", 0.0)
+    monkeypatch.setattr("specctl.peers.process.RUN_SECONDS", 0.5)
+    monkeypatch.setattr("specctl.peers.process.TOKEN_SECONDS", 0.0)
     program, path = install(tmp_path / "fake", {}, "hang"), tmp_path / "results.jsonl"
     assert bench(*options(prompts, models, program), "--limit", "1", "-o", path).exit_code == 0
     assert read_results(path).failed[LABEL].endswith("did not answer within 0 s")

@@ -6,7 +6,7 @@ from specctl.commands.options import warn_unused
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
-from specctl.peers.names import parse_peer
+from specctl.peers.engines import parse_peer
 from specctl.policies import Setting, nested
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile import ResolvedProfile

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specctl.peers import convert as converter
-from specctl.peers.converted import MANIFEST, read_manifest
+from specctl.peers.engines import MANIFEST, read_manifest
 
 PYTHON = f"""#!{sys.executable}
 import sys

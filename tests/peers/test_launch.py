@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from specctl.errors import UsageError
-from specctl.peers.converted import MANIFEST, Converted, write_manifest
-from specctl.peers.launch import WORKER, launches, paths_by_peer
-from specctl.peers.names import parse_peer
+from specctl.peers.engines import MANIFEST, WORKER, Converted, launches, parse_peer, paths_by_peer, write_manifest
 
 FLAG = "--peer-models"
 

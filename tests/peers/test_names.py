@@ -3,7 +3,7 @@
 import pytest
 
 from specctl.errors import UsageError
-from specctl.peers.names import ENGINES, parse_peer
+from specctl.peers.engines import ENGINES, parse_peer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.peers.launch import WORKER
+from specctl.peers.engines import WORKER
 from specctl.peers.process import PeerError, PeerProcess
 
 LOAD = {"do": "load", "weights": "float32", "cache": "float32", "threads": 3, "context": 64, "stop": [9, 8]}

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from specctl.peers.converted import MANIFEST
-from specctl.peers.names import ENGINES
+from specctl.peers.engines import ENGINES, MANIFEST
 from tools import install_peers
 from tools.measure.parts import PEERS
 

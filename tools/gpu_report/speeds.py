@@ -16,7 +16,7 @@ from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.peers.assisted import AssistedPeer
-from specctl.peers.names import ASSISTED
+from specctl.peers.engines import ASSISTED
 from specctl.policies import POLICIES, Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion

@@ -127,7 +127,7 @@ def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool
 
 def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, foreign_head: bool) -> "Pair":
     """Load the models of all candidates."""
-    from specctl.peers.names import ASSISTED
+    from specctl.peers.engines import ASSISTED
 
     candidates = plan.candidates
     return load(
