@@ -10,7 +10,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.grammars import trial_process
+from specctl.models.running.grammars import trials
 from specctl.models.running.pair import Pair
 from specctl.models.running.rules import grammar
 from specctl.observing.prompt_answers import Answered
@@ -124,7 +124,7 @@ def test_records_whose_grammars_take_too_much_or_do_not_hold_are_errors_of_their
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
+    monkeypatch.setattr(trials, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     only_k = {"type": "object", "patternProperties": {"^k$": {"enum": [1]}}, "additionalProperties": False}
     rules: list[dict[str, Any]] = [

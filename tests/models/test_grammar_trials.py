@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specctl.errors import RecordError
-from specctl.models.running.grammars import grammar_text, trial_process
+from specctl.models.running.grammars import grammar_text, trials
 from specctl.models.running.rules import grammar
 from specctl.models.running.rules.grammar import Grammars
 from tests.support.waiting_grammars import gone
@@ -21,7 +21,7 @@ EMBEDDED = Path(grammar.__file__).parents[2] / "embedded" / "target"
 
 
 def of_program(program: str, monkeypatch: pytest.MonkeyPatch) -> Grammars:
-    monkeypatch.setattr(trial_process, "PROGRAM", program)
+    monkeypatch.setattr(trials, "PROGRAM", program)
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     return Grammars(tokenizer, {tokenizer.eos_token_id})
@@ -123,7 +123,7 @@ def test_a_grammar_that_a_text_holds_is_kept(grammars: Grammars, monkeypatch: py
 
 def test_an_error_in_the_middle_of_a_text_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_text, "STATES", 20)
-    grammars = of_program(trial_process.PROGRAM, monkeypatch)
+    grammars = of_program(trials.PROGRAM, monkeypatch)
     text = [5, *grammars._tokens.tokenize_str("abc" * 20)]
     rule = grammars.rule(grammars.compiled(("regex", "([ab]{2,9}c?){20}")), [5], 4096)
     with pytest.raises(RecordError, match=r"^the grammar cannot .* after \d+ tokens: [^\n<]*$") as raised:

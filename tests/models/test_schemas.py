@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("llguidance")
 from llguidance import LLTokenizer
 
-from specctl.models.running.grammars.grammar_text import compiled, grammar_text
+from specctl.models.running.grammars.grammar_text import FORMATS, SchemaError, compiled, formed, grammar_text
 from specctl.models.running.grammars.schema_fit import SchemaFit
-from specctl.models.running.grammars.schema_form import FORMATS, SchemaError, formed
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.errors import ModelError, UsageError
-from specctl.models.running.grammars import grammar_text, trial_process
+from specctl.models.running.grammars import grammar_text
 from specctl.models.running.rules import grammar
 from specctl.models.running.rules.grammar import Grammars
 from specctl.serving import pair_thread
@@ -225,7 +225,7 @@ def test_a_grammar_that_cannot_go_on_is_no_wrong_request(client: TestClient, mon
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grammars that take what the titles of their schemas say."""
-    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
+    monkeypatch.setattr("specctl.models.running.grammars.trials.PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
 
 

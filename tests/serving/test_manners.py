@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 import specctl
 from specctl.commands.serve import _log as log
 from specctl.errors import UsageError
-from specctl.models.running.grammars import trial_process
+from specctl.models.running.grammars import trials
 from specctl.models.running.rules import grammar
 from specctl.records import Round
 from specctl.serving import listening as listening_module
@@ -265,7 +265,7 @@ def test_a_second_signal_does_not_wait_for_a_pass(
 def test_signals_end_a_grammar_that_is_compiled(
     decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signals: int
 ) -> None:
-    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
+    monkeypatch.setattr(trials, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     service = Service(decoder.pair, decoder.profile, "toy")
     listener = Listener(application(service), service, 600)

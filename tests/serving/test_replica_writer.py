@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.models.files.tokenizer import BareTokenizer
-from specctl.models.running.grammars import trial_process
+from specctl.models.running.grammars import trials
 from specctl.models.running.rules import grammar
 from specctl.serving.endpoints import application
 from specctl.serving.order import Order
@@ -133,7 +133,7 @@ def test_without_a_spelling_the_whole_tokenizer_is_taken(
 def test_a_grammar_that_nobody_waits_for_is_compiled_no_longer(
     decoder: specctl.Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_process, "PROGRAM", "tests.support.waiting_grammars")
+    monkeypatch.setattr(trials, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     writer, answers = ReplicaWriter(decoder.pair, decoder.profile, "toy"), list[Any]()
     writer._answer = lambda *told: answers.append(told)

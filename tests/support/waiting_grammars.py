@@ -6,17 +6,17 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from specctl.models.running.grammars import trial_program
+from specctl.models.running.grammars import trials
 
 
-def maker(tokenizer: str, eos: list[int]) -> trial_program.Maker:
-    library = trial_program.library_maker(tokenizer, eos)
+def maker(tokenizer: str, eos: list[int]) -> trials.Maker:
+    library = trials.library_maker(tokenizer, eos)
 
-    def make(asked: Mapping[str, str]) -> trial_program.Answer:
+    def make(asked: Mapping[str, str]) -> trials.Answer:
         text = asked["text"] if asked["kind"] != "json_schema" else json.loads(asked["text"]).get("title", "")
         word, _, path = text.partition(" ")
         if word == "works":  # for ever; its process writes its number down once it has the last of its tries
-            if os.nice(0) == trial_program.NICE[-1]:
+            if os.nice(0) == trials.NICE[-1]:
                 Path(f"{path}.new").write_text(str(os.getpid()))
                 os.replace(f"{path}.new", path)
             while True:
@@ -47,5 +47,5 @@ def gone(path: Path) -> bool:
 
 
 def main() -> None:
-    trial_program.SECONDS = (0.02, 0.05, 3600.0)
-    trial_program.main(maker)
+    trials.SECONDS = (0.02, 0.05, 3600.0)
+    trials.main(maker)

@@ -1,12 +1,225 @@
-"""What llguidance compiles: the text of a grammar in its own form. No torch and no numpy here."""
+"""A JSON schema in the form that llguidance reads as JSON Schema means it.
+
+No torch and no numpy here: the process that compiles grammars imports it.
+"""
 
 import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specctl.models.running.grammars.schema_form import formed
+EXACT = 1 << 53
+"""Integers up to here are numbers of llguidance, which has float64 for them."""
+ONE = frozenset({
+    "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
+    "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+})  # fmt: skip
+"""Keywords whose value is a schema."""
+LISTED = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+"""Keywords whose value is a list of schemas."""
+NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords whose value is an object of schemas."""
+COUNTS = frozenset({
+    "maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties",
+})  # fmt: skip
+"""Keywords whose value is a count, which JSON Schema lets be written as 2.0."""
+LIBRARY_KEYS = frozenset({"x-guidance"})
+"""Keys by which a schema could change how llguidance reads it."""
+FREE_FORMATS = frozenset({"binary", "password"})
+"""Formats of OpenAPI that every string has."""
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
+"""In which nothing beside a ``$ref`` counts."""
+FIRST_DRAFTS = ("draft-03", "draft-04")
+"""In which a schema's address is its ``id``."""
+LATEST = r"https?://json-schema\.org/schema#?"
+"""The address of no draft, which stands for the latest one."""
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_FOURTHS = "(?:0[48]|[2468][048]|[13579][26])"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{{2}}{_FOURTHS}|{_FOURTHS}00)-02-29)"
+)
+_ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = f"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:[.][0-9]+)?{_ZONE}|23:59:60(?:[.][0-9]+)?(?:[Zz]|[+-]00:00))"
+FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
+"""What strings of a format match: days that there are, and leap seconds only where UTC has them."""
+_NO_BREAK = r"[^\n\r\u2028\u2029]"
+_SPACES = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_FLAGS = re.compile(r"\(\?[a-zA-Z-]")
+_EMPTY = re.compile(r"\[(\^?)\]")
+
+
+class SchemaError(ValueError):
+    """What no text can be made to fit, in one line."""
+
+
+def formed(schema: Any) -> dict[str, Any]:
+    """A schema that the same texts fit, in the form that llguidance reads.
+
+    Keywords that ask for nothing and keys of llguidance's own are left out, patterns are those of ECMA-262, dates and
+    times are those of the calendar.
+
+    Args:
+        schema: as JSON gives it, a boolean among them.
+
+    Raises:
+        SchemaError: no text fits it, or none that llguidance can write.
+    """
+    if schema is False:
+        raise SchemaError("false is a schema that no text fits; leave it out for any text, or say true for any JSON")
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise SchemaError("a schema is an object, true or false")
+    draft = schema.get("$schema", "")
+    if not isinstance(draft, str):
+        raise SchemaError("$.$schema is the address of a draft of JSON Schema, as a text; leave it out for 2020-12")
+    old = any(name in draft for name in OLD_DRAFTS)
+    listed = old or "2019-09" in draft  # whose items may be a list
+    first = any(name in draft for name in FIRST_DRAFTS)
+    found: dict[str, Any] = _Form(old, listed, first).of(schema)
+    if re.fullmatch(LATEST, draft):
+        del found["$schema"]
+    # Its limits that are excluded are numbers by now, as of this draft on.
+    return {**found, "$schema": DRAFT_7} if first else found
+
+
+class _Form:
+    """Forms schemas of one draft.
+
+    Args:
+        old: whether nothing beside a ``$ref`` counts.
+        listed: whether ``items`` may be a list.
+        first: whether a schema's address is its ``id``.
+    """
+
+    def __init__(self, old: bool, listed: bool, first: bool) -> None:
+        self._old, self._listed, self._first = old, listed, first
+
+    def of(self, schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        found = {key: self._value(key, value) for key, value in schema.items() if key not in LIBRARY_KEYS}
+        if self._first and isinstance(found.get("id"), str):
+            found["$id"] = found.pop("id")
+        if self._old and "$ref" in found:
+            found.pop("$id", None)
+        for key in ("const", "enum"):
+            _require_exact(key, found.get(key))
+        if not self._listed:
+            _name_items(found)
+        _name_limits(found)
+        for key, nothing in _NOTHING.items():
+            if key in found and nothing(found):
+                del found[key]
+        pattern = FORMATS.get(kind) if isinstance(kind := found.get("format"), str) else None
+        if pattern is not None and isinstance(found.get("allOf", []), list):
+            found["allOf"] = [*found.get("allOf", []), {"pattern": pattern}]
+        return found
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key in COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if key == "pattern" and isinstance(value, str):
+            return ecma(value)
+        if key in NAMED and isinstance(value, dict):
+            named = ecma if key == "patternProperties" else str
+            return {named(name): self.of(one) for name, one in value.items()}
+        if key in LISTED and isinstance(value, list):
+            return [self.of(one) for one in value]
+        return self.of(value) if key in ONE else value
+
+
+def _name_items(schema: dict[str, Any]) -> None:
+    """Say ``prefixItems`` where earlier drafts say ``items``."""
+    rest = schema.pop("additionalItems", None)
+    if isinstance(schema.get("items"), list) and "prefixItems" not in schema:
+        schema["prefixItems"] = schema.pop("items")
+        if rest is not None:
+            schema["items"] = rest
+        if not schema["prefixItems"]:
+            del schema["prefixItems"]
+
+
+def _name_limits(schema: dict[str, Any]) -> None:
+    """Say limits that are excluded as numbers, where draft 4 has a boolean beside the limit."""
+    for excluded, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(excluded), bool):
+            is_so = schema.pop(excluded)
+            if is_so and limit in schema:
+                schema[excluded] = schema.pop(limit)
+
+
+def _any(schema: Any) -> bool:
+    return schema is True or schema == {}
+
+
+def _all_any(named: Any) -> bool:
+    return isinstance(named, dict) and all(_any(one) or one == [] for one in named.values())
+
+
+_NOTHING: Mapping[str, Callable[[dict[str, Any]], bool]] = {
+    "uniqueItems": lambda schema: schema["uniqueItems"] is False,
+    "dependentRequired": lambda schema: _all_any(schema["dependentRequired"]),
+    "dependentSchemas": lambda schema: _all_any(schema["dependentSchemas"]),
+    "dependencies": lambda schema: _all_any(schema["dependencies"]),
+    "unevaluatedProperties": lambda schema: _any(schema["unevaluatedProperties"]),
+    "unevaluatedItems": lambda schema: _any(schema["unevaluatedItems"]),
+    "propertyNames": lambda schema: _any(schema["propertyNames"]),
+    "not": lambda schema: schema["not"] is False,
+    "contains": lambda schema: schema.get("minContains") == 0 and "maxContains" not in schema,
+    "minContains": lambda schema: "contains" not in schema,
+    "maxContains": lambda schema: "contains" not in schema,
+    "if": lambda schema: all(_any(schema.get(key, True)) for key in ("then", "else")),
+    "then": lambda schema: "if" not in schema or _any(schema["then"]),
+    "else": lambda schema: "if" not in schema or _any(schema["else"]),
+    "format": lambda schema: isinstance(schema["format"], str) and schema["format"] in FREE_FORMATS,
+}
+"""Keywords that may ask for nothing, with the test whether they do; each is asked once those before it are judged."""
+
+
+def _require_exact(key: str, value: Any) -> None:
+    """Raise SchemaError for a number that a text is to have, and that llguidance would write as another one."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _require_exact(key, one)
+    elif isinstance(value, int | float) and abs(value) > EXACT:
+        raise SchemaError(f"{key}: {value} is beyond 2^53, up to which llguidance writes numbers as they are")
+
+
+def ecma(pattern: str) -> str:
+    """A pattern of ECMA-262 in the syntax of Rust's regex, as far as the two read the same signs otherwise.
+
+    A dot is no line break, ``\\s`` has ECMA-262's white space, and classes hold signs alone. A pattern with flags of
+    its own is Rust's already.
+    """
+    if _FLAGS.search(pattern):
+        return pattern
+    found: list[str] = []
+    place, within = 0, False
+    while place < len(pattern):
+        if not within and (empty := _EMPTY.match(pattern, place)) is not None:
+            found.append(r"[\s\S]" if empty[1] else r"[^\s\S]")
+            place = empty.end()
+            continue
+        sign = pattern[place : place + 2] if pattern[place] == "\\" else pattern[place]
+        place += len(sign)
+        if sign == "\\s":
+            found.append(_SPACES if within else f"[{_SPACES}]")
+        elif sign == "\\S":
+            found.append(f"[^{_SPACES}]")
+        elif sign == "." and not within:
+            found.append(_NO_BREAK)
+        else:
+            found.append(f"\\{sign}" if within and sign in "[&~" else sign)
+        within = sign == "[" or (within and sign != "]")
+    return "".join(found)
+
 
 WRITTEN: Any = {
     "whitespace_flexible": False,
@@ -53,13 +266,13 @@ def grammar_text(kind: str, text: str, *, checked: bool = False) -> GrammarText:
         return GrammarText(LLMatcher.grammar_from_lark(text))
     schema = formed(json.loads(text))
     if checked:
-        from jsonschema import SchemaError
+        import jsonschema
 
         from specctl.models.running.grammars.schema_fit import SchemaFit
 
         try:
             SchemaFit(schema).require_schema()
-        except SchemaError as error:
+        except jsonschema.SchemaError as error:
             raise ValueError(f"{error.json_path} is not a schema: {one_line(error.message)[:200]}") from error
     return GrammarText(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=WRITTEN), json.dumps(schema))
 

@@ -31,7 +31,7 @@ class SchemaFit:
     """Judges texts by one schema.
 
     Args:
-        schema: as `specctl.models.running.grammars.schema_form.formed` gives it.
+        schema: as `specctl.models.running.grammars.grammar_text.formed` gives it.
 
     Raises:
         jsonschema.SchemaError: from `require_schema`, where it is not a schema.

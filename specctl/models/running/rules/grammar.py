@@ -166,7 +166,7 @@ class Grammars:
             import jsonschema  # noqa: F401
             from llguidance import LLTokenizer
 
-            from specctl.models.running.grammars.trial_process import TrialProcess
+            from specctl.models.running.grammars.trials import TrialProcess
         except ImportError as error:
             install = pip_install("llguidance", "jsonschema")
             what = f"JSON schemas and other grammars need llguidance and jsonschema: {install}"
