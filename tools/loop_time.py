@@ -15,7 +15,7 @@ import typer
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.loading.kept_pair import kept_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.runner import OnnxRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
@@ -77,13 +77,8 @@ def open_pair() -> Pair:
     """The embedded pair's graphs, which are made if they are not there."""
     profile = resolve("embedded", overrides=["engine=onnx", "threads=1"]).profile
     engines = EngineSettings.of(profile)
-    if (pair := kept_pair(profile, engines)) is None:
-        from specctl.models.loading.assembly import load_pair
-
-        load_pair(profile)
-        pair = kept_pair(profile, engines)
-    assert pair is not None
-    return pair
+    pair = load_pair(profile, engines=engines, models=False)
+    return pair if not pair.models else load_pair(profile, engines=engines, models=False)
 
 
 def main(

@@ -18,7 +18,7 @@ from specctl.decoding.session import Session
 from specctl.decoding.text import TextStream, shown_length
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.jsonl import Record
-from specctl.models.loading.kept_pair import kept_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve
@@ -99,12 +99,9 @@ def load(
 
 
 def _opened(profile: Profile, progress: Callable[[str], None] = lambda _: None, *, predictors: bool) -> Pair:
-    """The pair of a profile, from graphs that are there if the predictors that it names are not wanted."""
+    """The pair of a profile, with or without the predictors that it names."""
     engines = EngineSettings.of(profile, notice=progress, progress=progress)
-    if (pair := kept_pair(profile, engines, progress, with_predictors=predictors)) is None:
-        from specctl.models.loading.assembly import load_pair
-
-        pair = load_pair(profile, engines=engines, progress=progress)
+    pair = load_pair(profile, with_predictors=predictors, engines=engines, models=False, progress=progress)
     if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
         from specctl.decoding.warming import warm_up
 

@@ -121,7 +121,7 @@ def runnable_papers(profile: Profile, *, oracle: bool = False) -> RunnablePapers
     draft = profile.draft
     if draft is None:
         raise UsageError("--papers has no draft to stop", "name a profile with a draft, or add --draft MODEL")
-    from specctl.models.loading.profile_models import find_head
+    from specctl.models.loading.pair_members import find_head
     from specctl.peers.assisted import pairing_obstacle
 
     head = None if draft.is_lookup else find_head("draft", draft, ("target", profile.target))

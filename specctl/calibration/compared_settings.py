@@ -10,7 +10,7 @@ from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Grid, grid, level_grids, with_predictors
 from specctl.errors import UsageError
 from specctl.models.loading.model import loading_order, model_tables
-from specctl.models.loading.profile_models import find_head
+from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND_SIGNALS, locate_predictor
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
 from specctl.profile.lookup_policies import require_models

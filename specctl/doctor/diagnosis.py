@@ -19,8 +19,8 @@ from specctl.models.files.vocabulary import known_ids
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.loading.model_runners import model_runner
+from specctl.models.loading.pair_members import PairMember, find_head
 from specctl.models.loading.parallel_runner import TRAINED
-from specctl.models.loading.profile_models import Found, find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
@@ -183,14 +183,14 @@ def _check_target(checkpoint: Checkpoint, profile: Profile, facts: ModelFacts, *
     ordinary = is_plain(checkpoint.settings()) and checkpoint.adapter is None and table.quantize is None
     facts.checked = known is not None and form is None
     if not facts.checked and tries and not ordinary and not table.splits:
-        found = Found.of("target", table, None, device_memory(named_devices(table)), profile.engine)
-        network = found.load()
-        assert network is not None, "a target is no draft head"
-        check_model(network, found, network.vocabulary)
+        target = PairMember("target", table).found(None, device_memory(named_devices(table)), profile.engine).load()
+        network = target.torch_model
+        assert network is not None, "a target is not a draft head"
+        check_model(network, target, network.vocabulary)
         if form is not None:
-            as_run, _ = model_runner(found, network, network.vocabulary, EngineSettings.of(profile))
+            as_run, _ = model_runner(target, network, network.vocabulary, EngineSettings.of(profile))
             if as_run is not network:
-                check_model(as_run, found, as_run.vocabulary)
+                check_model(as_run, target, as_run.vocabulary)
         facts.checked = True
 
 

@@ -10,7 +10,7 @@ from specctl.models.files.skeleton import skeleton
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.loading.fewer_tokens import counts_for, draft_vocabulary, trained_on_few
 from specctl.models.loading.head_loading import needed
-from specctl.models.loading.profile_models import require_head_settings
+from specctl.models.loading.pair_members import require_head_settings
 from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import dtype_on, kind_of_device, place

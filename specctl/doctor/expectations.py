@@ -14,7 +14,7 @@ from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.model import loading_order, model_tables
-from specctl.models.loading.profile_models import find_head
+from specctl.models.loading.pair_members import find_head
 from specctl.models.passes.layer_sizes import largest
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, working_bytes

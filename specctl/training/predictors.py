@@ -21,7 +21,7 @@ from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.stored_weights import weights_hash
 from specctl.models.loading.model import load_model
-from specctl.models.loading.profile_models import find_head
+from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_predictor, save_weights
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress

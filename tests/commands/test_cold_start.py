@@ -36,13 +36,13 @@ finally:
 """
 OPENING = """
 import json, sys
-from specctl.models.loading.kept_pair import kept_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.threads import small_round
 from specctl.profile import resolve
 profile = resolve("embedded", overrides=sys.argv[1:]).profile
-pair = kept_pair(profile, EngineSettings.of(profile))
-assert pair is not None
+pair = load_pair(profile, with_predictors=False, engines=EngineSettings.of(profile), models=False)
+assert not pair.models
 runners = [pair.target, *pair.drafts]
 small_round(runners, pair.vocabulary)()
 for runner in runners:
@@ -118,7 +118,7 @@ def test_a_text_from_graphs_that_are_there_takes_neither_torch_nor_transformers(
     assert (done.returncode, heavy_of(done)) == (0, []), done.stderr
     assert len(done.stdout) > 10
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    with patch.object(assembly, "load_pair", wraps=load_pair) as read:
+    with patch.object(assembly, "load_found", wraps=assembly.load_found) as read:
         assert invoke(*command(folder, *TEXTS[name]), "--check").stdout.replace("\r", "\n") == done.stdout
     assert read.called
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.commands.option_groups import ShowOptions
 from specctl.errors import ModelError, SpecctlError
-from specctl.models.loading import profile_models as found
+from specctl.models.loading import pair_members as found
 from specctl.outputs import Outputs
 from specctl.training import predictors as workshop
 

@@ -9,7 +9,7 @@ import pytest
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.stored_weights import files_hash
 from specctl.models.loading.contents import Contents, model_hash
-from specctl.models.loading.profile_models import Found
+from specctl.models.loading.pair_members import PairMember
 from specctl.models.placing.memory import device_memory
 from specctl.profile.schema import Profile
 
@@ -92,9 +92,10 @@ def test_a_model_is_known_by_nothing_else(copies: Path) -> None:
 
 
 def test_files_that_were_written_while_a_model_was_loaded_do_not_tell_what_it_is(copies: Path) -> None:
-    found = Found.of("target", profile(copies).target, None, device_memory({"cpu"}), "onnx")
-    assert found.files == model_hash(found.checkpoint, False) is not None
+    found = PairMember("target", profile(copies).target).found(None, device_memory({"cpu"}), "onnx")
+    assert found.checkpoint is not None
+    assert found.files_hash == model_hash(found.checkpoint, False) is not None
     path = copies / "target" / "config.json"
     path.write_text(path.read_text() + " ")
-    assert found.files is None
+    assert found.files_hash is None
     assert model_hash(found.checkpoint, False) is not None

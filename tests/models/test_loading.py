@@ -10,7 +10,8 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import SMALL_FILES, locate
 from specctl.models.files.loading_failures import explain
 from specctl.models.loading import model as loading
-from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model import load_model, load_tokenizer, loading_order, model_tables
+from specctl.models.loading.pair_members import eos_of
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.memory import DeviceMemory
 from specctl.profile.schema import DraftTable, ModelTable, Profile
@@ -106,7 +107,7 @@ def test_eos_ids_join_generation_settings_and_tokenizer(folder: Path) -> None:
     loaded = load(folder)
 
     assert loaded.eos_ids == {5, 9}
-    assert eos_ids(loaded.model, load_tokenizer(ModelTable(model=str(folder)))) == {0, 5, 9}
+    assert eos_of(loaded, load_tokenizer(ModelTable(model=str(folder)))) == {0, 5, 9}
 
 
 def test_one_eos_id_may_be_a_plain_number(folder: Path) -> None:

@@ -34,7 +34,7 @@ def export_order(
     from specctl.export.engines import engine_of
     from specctl.export.exports import Order
     from specctl.export.search import reading_of
-    from specctl.models.loading.profile_models import find_head
+    from specctl.models.loading.pair_members import find_head
 
     draft = profile.draft
     assert draft is not None

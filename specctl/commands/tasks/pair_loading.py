@@ -45,7 +45,7 @@ def load(
         longest: the most tokens drafted in a round; None for what the profile says.
         quiet: show only warnings.
         torch_weights: as in `load_pair`, for who runs the transformers models too.
-        models: whether `Pair.models` is wanted; without it, ``drafts``, ``above`` and ``heads`` are the profile's.
+        models: as in `load_pair`.
         progress: shows what is loaded; None for a new one on the console.
     """
     from specctl.terminal.work_progress import TerminalProgress, note
@@ -57,29 +57,23 @@ def load(
         longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
     with progress.doing("starting") as show:
         from specctl.decoding.prompt_format import PromptFormat
+        from specctl.models.loading.assembly import load_pair
         from specctl.models.running.engines import EngineSettings
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
         engines = replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=tree is not None)
-        pair = None
-        if not models:
-            from specctl.models.loading.kept_pair import kept_pair
-
-            pair = kept_pair(profile, engines, lambda what: show(f"loading {what}"), with_predictors=with_predictors)
-        if pair is None:
-            from specctl.models.loading.assembly import load_pair
-
-            pair = load_pair(
-                profile,
-                drafts=drafts,
-                above=above,
-                heads=heads,
-                with_predictors=with_predictors,
-                on_foreign_predictor=warn if foreign_head else None,
-                engines=engines,
-                torch_weights=torch_weights,
-                progress=lambda what: show(f"loading {what}"),
-            )
+        pair = load_pair(
+            profile,
+            drafts=drafts,
+            above=above,
+            heads=heads,
+            with_predictors=with_predictors,
+            on_foreign_predictor=warn if foreign_head else None,
+            engines=engines,
+            torch_weights=torch_weights,
+            models=models,
+            progress=lambda what: show(f"loading {what}"),
+        )
         if pair.threads is not None and pair.threads.warning is not None:
             warn(pair.threads.warning)
         for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):

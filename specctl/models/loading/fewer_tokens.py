@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 from specctl.errors import ModelError
 from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.loading.model import LoadedModel
+from specctl.models.loading.stored_model import StoredModel
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.profile.schema import DraftTable, ModelTable
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from specctl.models.loading.head_loading import LoadedHead
-    from specctl.models.loading.model import LoadedModel
+    from specctl.models.draft_heads.block import BlockHead
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.loading.pair_members import PairMember
 
 TRAINED = "it was trained to write {:,} of them"
 PARTS = (1, 2, 4, 8, 16)
@@ -93,37 +96,37 @@ def fitting(counts: TokenCounts, whole: int, share: float) -> int:
     return max((whole // part for part in PARTS if whole >= part), key=gain)
 
 
-def write_fewer(
-    network: "LoadedModel | LoadedHead", table: ModelTable, tokenizer: Tokenizer, whole: int, eos: Iterable[int]
-) -> None:
-    """Cut a draft's output layer to the ids that its table lets it write.
+def write_fewer(draft: "PairMember", tokenizer: Tokenizer, whole: int, eos: Iterable[int]) -> None:
+    """Cut a draft's output layer to the ids that its table lets it write, if torch has the draft.
 
     Args:
-        network: a draft that this process has loaded.
-        table, tokenizer, whole, eos: as of `draft_vocabulary`.
+        draft: loaded.
+        tokenizer, whole, eos: as in `draft_vocabulary`.
 
     Raises:
         ModelError: as there, or its output layer cannot be cut.
     """
+    table, network = draft.table, draft.network
     if not isinstance(table, DraftTable) or table.tokens is None:
         return
+    if network is None or isinstance(network, StoredModel):
+        return
     from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.loading.model import LoadedModel
     from specctl.models.passes.trimmed_output import trim_output
 
     output = _output_of(network)
     if isinstance(output, str):
         if table.tokens == "auto":
             return
-        raise _cannot(network.name, output)
-    module = network.model if isinstance(network, LoadedModel) else network.head
-    ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), _share(output, module))
+        raise _cannot(draft.name, output)
+    share = _share(output, network.model if isinstance(network, LoadedModel) else network)
+    ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), share)
     if ids is None:
         return
     if isinstance(network, LoadedModel):
         trim_output(network.model, ids)
-    elif isinstance(network.head, ChainHead):
-        network.head.draft_only(ids)
+    elif isinstance(network, ChainHead):
+        network.draft_only(ids)
 
 
 def trained_on_few(name: str, count: int) -> ModelError:
@@ -135,20 +138,19 @@ def _cannot(name: str, why: str) -> ModelError:
     return ModelError(f"The draft {name!r} cannot write fewer tokens: {why}.", "Leave draft.tokens out.")
 
 
-def _output_of(network: "LoadedModel | LoadedHead") -> "nn.Linear | str":
+def _output_of(network: "LoadedModel | ChainHead | BlockHead") -> "nn.Linear | str":
     """The output layer of a draft that writes all ids, or why it cannot be cut, as the end of a sentence."""
     from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.loading.model import LoadedModel
     from specctl.models.passes.trimmed_output import trims
 
     if isinstance(network, LoadedModel):
         output = network.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    elif network.head.tokens is not None:
-        return TRAINED.format(network.head.draft_vocabulary)
-    elif not isinstance(network.head, ChainHead):
+    elif network.tokens is not None:
+        return TRAINED.format(network.draft_vocabulary)
+    elif not isinstance(network, ChainHead):
         return "its kind drafts blocks"
     else:
-        output = network.head.output_layer
+        output = network.output_layer
     return output if trims(output) else "its output layer is quantised or of a kind of its own"
 
 

@@ -1,6 +1,5 @@
 """From a draft head's files to a network in memory, beside the model whose states it reads."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,24 +17,6 @@ if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedHead:
-    """A draft head ready to run.
-
-    Attributes:
-        name: its name in the profile.
-        head: the network, in eval mode, on its device.
-    """
-
-    name: str
-    head: ChainHead | BlockHead
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states that acceptance heads read."""
-        return self.head.width
-
-
 def needed(head: ChainHead | BlockHead) -> Estimate:
     """The memory that a draft head needs."""
     parameters = sum(weight.numel() for weight in head.parameters())
@@ -44,8 +25,8 @@ def needed(head: ChainHead | BlockHead) -> Estimate:
     return Estimate(parameters, size, dtype, quantised=False, cached_values=head.cached_values)
 
 
-def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "LoadedModel") -> LoadedHead:
-    """Load a draft head next to its verifier.
+def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "LoadedModel") -> ChainHead | BlockHead:
+    """Load a draft head next to its verifier: the network in eval mode, on its device.
 
     Args:
         found: its files.
@@ -71,4 +52,4 @@ def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "Lo
             f"Set device in [{found.checkpoint.role}] to another one.",
         ) from error
     head.requires_grad_(False)
-    return LoadedHead(found.name, head)
+    return head

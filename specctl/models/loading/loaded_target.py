@@ -7,11 +7,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.files.vocabulary import difference
+from specctl.models.files.vocabulary import difference, known_ids
 from specctl.models.loading.assembly import Assembled, assemble, own_heads
 from specctl.models.loading.fewer_tokens import write_fewer
-from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer
-from specctl.models.loading.profile_models import Level, find_all, load_found
+from specctl.models.loading.model import LoadedModel, load_tokenizer
+from specctl.models.loading.pair_members import PairMember, eos_of, find_all, load_found
 from specctl.models.loading.vocabularies import require_own_tokenizers, translated
 from specctl.models.passes.cache import cannot_go_back
 from specctl.models.passes.masks import USUAL, WITH_MASKS
@@ -65,57 +65,57 @@ def assembled(target: LoadedModel, draft: DraftTable, given: PreTrainedModel | N
         ModelError: a draft cannot be loaded, has another tokenizer than the target, or its head was trained on another;
             or the target's weights are quantised, and what they compute depends on the width of a pass.
     """
-    levels = [Level("target", ModelTable(model=target.name), network=target)]
+    members = [PairMember("target", ModelTable(model=target.name), network=target)]
     if given is not None:
-        levels.append(Level("draft", draft, own_heads(draft), network=in_memory(given, "draft")))
+        members.append(PairMember("draft", draft, own_heads(draft), network=in_memory(given, "draft")))
     else:
         for table in draft.levels:
-            role = ".".join(["draft"] * len(levels))
+            role = ".".join(["draft"] * len(members))
             here = table if table.device != "auto" else table.model_copy(update={"device": str(target.device)})
-            levels.append(Level(role, here, own_heads(table)))
-    above = in_a_row(len(levels) - 1)
-    levels = find_all(levels, above, device_memory(), "eager")
-    for place, (level, table) in enumerate(zip(levels[1:], draft.levels, strict=False), start=1):
-        if level.found is not None and level.found.head is not None:
-            # Draft heads go where the output layer of their verifier is.
-            levels[place] = replace(level, found=replace(level.found, table=table))
-    levels = load_found(levels, above, lambda _: None)
-    _write_fewer(target, levels)
-    for place, level in enumerate(levels[1:], start=1):
-        if level.model is not None:
-            levels[place] = _translated(level, target, verifies=place - 1 in above)
-    require_own_tokenizers(levels, above)
-    return assemble(levels, above, target.vocabulary, EngineSettings(engine="eager"))
+            members.append(PairMember(role, here, own_heads(table)))
+    above = in_a_row(len(members) - 1)
+    members = find_all(members, above, device_memory(), "eager")
+    for place, (member, table) in enumerate(zip(members[1:], draft.levels, strict=False), start=1):
+        if member.head is not None:
+            members[place] = replace(member, table=table)  # draft heads go where their verifier's output layer is
+    members = load_found(members, above, lambda _: None)
+    _write_fewer(target, members)
+    for place, member in enumerate(members[1:], start=1):
+        if member.torch_model is not None:
+            members[place] = _translated(member, target, verifies=place - 1 in above)
+    require_own_tokenizers(members, above)
+    return assemble(members, above, target.vocabulary, EngineSettings(engine="eager"))
 
 
-def _write_fewer(target: LoadedModel, levels: Sequence[Level]) -> None:
+def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
     """Cut the output layers of drafts to the tokens that their tables let them write.
 
     Raises:
-        ModelError: one is in memory, and its user's.
+        ModelError: a draft is in memory, and so is its user's.
     """
-    for level in levels[1:]:
-        if not isinstance(level.table, DraftTable) or level.table.tokens is None or level.network is None:
+    for draft in members[1:]:
+        if not isinstance(draft.table, DraftTable) or draft.table.tokens is None or draft.network is None:
             continue
-        if level.found is None:
+        if draft.checkpoint is None:
             raise ModelError(
-                f"The draft {level.network.name!r} is in memory: draft.tokens would cut its output layer.",
+                f"The draft {draft.name!r} is in memory: draft.tokens would cut its output layer.",
                 "Give its folder or its name on the hub, or leave draft.tokens out.",
             )
-        tokenizer = load_tokenizer(level.table if level.model is not None else ModelTable(model=target.name))
-        whole = min(max(tokenizer.get_vocab().values()) + 1, target.vocabulary)
-        write_fewer(level.network, level.table, tokenizer, whole, eos_ids(target.model, tokenizer))
+        tokenizer = load_tokenizer(draft.table if draft.head is None else ModelTable(model=target.name))
+        whole = known_ids(tokenizer, target.vocabulary)
+        write_fewer(draft, tokenizer, whole, eos_of(target, tokenizer))
 
 
-def _translated(level: Level, target: LoadedModel, *, verifies: bool) -> Level:
+def _translated(draft: PairMember, target: LoadedModel, *, verifies: bool) -> PairMember:
     """`translated`, where both models' folders or repositories have a tokenizer."""
-    assert level.model is not None
+    assert draft.torch_model is not None
     try:
-        tables = ModelTable(model=target.name), ModelTable(model=level.model.name)
-        ours, theirs = load_tokenizer(tables[0]), load_tokenizer(tables[1] if level.found is None else level.table)
+        ours = load_tokenizer(ModelTable(model=target.name))
+        own = ModelTable(model=draft.torch_model.name) if draft.checkpoint is None else draft.table
+        theirs = load_tokenizer(own)
     except ModelError:
-        return level  # nothing is known of it
-    # A draft with fewer rows than the target may still have one tokenizer with it: the others are padding.
+        return draft  # nothing is known of it
+    # A draft with fewer rows than the target may still have the same tokenizer: the others are padding.
     if difference(ours, theirs) is None:
-        return level
-    return translated(level, ours, theirs, target.vocabulary, verifies=verifies)
+        return draft
+    return translated(draft, ours, theirs, target.vocabulary, verifies=verifies)

@@ -33,7 +33,7 @@ class LoadedModel:
         name: the model's name in the profile.
         model: the transformers model, in eval mode, on its device or devices.
         config: the configuration of its text decoder.
-        eos_ids: the end-of-sequence ids of its generation settings; `eos_ids` can add the tokenizer's id.
+        eos_ids: the end-of-sequence ids of its generation settings; `eos_of` adds the tokenizer's.
         vocabulary: width of its logits, including padding.
         device: device of the input ids.
         dtype: dtype of the weights, of those that are not quantised.
@@ -76,7 +76,7 @@ class LoadedModel:
             name=name,
             model=model,
             config=config,
-            eos_ids=eos_ids(model),
+            eos_ids=_eos_ids(model),
             # The output layer may be another process's.
             vocabulary=head.weight.shape[0] if hasattr(head, "weight") else config.vocab_size,
             device=device_of(model) if inputs.is_meta else inputs.device,
@@ -86,9 +86,16 @@ class LoadedModel:
         )
 
     @property
-    def hidden_size(self) -> int:
-        """Width of its last hidden states."""
-        return int(self.config.hidden_size)
+    def parameters(self) -> int:
+        """The number of its weights; of one in shards, of those in this process."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @property
+    def untested(self) -> bool:
+        """Whether the tests cover no family like its own, so that what it computes is checked unasked."""
+        from specctl.models.passes.recurrent_state import untested
+
+        return untested(self.model)
 
 
 def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
@@ -214,13 +221,9 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
     return tokenizer
 
 
-def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None" = None) -> frozenset[int]:
-    """Every id that ends a sequence: the ids of the model's generation settings and the tokenizer's id."""
+def _eos_ids(model: "PreTrainedModel") -> frozenset[int]:
     found = model.generation_config.eos_token_id if model.generation_config else None
-    ids = {found} if isinstance(found, int) else set(found or ())
-    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
-        ids.add(tokenizer.eos_token_id)
-    return frozenset(ids)
+    return frozenset({found} if isinstance(found, int) else found or ())
 
 
 def _led(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "tuple[PreTrainedModel, Sharding]":

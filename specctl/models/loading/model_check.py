@@ -17,7 +17,7 @@ from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
-    from specctl.models.loading.profile_models import Found
+    from specctl.models.loading.pair_members import PairMember
 
 SCHEMA_VERSION = 3
 """Of the check; what another one found is not read."""
@@ -51,7 +51,7 @@ class ModelCheck:
             raise ModelError(f"{name} cannot be a target: {self.fault}, so drafting would change its text.", self.hint)
 
 
-def check_model(network: "LoadedModel", found: "Found | None", vocabulary: int, *, drafts: bool = False) -> None:
+def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary: int, *, drafts: bool = False) -> None:
     """Make sure that a target computes one function of a text, in whatever passes it is read.
 
     A draft need not: whatever law it draws from is known to the verdict. But its passes have to come to an end.
@@ -60,7 +60,7 @@ def check_model(network: "LoadedModel", found: "Found | None", vocabulary: int, 
 
     Args:
         network: the model, in torch.
-        found: its files; None for a model that came from elsewhere.
+        member: of the pair; None for a model that came from elsewhere.
         vocabulary: V, ids are drawn from below it.
         drafts: whether it drafts, and does not decide.
 
@@ -70,10 +70,10 @@ def check_model(network: "LoadedModel", found: "Found | None", vocabulary: int, 
     from specctl.models.passes.masks import rule_out_masks
 
     path = None
-    if found is not None:
+    if member is not None and member.checkpoint is not None:
         dtype = str(network.dtype).removeprefix("torch.")
-        quantize = found.table.quantize if _is_quantised(network) else None
-        path = _path(found.checkpoint, found.table, network.device.type, dtype, quantize)
+        quantize = member.table.quantize if _is_quantised(network) else None
+        path = _path(member.checkpoint, member.table, network.device.type, dtype, quantize)
     known = _MADE.get(network.model) or _read(path)
     if known is None:
         known, lasting = _made(network, vocabulary)

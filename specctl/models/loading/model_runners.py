@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from specctl.models.loading.model import LoadedModel, load_inspected
-from specctl.models.loading.profile_models import Found
+from specctl.models.loading.pair_members import PairMember
 from specctl.models.placing.engine_table import chosen
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
@@ -14,12 +14,12 @@ from specctl.models.running.slot import Slot
 
 
 def model_runner(
-    one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings, *, keeps: bool = True
+    one: PairMember, network: LoadedModel, vocabulary: int, settings: EngineSettings, *, keeps: bool = True
 ) -> tuple[LoadedModel, Slot]:
     """A model's runner, and the model as that runs it.
 
     Args:
-        one: as the profile wants it.
+        one: found; of a model in memory, only its table.
         network: as it was loaded.
         vocabulary: the pair's shared vocabulary.
         settings: which engine, and whether to compile.
@@ -32,10 +32,11 @@ def model_runner(
         from specctl.models.loading.model_shards import sharded_runner
 
         return network, sharded_runner(network.model, network.sharding, vocabulary, network.name, settings)
-    settings = replace(settings, rounding=one.rounding, keeps=keeps, files=lambda: one.files)
+    settings = replace(settings, rounding=one.rounding, keeps=keeps, files=lambda: one.files_hash)
     choice: Choice | None = chosen(settings.engine, network.model, Where.of(network.model), settings)
     while choice is not None:
         if settings.rounding is not None and settings.rounding not in choice.engine.forms:
+            assert one.checkpoint is not None, "it was loaded from files"
             how = inspected(one.checkpoint, one.table, device_memory(named_devices(one.table)))
             network = load_inspected(one.checkpoint, one.table, how)
             settings = replace(settings, engine="auto", rounding=None)
@@ -47,7 +48,7 @@ def model_runner(
     raise AssertionError("the last engine runs any model")
 
 
-def checked_runner(runner: Slot, bare: Slot, network: LoadedModel, one: Found, vocabulary: int) -> Slot:
+def checked_runner(runner: Slot, bare: Slot, network: LoadedModel, one: PairMember, vocabulary: int) -> Slot:
     """A target that is compared once with a fresh read, by eager passes where torch has the same weights.
 
     Args:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from specctl.models.loading.pair_members import PairMember, reader_of
+
 LARGE_DRAFT = 0.5
 
 
@@ -21,21 +23,18 @@ def large_draft(verifier: tuple[str, int], draft: tuple[str, int]) -> str | None
     )
 
 
-def large_drafts(networks: Sequence[object], above: Sequence[int | None], roles: Sequence[str]) -> Iterator[str]:
-    """What `large_draft` tells of loaded models; what is no model, or a share of one, is left out.
+def large_drafts(members: Sequence[PairMember], above: Sequence[int | None]) -> Iterator[str]:
+    """The warnings of `large_draft` about a pair; draft heads and models in shards are left out.
 
     Args:
-        networks: the target's first, then drafts in a row.
+        members: from the target down, loaded.
         above: as in `Pair`.
-        roles: the networks' keys in the profile.
     """
-    from specctl.models.loading.model import LoadedModel
-
-    for number, upper in enumerate(above, start=1):
-        place = 0 if upper is None else upper + 1
-        pair = networks[place], networks[number]
-        models = [one for one in pair if isinstance(one, LoadedModel) and one.sharding is None]
-        if len(models) == 2:
-            upper_count, count = (sum(weight.numel() for weight in one.model.parameters()) for one in models)
-            if told := large_draft((roles[place], upper_count), (roles[number], count)):
-                yield told
+    for draft, upper in zip(members[1:], above, strict=True):
+        sizes = [
+            (one.role, one.model.parameters)
+            for one in (reader_of(members, upper), draft)
+            if one.model is not None and (one.torch_model is None or one.torch_model.sharding is None)
+        ]
+        if len(sizes) == 2 and (warning := large_draft(*sizes)):
+            yield warning

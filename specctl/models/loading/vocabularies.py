@@ -7,7 +7,7 @@ from specctl.errors import ModelError, ProfileError
 from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.files.vocabulary import CHOOSE, check_vocabulary, difference
-from specctl.models.loading.profile_models import Level, reader_of
+from specctl.models.loading.pair_members import PairMember, reader_of
 from specctl.models.running.slot import Slot
 from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
@@ -91,29 +91,30 @@ def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
     return f"{role} {table.model} has another tokenizer than the target: it {tokens.told}"
 
 
-def translated(level: Level, target: Tokenizer, draft: Tokenizer, whole: int, *, verifies: bool) -> Level:
-    """A draft model's level with what it shares with the target.
+def translated(draft: PairMember, target: Tokenizer, own: Tokenizer, whole: int, *, verifies: bool) -> PairMember:
+    """A draft model with what it shares with the target.
 
     Args:
-        level: of a model that is loaded.
-        target, draft, whole: as of `token_map`.
+        draft: a model that is loaded.
+        target, whole: as in `token_map`.
+        own: the draft's tokenizer.
         verifies: whether another draft drafts for it.
 
     Raises:
         ModelError, ProfileError: as there.
     """
-    assert level.model is not None, "a draft head has no tokenizer"
-    needs_law = verifies or bool(level.heads)
-    tokens = token_map(level.table, target, draft, whole, level.model.vocabulary, needs_law=needs_law)
-    return replace(level, tokens=tokens)
+    assert draft.model is not None, "a draft head has no tokenizer"
+    needs_law = verifies or bool(draft.predictors)
+    tokens = token_map(draft.table, target, own, whole, draft.model.vocabulary, needs_law=needs_law)
+    return replace(draft, tokens=tokens)
 
 
-def require_own_tokenizers(levels: Sequence[Level], above: Sequence[int | None]) -> None:
-    """Raise a ModelError if a draft head is to read the states of a model that reads the text in tokens of its own."""
-    for level, upper in zip(levels[1:], above, strict=True):
-        if level.network is not None and level.model is None and reader_of(levels, upper).tokens is not None:
+def require_own_tokenizers(members: Sequence[PairMember], above: Sequence[int | None]) -> None:
+    """Raise a ModelError if a draft head would read the states of a model with another tokenizer than the target."""
+    for draft, upper in zip(members[1:], above, strict=True):
+        if draft.head is not None and reader_of(members, upper).tokens is not None:
             raise ModelError(
-                f"The draft head of {level.role} cannot read the states of a model with another tokenizer than the "
+                f"The draft head of {draft.role} cannot read the states of a model with another tokenizer than the "
                 "target's: they are of other tokens.",
-                f"Leave [{level.role}] out, or take a model in its place.",
+                f"Leave [{draft.role}] out, or take a model in its place.",
             )

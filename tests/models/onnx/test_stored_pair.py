@@ -1,4 +1,4 @@
-"""A pair whose graphs are there is opened without its models, and writes what the loaded pair writes."""
+"""A pair whose graphs are stored is opened without its models, and writes what the loaded pair writes."""
 
 import json
 from collections.abc import Iterator
@@ -15,8 +15,9 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.tokenizer import BareTokenizer
+from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.kept_pair import Graph, kept_pair
+from specctl.models.loading.stored_model import StoredModel
 from specctl.models.onnx import store
 from specctl.models.onnx.store import (
     CHAINS,
@@ -32,7 +33,7 @@ from specctl.models.onnx.store import (
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
-from specctl.profile.model_table import LOOKUP, ModelTable
+from specctl.profile.model_table import LOOKUP
 from specctl.profile.schema import PolicyTable, Profile
 from tests.support.checkpoints import save_model
 from tests.support.onnx_models import needs_onnx, small_config, small_pair
@@ -57,8 +58,23 @@ def profile(made: tuple[Profile, Path]) -> Profile:
     return made[0]
 
 
+class LoadsModelsError(Exception):
+    """Models are loaded for a pair."""
+
+
 def opened(profile: Profile, **settings: Any) -> Pair | None:
-    return kept_pair(profile, replace(EngineSettings.of(profile), **settings))
+    """The pair of stored graphs; None where models would be loaded."""
+
+    def load(*_: object) -> None:
+        raise LoadsModelsError
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(assembly, "find_all", load)
+        try:
+            engines = replace(EngineSettings.of(profile), **settings)
+            return load_pair(profile, with_predictors=False, engines=engines, models=False)
+        except LoadsModelsError:
+            return None
 
 
 def written(pair: Pair, profile: Profile, **sampling: Any) -> list[tuple[str, tuple[int, ...]]]:
@@ -75,7 +91,9 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", None)
     heard: list[str] = []
     told: list[str] = []
-    pair = kept_pair(profile, EngineSettings.of(profile, notice=told.append), heard.append)
+    pair = load_pair(
+        profile, engines=EngineSettings.of(profile, notice=told.append), models=False, progress=heard.append
+    )
     assert pair is not None
     assert heard == [profile.target.model, profile.draft and profile.draft.model]
     assert told == [
@@ -96,14 +114,14 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
 def test_a_draft_with_a_shorter_context_does_not_end_the_text(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, find = opened(profile), Graph.find
+    whole, find = opened(profile), StoredModel.find
 
-    def short(table: ModelTable, role: str, *more: Any) -> Graph | None:
-        found = find(table, role, *more)
+    def short(checkpoint: Checkpoint, *more: Any) -> StoredModel | None:
+        found = find(checkpoint, *more)
         assert found is not None
-        return replace(found, kept=replace(found.kept, context=12)) if role == "draft" else found
+        return replace(found, facts=replace(found.facts, context=12)) if checkpoint.role == "draft" else found
 
-    monkeypatch.setattr(Graph, "find", short)
+    monkeypatch.setattr(StoredModel, "find", short)
     pair = opened(profile)
     assert whole is not None
     assert pair is not None
@@ -345,7 +363,7 @@ def test_graphs_have_the_number_of_threads_that_was_chosen(profile: Profile, mon
     """Torch, which may not even be there, need not have heard of it."""
     monkeypatch.setattr("specctl.models.onnx.runner.ONE_THREAD", 0)
     monkeypatch.setattr("specctl.models.running.threads.tell_torch", lambda _: None)
-    monkeypatch.setattr("specctl.models.loading.kept_pair.tell_torch", lambda _: None)
+    monkeypatch.setattr("specctl.models.loading.assembly.tell_torch", lambda _: None)
     number = torch.get_num_threads() + 1
     pair = opened(profile.model_copy(update={"threads": number}))
     assert pair is not None
@@ -373,7 +391,7 @@ def test_auto_takes_graphs_that_are_known_to_be_faster(
     assert opened(auto.model_copy(update={"target": auto.target.model_copy(update={"quantize": "int8"})})) is None
     with monkeypatch.context() as other:
         other.setattr(Checkpoint, "settings", lambda _: {"dtype": "bfloat16"})
-        other.setattr("specctl.models.loading.kept_pair.model_hash", None)
+        other.setattr("specctl.models.loading.stored_model.model_hash", None)
         of_files = auto.model_copy(update={"target": auto.target.model_copy(update={"dtype": "auto"})})
         assert opened(of_files) is None, "whose weights are not read to find that it has no graph"
     measured(1.0, 2.0)

@@ -1,0 +1,334 @@
+"""The target and drafts of a pair on their way into memory: found and checked first, weights last."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+from specctl.errors import AbsentError, ModelError
+from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target
+from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
+from specctl.models.files.vocabulary import known_ids
+from specctl.models.loading.contents import States, model_hash, model_states
+from specctl.models.loading.fewer_tokens import draft_vocabulary
+from specctl.models.loading.model import LoadedModel, load_inspected, load_tokenizer, loading_order
+from specctl.models.loading.stored_model import StoredModel, may_be_stored
+from specctl.models.onnx.store import Store, Times, cache_folder, packages_there
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.placing.absent import absence
+from specctl.models.placing.memory import DeviceMemory
+from specctl.models.placing.placement import STRATEGIES
+from specctl.models.placing.quantization import Quantization, rounding
+from specctl.models.placing.requirements import inspected
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.threads import decided
+from specctl.models.translation import TokenMap
+from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable, Profile
+
+if TYPE_CHECKING:
+    from specctl.models.draft_heads.block import BlockHead
+    from specctl.models.draft_heads.chain import ChainHead
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PairMember:
+    """The target or a draft of a pair.
+
+    Attributes:
+        role: its key in the profile.
+        table: its profile table.
+        predictors: names of the acceptance heads to load for it.
+        checkpoint: its files; None before they are found, for a draft without files, and for a model in memory.
+        head: the draft head in its files; None for a model.
+        quantization: how transformers quantises the model while it is loaded.
+        rounding: how onnxruntime quantises a model that is loaded whole; None where it does not.
+        states: its files as they were found; None for a draft head, and for weights that are fetched later.
+        network: the model or draft head; None before it is loaded, and for a draft without files.
+        tokens: what it shares with a target that has another tokenizer; None where they have the same one.
+    """
+
+    role: str
+    table: ModelTable
+    predictors: Sequence[str] = ()
+    checkpoint: Checkpoint | None = None
+    head: DraftHeadCheckpoint | None = None
+    quantization: Quantization | None = None
+    rounding: str | None = None
+    states: States | None = None
+    network: "LoadedModel | StoredModel | ChainHead | BlockHead | None" = None
+    tokens: TokenMap | None = None
+
+    def found(self, verifier: "PairMember | None", devices: Sequence[DeviceMemory], engine: Engine) -> "PairMember":
+        """It with its files, after all checks that need no weights.
+
+        Args:
+            verifier: the model that it drafts for; None for the target.
+            devices: those of the machine.
+            engine: the one that is to run it.
+
+        Raises:
+            ModelError: it cannot be found or cannot run here.
+        """
+        table = self.table
+        if isinstance(table, DraftTable) and verifier is not None:
+            head = find_head(self.role, table, (verifier.role, verifier.table))
+            if head is not None:
+                require_head_settings(head, table)
+                return replace(self, checkpoint=head.checkpoint, head=head)
+        checkpoint = locate(table, self.role)
+        how = inspected(checkpoint, table, devices, engine)
+        return replace(
+            self,
+            checkpoint=checkpoint,
+            quantization=how,
+            rounding=rounding(table, engine),
+            states=model_states(checkpoint),
+        )
+
+    @property
+    def model(self) -> "LoadedModel | StoredModel | None":
+        """The model; None for a draft head, and for a draft without files."""
+        return self.network if isinstance(self.network, LoadedModel | StoredModel) else None
+
+    @property
+    def torch_model(self) -> LoadedModel | None:
+        """The model as torch has it; None where there is none."""
+        return self.network if isinstance(self.network, LoadedModel) else None
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        if self.model is not None:
+            return self.model.name
+        return self.table.model if self.checkpoint is None else self.checkpoint.name
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states that acceptance heads read."""
+        if isinstance(self.network, LoadedModel):
+            return int(self.network.config.hidden_size)
+        if self.network is None or isinstance(self.network, StoredModel):
+            raise AssertionError("it has no states")
+        return self.network.width
+
+    @property
+    def files_hash(self) -> str | None:
+        """The `model_hash` of its files; None for a model in memory, and if a file was written since it was found."""
+        checkpoint = self.checkpoint
+        if checkpoint is None or (self.states is not None and self.states != model_states(checkpoint)):
+            return None
+        return model_hash(checkpoint, self.table.trust_remote_code)
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer; that of a stored model without transformers, where that adds nothing.
+
+        Raises:
+            ModelError: the checkpoint has no tokenizer, or it cannot be read.
+        """
+        spelling = self.network.facts.spelling if isinstance(self.network, StoredModel) else None
+        if spelling is None:
+            return load_tokenizer(self.table, role=self.role)
+        return BareTokenizer(spelling, lambda: load_tokenizer(self.table, role=self.role))
+
+    def spells_like(self, other: "PairMember") -> bool:
+        """Whether the stored facts of both say that they have one tokenizer."""
+        stored = [one.network.facts.spelling for one in (self, other) if isinstance(one.network, StoredModel)]
+        return len(stored) == 2 and stored[0] is not None and stored[0] == stored[1]
+
+    def load(self, verifier: LoadedModel | None = None) -> "PairMember":
+        """It in memory, with the model that a draft head reads beside it in ``verifier``."""
+        assert self.checkpoint is not None, "its files are found first"
+        if self.head is None:
+            return replace(self, network=load_inspected(self.checkpoint, self.table, self.quantization))
+        if verifier is None:
+            raise ModelError(
+                f"{self.head} cannot draft for another draft head.", "A draft head reads the states of a whole model."
+            )
+        if verifier.sharding is not None:
+            raise ModelError(
+                f"{self.head} cannot read a model that is in shards: it shares its embeddings.",
+                'Set placement = "spread" for that model, or draft with a model.',
+            )
+        # Imported here because most pairs have no draft head, and need none of the networks.
+        from specctl.models.loading.head_loading import load_draft_head
+
+        return replace(self, network=load_draft_head(self.head, self.table, verifier))
+
+
+def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None:
+    """Raise a ModelError if a table has settings that make no sense for a draft head."""
+    if table.draft is not None:
+        raise ModelError(
+            f"{found} cannot verify the tokens of a faster draft: it reads a block token after token, so that this "
+            "would gain nothing.",
+            f"Remove [{found.checkpoint.role}.draft], or put the draft head there and a model in its place here.",
+        )
+    if table.quantize is not None:
+        raise ModelError(
+            f"{found} cannot be quantised.", f"Remove quantize from [{found.checkpoint.role}]; the head is small."
+        )
+    if table.adapter is not None:
+        raise ModelError(f"{found} takes no adapter.", f"Remove adapter from [{found.checkpoint.role}].")
+    if isinstance(table.device, dict) or table.device in STRATEGIES or table.shards is not None:
+        raise ModelError(
+            f"{found} goes to a single device.",
+            f'Set device in [{found.checkpoint.role}] to one, such as "cuda:0", or leave it out: it then goes where '
+            "its verifier's output layer is.",
+        )
+
+
+def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) -> DraftHeadCheckpoint | None:
+    """The draft head that a draft table names; None if it names a model.
+
+    Args:
+        role: the table's key in the profile.
+        table: the draft's.
+        verifier: key and table of the model above it, whose own files hold the head if its name is `IN_TARGET`.
+    """
+    if not table.has_files:
+        return None
+    if table.model == IN_TARGET:
+        key, upper = verifier
+        return head_in_target(locate(upper, key), role)
+    return draft_head(locate(table, role))
+
+
+def reader_of(members: Sequence[T], upper: int | None) -> T:
+    """From a list with an entry for each member, target first, the entry that ``upper`` of ``Pair.above`` means."""
+    return members[0 if upper is None else upper + 1]
+
+
+def find_all(
+    members: Sequence[PairMember], above: Sequence[int | None], devices: Sequence[DeviceMemory], engine: Engine
+) -> list[PairMember]:
+    """Find the files of all members that have some and are not in memory.
+
+    Args:
+        members: from the target down.
+        above: as in `Pair`.
+        devices, engine: as in `PairMember.found`.
+
+    Raises:
+        AbsentError: some are not on this machine; the message names all of them.
+        ModelError: see `PairMember.found`.
+    """
+    found = list(members)
+    wanted = [place for place, one in enumerate(members) if one.table.has_files and one.network is None]
+    try:
+        for place in loading_order(wanted):
+            verifier = reader_of(members, above[place - 1]) if place else None
+            found[place] = members[place].found(verifier, devices, engine)
+    except AbsentError as error:
+        tables = [(members[place].role, members[place].table) for place in loading_order(wanted)]
+        absent = absence(tables, (device.name for device in devices))
+        raise (absent if absent.message else error) from error  # empty where the hub came back meanwhile
+    return found
+
+
+def load_found(
+    members: Sequence[PairMember], above: Sequence[int | None], progress: Callable[[str], None]
+) -> list[PairMember]:
+    """Load all members that have files: the models in their order, then the draft heads.
+
+    Args:
+        members: from the target down, with their files.
+        above: as in `Pair`: whose states a draft may read.
+        progress: called with the name of each before it is loaded.
+    """
+    loaded = list(members)
+    wanted = [place for place, one in enumerate(members) if one.checkpoint is not None]
+    if any(members[place].table.splits for place in wanted):
+        from specctl.models.loading.model_shards import split
+        from specctl.models.sharding import lead
+
+        shards = split(members[place].table for place in wanted)
+        assert shards is not None, "a table is split"
+        progress(f"{shards} processes for shards")
+        lead(shards, anew=True)
+    for place in loading_order(place for place in wanted if members[place].head is None):
+        progress(members[place].table.model)
+        loaded[place] = members[place].load()
+    for place in (place for place in wanted if members[place].head is not None):
+        progress(members[place].table.model)
+        loaded[place] = members[place].load(reader_of(loaded, above[place - 1]).torch_model)
+    return loaded
+
+
+def find_stored(members: Sequence[PairMember], profile: Profile, settings: EngineSettings) -> list[PairMember] | None:
+    """The members with the stored graphs of their models, which stand for the models.
+
+    Args:
+        members: from the target down.
+        profile: as the pair is wanted.
+        settings: how forward passes run.
+
+    Returns:
+        None where a model has no graph yet, where the stored facts about a model do not cover all that is asked, and
+        where there is too little memory.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    wanted = [place for place, one in enumerate(members) if one.table.has_files]
+    if (
+        settings.check
+        or any(one.predictors for one in members)
+        or not all(may_be_stored(members[place].table) for place in wanted)
+        or not _onnx_may_run([members[place].table for place in wanted], settings)
+    ):
+        return None
+    known = decided(profile.threads)
+    stored = list(members)
+    for place in wanted:
+        one = members[place]
+        checkpoint = locate(one.table, one.role)
+        found = StoredModel.find(checkpoint, one.table, settings.trees, _draft_ids(one, stored[0]))
+        if found is None:
+            return None
+        if settings.engine == "auto":  # whose choice the times of both engines decide
+            times = Times(Store(cache_folder()).times(found.key))
+            if not times.onnx_is_faster(None if known is None else known.number):
+                return None
+        stored[place] = replace(one, checkpoint=checkpoint, network=found)
+    return stored if _facts_suffice([one.network for one in stored], profile) else None
+
+
+def _onnx_may_run(tables: Sequence[ModelTable], settings: EngineSettings) -> bool:
+    """Whether onnxruntime is asked for and installed, or could be what ``auto`` chooses."""
+    if settings.engine == "onnx":
+        return find_spec("onnxruntime") is not None
+    if settings.engine != "auto" or settings.compile is True or any(table.quantize is not None for table in tables):
+        return False
+    return packages_there() and cache_folder().exists()
+
+
+def _draft_ids(draft: PairMember, target: PairMember) -> DraftVocabulary | None:
+    """The ids that a draft can write; None for all."""
+    if not isinstance(draft.table, DraftTable) or draft.table.tokens is None or target.model is None:
+        return None
+    tokenizer = target.tokenizer()
+    whole = known_ids(tokenizer, target.model.vocabulary)
+    return draft_vocabulary(draft.table, tokenizer, whole, eos_of(target.model, tokenizer))
+
+
+def _facts_suffice(networks: Sequence[object], profile: Profile) -> bool:
+    """Whether the stored facts about models cover all that is asked of them, and memory is enough for their weights."""
+    import psutil  # type: ignore[import-untyped]
+
+    facts = [network.facts for network in networks if isinstance(network, StoredModel)]
+    target = facts[0]
+    if (
+        target.checked
+        or (profile.generation_config and target.repetition_penalty is None)
+        or (profile.deterministic and not target.everything)
+    ):
+        return False
+    return bool(sum(each.weight_bytes for each in facts) <= psutil.virtual_memory().available)
+
+
+def eos_of(model: LoadedModel | StoredModel, tokenizer: Tokenizer) -> frozenset[int]:
+    """Every id that ends a sequence: those of a model's generation settings and its tokenizer's."""
+    return model.eos_ids | ({tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set())
