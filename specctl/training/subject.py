@@ -1,4 +1,4 @@
-"""What a command trains: the material that it needs, and the folder that it writes."""
+"""What a command trains: how its material is collected, here or in replicas, and the folder that it writes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,102 +35,49 @@ SHARDS_AHEAD = 2
 """Shards for each replica that may wait in memory for an earlier one; they hold hidden states."""
 
 
-_Shard = tuple[int, list[SuitePrompt]]
-"""Index of its first prompt in the suite, and its prompts."""
-_Made = tuple[int, bytes, dict[str, str]]
-"""How many prompts a shard has, the content of its file, and by id why some could not be answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collector(Generic[Item]):
-    """How prompts are answered and what is made of the answers.
-
-    Attributes:
-        answers: makes an answerer for the prompt of an index. If one served several prompts and its policy kept its
-            state, an answer would depend on where a run was resumed. Or rows that do so.
-        make: what to store of an answered prompt.
-    """
-
-    answers: Callable[[int], Answerer] | RowReplicas
-    make: Callable[[Answered], Iterable[Item]]
-
-    def shard(
-        self, prompts: Sequence[SuitePrompt], first: int, advance: Advance = ignored
-    ) -> tuple[list[Item], dict[str, str]]:
-        """What is made of the answers to some prompts, and by id why some could not be answered.
-
-        Args:
-            prompts: the shard's.
-            first: index of the first of them in the suite.
-            advance: called after each prompt.
-        """
-        items: list[Item] = []
-        left_out: dict[str, str] = {}
-        for found in answer_each(self.answers, prompts, first=first, advance=advance):
-            if isinstance(found, Skipped):
-                left_out[found.prompt] = found.reason
-            else:
-                items += self.make(found)
-        return items, left_out
-
-    def answering(self, material: type[Material[Item]]) -> Answer:
-        """What a replica does: a shard's prompts become the bytes of its file, which the replica does not write."""
-
-        def answer(question: dict[str, Any]) -> dict[str, Any]:
-            counts: list[int] = []
-
-            def count(tokens: int = 0) -> None:
-                counts.append(tokens)
-
-            items, left_out = self.shard(question["prompts"], question["first"], count)
-            return {"content": material.content(items), "left_out": left_out, "tokens": counts}
-
-        return answer
+MakeShard = Callable[[Sequence[SuitePrompt], int, Advance], tuple[bytes, dict[str, str]]]
+"""Of prompts, the index of the first, and what is called after each: a shard's content, and why ids are left out."""
 
 
 def collect(
-    material: Material[Item],
+    material: Material[Any],
     prompts: Sequence[SuitePrompt],
-    source: Collector[Item] | Replicas,
+    source: MakeShard | Replicas,
     advance: Advance = ignored,
 ) -> None:
     """Answer the prompts that a folder has no answers to.
 
-    What is stored of a prompt depends on its index and the seed only, not on where an earlier run ended, nor on who
-    answered it.
+    What is stored of a prompt depends on its index and the seed only, not on where an earlier run ended or which
+    replica answered it.
 
     Args:
         material: the folder.
         prompts: all prompts of the suite, including those that are already answered.
-        source: answers them here, or replicas that do as `Collector.answering` says.
+        source: answers them here, or replicas that do as `Subject.replica` says.
         advance: called after each prompt.
 
     Raises:
         ReplicaError: no replica survived the prompts of a shard, or none is left.
     """
-    shards = [
-        (first, list(prompts[first : first + PROMPTS_PER_SHARD]))
-        for first in range(material.done, len(prompts), PROMPTS_PER_SHARD)
-    ]
-    made = _here(source, material, shards, advance) if isinstance(source, Collector) else _away(source, shards, advance)
+    starts = range(material.done, len(prompts), PROMPTS_PER_SHARD)
+    shards = [(first, list(prompts[first : first + PROMPTS_PER_SHARD])) for first in starts]
     began = perf_counter()
-    for count, content, left_out in made:
+    for count, content, left_out in _made(source, shards, advance):
         now = perf_counter()
         material.add(content, count, left_out, now - began)
         began = now
 
 
-def _here(
-    collector: Collector[Item], material: Material[Item], shards: Iterable[_Shard], advance: Advance
-) -> Iterator[_Made]:
-    for first, shard in shards:
-        items, left_out = collector.shard(shard, first, advance)
-        yield len(shard), material.content(items), left_out
-
-
-def _away(replicas: Replicas, shards: Iterable[_Shard], advance: Advance) -> Iterator[_Made]:
-    tasks = (Task((first, len(shard)), {"first": first, "prompts": shard}) for first, shard in shards)
-    for (first, count), answer in in_order(replicas, tasks, SHARDS_AHEAD * replicas.count):
+def _made(
+    source: MakeShard | Replicas, shards: Sequence[tuple[int, list[SuitePrompt]]], advance: Advance
+) -> Iterator[tuple[int, bytes, dict[str, str]]]:
+    """By shard the number of its prompts, its content, and why ids are left out."""
+    if callable(source):
+        for first, prompts in shards:
+            yield len(prompts), *source(prompts, first, advance)
+        return
+    tasks = (Task((first, len(prompts)), {"first": first, "prompts": prompts}) for first, prompts in shards)
+    for (first, count), answer in in_order(source, tasks, SHARDS_AHEAD * source.count):
         if isinstance(answer, GivenUp):
             raise ReplicaError(
                 f"no replica survived prompts {first + 1} to {first + count}; {answer.why}",
@@ -149,12 +96,7 @@ Models = TypeVar("Models")
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Item, Models]):
-    """What is learnt from.
-
-    Attributes:
-        material: completely collected.
-        models: what training needs of the models.
-    """
+    """What is learnt from: complete material, and what training needs of the models."""
 
     material: Material[Item]
     models: Models
@@ -172,7 +114,7 @@ class Subject(ABC, Generic[Item, Models]):
         folder: of its material, in the folder that it writes.
         ends: files that it writes last: any of them says that all is written.
         others: further files by which its folder is known.
-        maker: of replicas that collect its material (`specctl.replicas.job.Job`); `setup` is what else they are given.
+        maker: of replicas that collect its material (`specctl.replicas.job.Job`).
         profile: what is left of it.
     """
 
@@ -203,46 +145,70 @@ class Subject(ABC, Generic[Item, Models]):
             **{f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None},
         }
 
-    def sampling(self, number: int) -> SamplingTable:  # noqa: ARG002 - where all prompts are answered alike
-        """How the prompt of an index is answered."""
+    def sampling(self, number: int) -> SamplingTable:  # noqa: ARG002 - for some, all prompts are alike
+        """The settings for the prompt of an index."""
         return self.profile.sampling
 
     @abstractmethod
     def items(self, pair: Pair, found: Answered) -> Iterable[Item]:
-        """What is made of an answered prompt."""
+        """What is stored of an answered prompt."""
 
-    def collector(
+    def shards(
         self, pair: Pair, batch: Batch = 1, prompts: int = 0, warn: Callable[[str], None] = lambda _: None
-    ) -> Collector[Item]:
+    ) -> MakeShard:
         """How prompts become material. The draft's policy does not change the answers' distribution.
 
         Args:
             pair: loaded.
-            batch: how many are answered at once.
-            prompts: how many there are.
-            warn: told why so many cannot be.
+            batch: the number of prompts that are answered at once.
+            prompts: the number of all prompts.
+            warn: receives why fewer can be.
         """
         prompt_format, draft = PromptFormat.of(pair.tokenizer, self.profile.prompt), self.profile.draft
         settings = [] if draft is None else [draft.policy.setting]
 
         def answerer(pair: Pair, number: int) -> Answerer:
+            # One for each prompt: a policy that kept its state would make an answer depend on where a run was resumed.
             drafter = None if draft is None else build_drafter(pair, draft.policy.setting)
             return Answerer(Session(pair, drafter), prompt_format, self.sampling(number))
 
-        def answer(row: Pair) -> Answer:
-            return answering(partial(answerer, row))
-
         limit = self.profile.sampling.max_new_tokens
-        rows = RowReplicas.of(pair, answer, batch, prompts, limit, settings=settings, warn=warn)
-        return Collector(rows or partial(answerer, pair), partial(self.items, pair))
+        rows = RowReplicas.of(
+            pair, lambda row: answering(partial(answerer, row)), batch, prompts, limit, settings=settings, warn=warn
+        )
+        answers = rows or partial(answerer, pair)
+
+        def shard(some: Sequence[SuitePrompt], first: int, advance: Advance) -> tuple[bytes, dict[str, str]]:
+            items: list[Item] = []
+            left_out: dict[str, str] = {}
+            for found in answer_each(answers, some, first=first, advance=advance):
+                if isinstance(found, Skipped):
+                    left_out[found.prompt] = found.reason
+                else:
+                    items += self.items(pair, found)
+            return self.folder.content(items), left_out
+
+        return shard
+
+    def replica(self) -> Answer:
+        """What a replica does: the prompts of a shard become the content of its file, which it does not write."""
+        shard = self.shards(self.load(SILENT))
+
+        def answer(question: dict[str, Any]) -> dict[str, Any]:
+            counts: list[int] = []
+
+            def count(tokens: int = 0) -> None:
+                counts.append(tokens)
+
+            content, left_out = shard(question["prompts"], question["first"], count)
+            return {"content": content, "left_out": left_out, "tokens": counts}
+
+        return answer
 
     @property
     def setup(self) -> dict[str, Any]:
+        """What the `maker` of replicas is given besides the profile."""
         return {}
-
-    def replica(self) -> Answer:
-        """What a replica does: it makes shards of material."""
-        return self.collector(self.load(SILENT)).answering(self.folder)
 
     @abstractmethod
     def check(self, material: Material[Item]) -> None:
@@ -273,7 +239,7 @@ class Subject(ABC, Generic[Item, Models]):
         return True
 
     def start_over(self, output: Path) -> None:
-        """Remove what tells that an earlier run into this folder got anywhere."""
+        """Remove what an earlier run into this folder could go on from."""
         for name in (*self.ends, *self.others, STATE, f"{self.folder.contents}/{INDEX}"):
             (output / name).unlink(missing_ok=True)
 
@@ -305,9 +271,8 @@ class Subject(ABC, Generic[Item, Models]):
             suite: the prompts.
             progress: receives the stages.
             resume: continue what an earlier run left in the folder, instead of starting over.
-            batch: how many prompts are answered at once in this process.
-            replicas: starts replicas that collect (`maker`) and end before anything is
-                loaded here; None to collect in this process.
+            batch: the number of prompts that are answered at once in this process.
+            replicas: starts replicas that collect, which end before anything is loaded here; None to collect here.
 
         Raises:
             UsageError: the folder holds material of other models, prompts or settings.
@@ -321,14 +286,14 @@ class Subject(ABC, Generic[Item, Models]):
         pair: Pair | None = None
         if material is None or material.done < material.prompts:
             with ExitStack() as stack:
-                source: Collector[Item] | Replicas
+                source: MakeShard | Replicas
                 if replicas is not None:
                     source = stack.enter_context(replicas())
                 else:
                     pair = self.load(progress)
-                    source = self.collector(pair, batch, len(suite.prompts), progress.say)
-                    if told := PromptFormat.of(pair.tokenizer, self.profile.prompt).note(self.profile.prompt):
-                        progress.say(f"note: {told}")
+                    source = self.shards(pair, batch, len(suite.prompts), progress.say)
+                    if note := PromptFormat.of(pair.tokenizer, self.profile.prompt).note(self.profile.prompt):
+                        progress.say(f"note: {note}")
                 if material is None:
                     self.start_over(output)
                     material = self.folder.create(path, facts, len(suite.prompts))
