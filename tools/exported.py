@@ -40,8 +40,7 @@ from specctl.peers.engines import NO_DRAFT, Converted, Launch, PeerSetting, laun
 from specctl.peers.process import MeasuredPeer, PeerProcess
 from specctl.policies import NONE, Setting
 from specctl.profile import resolve
-from specctl.profile.known_names import model_path
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import SamplingTable, model_path
 from specctl.prompts.suites import Suite, load_suite, sample
 from specctl.statistics.intervals import Interval
 from tools.timed_runs import Timed, compared, fit, flag_of

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import specctl
-from specctl.profile.toml_text import write_profile
+from specctl.profile.writing import write_profile
 
 EMBEDDED = Path(specctl.__file__).parent / "models" / "embedded"
 PROFILES = {

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from specctl.errors import ProfileError, UsageError
 from specctl.policies import POLICIES
 from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve
-from specctl.profile.discovery import available, is_path
+from specctl.profile.profile_file import available, is_path
 from specctl.profile.schema import DraftTable, Verification
 
 TARGET = "the model that generates"

@@ -11,7 +11,7 @@ from specctl.benchmark.digest import Digest, standings
 from specctl.benchmark.summaries import Summary
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE, Run
-from specctl.profile.model_names import short_names
+from specctl.profile.wording import short_names
 from specctl.records import RoundSummary
 from specctl.reporting.placing import placing
 from specctl.reporting.style import (

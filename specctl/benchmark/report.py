@@ -18,7 +18,7 @@ from specctl.observing.results import BASELINE, OF_HIERARCHIES, Difference, Run,
 from specctl.observing.run_facts import SCIKIT_LEARN
 from specctl.peers.engines import MOVING
 from specctl.printable import counted
-from specctl.profile.model_names import short_names
+from specctl.profile.wording import short_names
 from specctl.records import StopReason
 from specctl.replay.parallel_replay import Simulated
 from specctl.reporting.document import write_document

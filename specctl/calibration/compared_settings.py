@@ -13,8 +13,8 @@ from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND_SIGNALS, locate_predictor
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
-from specctl.profile.lookup_policies import require_models
 from specctl.profile.schema import DraftTable, Profile
+from specctl.profile.validation import require_models
 from specctl.replay.play import require_recordable
 from specctl.replay.trace_files import TraceHeader
 

@@ -8,8 +8,7 @@ from typing import Any
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.errors import UsageError
 from specctl.policies import TRAINED_SIGNALS
-from specctl.profile.base_tables import FILTERS, SamplingTable
-from specctl.profile.schema import Profile
+from specctl.profile.schema import FILTERS, Profile, SamplingTable
 from specctl.prompts.suites import Suite
 from specctl.replay.trace_files import TraceHeader, require_same_request
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from specctl.errors import UsageError
 from specctl.policies import NONE, POLICIES, Setting, Signal
-from specctl.profile.model_names import distinct_name
-from specctl.profile.wording import did_you_mean
+from specctl.profile.wording import did_you_mean, distinct_name
 
 Grid = Literal["paper", "dense"]
 LONGEST = 40

@@ -63,7 +63,7 @@ def analyze(
     resolved = found.profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
-    from specctl.profile.lookup_policies import require_models
+    from specctl.profile.validation import require_models
 
     require_models([resolved.draft], "analyze", "name a draft model with --draft")
     with Outputs(force=run.force) as outputs:

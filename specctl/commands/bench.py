@@ -166,8 +166,8 @@ def bench(
         from specctl.peers.engines import launches, parse_peer, paths_by_peer
         from specctl.policies.tree_shape import parse_tree
         from specctl.profile import parse_policy
-        from specctl.profile.lookup_policies import require_models
         from specctl.profile.schema import PolicyTable
+        from specctl.profile.validation import require_models
 
         flags = {**sampling.flags, "prompt.chat": chat}
         found = [run.resolve(replace(models, profile=name), flags) for name in profile or (None,)]

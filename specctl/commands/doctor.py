@@ -20,7 +20,7 @@ from specctl.commands.tasks.found_drafts import given
 from specctl.commands.tasks.found_drafts import sections as found_drafts
 from specctl.errors import ModelError, UsageError
 from specctl.files import write_line
-from specctl.profile.discovery import display
+from specctl.profile.profile_file import display
 from specctl.terminal.output import write_out
 from specctl.terminal.work_progress import loading
 

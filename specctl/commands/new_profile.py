@@ -14,10 +14,10 @@ from specctl.errors import AbsentError, ModelError, SpecctlError, UsageError
 from specctl.outputs import Outputs
 from specctl.policies import Setting
 from specctl.profile import parse_policy
-from specctl.profile.discovery import available, display, is_path, user_directory
-from specctl.profile.model_names import short_name
-from specctl.profile.overrides import pair_policy
+from specctl.profile.profile_file import available, display, is_path, user_directory
+from specctl.profile.resolution import pair_policy
 from specctl.profile.schema import LOOKUP
+from specctl.profile.wording import short_name
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def new(
     if path is None and not asks:
         path = _path_of(own, force)
 
-    from specctl.profile.template import checked, new_profile
+    from specctl.profile.writing import checked, new_profile
 
     models = [_findable(model) for model in (target, *drafts)]
     values = set_ or ()

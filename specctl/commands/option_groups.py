@@ -20,8 +20,7 @@ from specctl.commands.options import (
     warn,
     warn_never_stopping,
 )
-from specctl.profile.base_tables import FILTERS, GRAMMARS, MOST_LOGPROBS
-from specctl.profile.schema import Engine
+from specctl.profile.schema import FILTERS, GRAMMARS, MOST_LOGPROBS, Engine
 from specctl.terminal.output import tell, write_out, write_sentence
 
 if TYPE_CHECKING:

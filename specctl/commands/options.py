@@ -11,7 +11,7 @@ import typer
 from specctl.errors import UsageError, reason
 from specctl.policies import POLICIES
 from specctl.printable import one_line
-from specctl.profile.discovery import available
+from specctl.profile.profile_file import available
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from specctl.commands.option_groups import PairOptions, RunOptions
 from specctl.commands.options import JsonOption, SetOption, complete_profile
 from specctl.errors import ProfileError
 from specctl.profile import ResolvedProfile, resolve
-from specctl.profile.discovery import available, chosen, display, find
-from specctl.profile.known_names import EMBEDDED
-from specctl.profile.model_names import short_name
-from specctl.profile.overrides import ENVIRONMENT_PREFIX
-from specctl.profile.toml_text import annotated
+from specctl.profile.profile_file import available, chosen, display, find
+from specctl.profile.resolution import ENVIRONMENT_PREFIX
+from specctl.profile.schema import EMBEDDED
+from specctl.profile.wording import short_name
+from specctl.profile.writing import annotated
 from specctl.terminal.output import write_json, write_out
 
 app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True)

@@ -15,7 +15,7 @@ from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.commands.tasks.served_pair import load_served, replicated
 from specctl.errors import UsageError, pip_install
 from specctl.printable import counted, one_line
-from specctl.profile.base_tables import GRAMMARS
+from specctl.profile.schema import GRAMMARS
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
 NEEDS = ("prometheus-client", "starlette", "uvicorn")

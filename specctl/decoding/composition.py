@@ -23,7 +23,7 @@ from specctl.policies import (
     StoppingPolicy,
 )
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.lookup_policies import require_offered
+from specctl.profile.validation import require_offered
 
 
 def readable(pair: Pair) -> frozenset[Signal]:

@@ -22,8 +22,8 @@ from specctl.models.loading.vocabularies import token_map
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.requirements import weighed
 from specctl.models.running.context import context_length
-from specctl.profile.model_names import short_name
 from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, Profile
+from specctl.profile.wording import short_name
 
 ITS = "the target's"
 

@@ -15,8 +15,8 @@ from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import dtype_on, kind_of_device, place
 from specctl.models.placing.requirements import weighed
-from specctl.profile.model_names import short_name
 from specctl.profile.schema import DraftTable, Engine, ModelTable
+from specctl.profile.wording import short_name
 
 
 def examine_draft_head(

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from specctl.errors import UsageError
 from specctl.policies import Setting
-from specctl.profile.model_names import short_name
-from specctl.profile.wording import did_you_mean
+from specctl.profile.wording import did_you_mean, short_name
 
 Acceptance = Literal["ratio", "likeliest", "matched"]
 """Which draft tokens an engine keeps where it samples. ``ratio``: drawn from q and kept with probability min(1, p/q).

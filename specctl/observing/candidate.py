@@ -7,7 +7,7 @@ from typing import Any, Literal
 from specctl.peers.engines import ASSISTED
 from specctl.policies import NONE, Setting
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.model_names import distinct_name
+from specctl.profile.wording import distinct_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from specctl.observing.results import BASELINE
 from specctl.peers.engines import ASSISTED, Launch, PeerSetting
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.lookup_policies import require_offered
-from specctl.profile.model_names import distinct_name, short_names
-from specctl.profile.overrides import pair_policy
+from specctl.profile.resolution import pair_policy
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
+from specctl.profile.validation import require_offered
+from specctl.profile.wording import distinct_name, short_names
 
 ModelKey = tuple[str, int]
 LOADED = (*ModelTable.model_fields, "vocabulary", "tokens", "token_counts")

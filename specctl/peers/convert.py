@@ -21,8 +21,8 @@ from pathlib import Path
 
 from specctl.errors import SpecctlError, UsageError
 from specctl.peers.engines import Converted, write_manifest
-from specctl.profile.known_names import model_path
-from specctl.profile.model_names import short_name
+from specctl.profile.schema import model_path
+from specctl.profile.wording import short_name
 
 EMBEDDED = "embedded:"
 ANY_TOKENIZER = Path(__file__).with_name("programs") / "gguf_of_any_tokenizer.py"

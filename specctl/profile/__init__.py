@@ -2,6 +2,6 @@
 
 from specctl.profile.resolution import ResolvedProfile, changed, parse_policy, resolve
 from specctl.profile.schema import Profile
-from specctl.profile.toml_text import write_profile
+from specctl.profile.writing import write_profile
 
 __all__ = ["Profile", "ResolvedProfile", "changed", "parse_policy", "resolve", "write_profile"]

@@ -1,33 +1,306 @@
 """From a profile name and overrides to a checked profile, with the origin of every value."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE
-from specctl.policies.policy_text import policy_table
-from specctl.profile.discovery import (
+from specctl.policies.policy_text import parse_value, policy_table
+from specctl.profile.profile_file import (
     DEFAULT_PROFILE,
     HERE,
+    Document,
     chosen,
     display,
     find,
     found_here,
     is_path,
     owned,
+    read,
     shadowed,
 )
-from specctl.profile.layers import Layer, Layers
-from specctl.profile.overrides import MODEL_FLAGS, environment_layer, flag_layer, pair_layer, pair_name, set_layer
-from specctl.profile.profile_file import Document, read
-from specctl.profile.replaced_models import drop_template, outdated, replaced_models
-from specctl.profile.schema import Profile
+from specctl.profile.schema import DEFAULT_POLICY, EMBEDDED, GRAMMARS, LOOKUP, LOOKUP_POLICY, Profile, unchained
 from specctl.profile.validation import check_policy, validate
 from specctl.profile.wording import Key, brief, dotted, shown
+
+_WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies", "json_schema", "logit_bias"}
+"""Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
+OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
+"""Keys that say something about one checkpoint: they go when a later layer names another model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Values from one source; ``place`` returns where in the source a key is set, for messages."""
+
+    table: dict[str, Any]
+    place: Callable[[Key], str]
+
+
+@dataclass(slots=True)
+class Layers:
+    """The merged values of all layers so far; later layers win.
+
+    Attributes:
+        table: the merged values.
+        origins: where each key came from, tables included.
+    """
+
+    table: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Key, str] = field(default_factory=dict)
+
+    def lay(self, layer: Layer) -> None:
+        """Merge a layer on top, table by table.
+
+        A policy table that names another policy replaces the earlier policy table. A table that names another model
+        drops what was said about the earlier one: its kind, its head, its revision, its adapter and the permission to
+        run its code.
+        """
+        self._merge(self.table, _with_lookups(layer.table), (), layer.place)
+
+    def copy(self) -> "Layers":
+        """The values so far, which later layers leave as they are."""
+        return Layers(deepcopy(self.table), dict(self.origins))
+
+    def drop(self, key: Key) -> None:
+        """Remove a key, if it is there."""
+        table: Any = self.table
+        for name in key[:-1]:
+            table = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict):
+            table.pop(key[-1], None)
+        self._forget(key)
+
+    def origin(self, key: Key) -> str | None:
+        """Where a key came from, else the nearest table that contains it."""
+        return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
+
+    def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
+        gone: list[str] = []
+        if "model" in above and "lookup" not in above:  # a model that is named alone drafts alone
+            gone += ("lookup", "earlier")
+        if above.get("model", below.get("model")) != below.get("model"):
+            gone += ("kind", *OF_ONE_MODEL)
+        if any(name in above for name in GRAMMARS):  # a text follows one of them
+            gone += (name for name in GRAMMARS if name not in above)
+        if _names_a_policy(above) and "batch_policies" not in above:  # what fits several texts was chosen with another
+            gone.append("batch_policies")
+        for name in gone:
+            below.pop(name, None)
+            self._forget((*at, name))
+        for name, value in above.items():
+            key = (*at, name)
+            old = below.get(name)
+            if isinstance(value, dict) and isinstance(old, dict) and not _replaces(name, value, old):
+                self._merge(old, value, key, place)
+            else:
+                self._forget(key)
+                below[name] = deepcopy(value)
+                self._remember(key, value, place)
+
+    def _forget(self, key: Key) -> None:
+        self.origins = {other: origin for other, origin in self.origins.items() if other[: len(key)] != key}
+
+    def _remember(self, key: Key, value: Any, place: Callable[[Key], str]) -> None:
+        self.origins[key] = place(key)
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self._remember((*key, name), inner, place)
+
+
+def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with the model name of each draft that is a lookup by its kind, so that it replaces a model below; and
+    of each chain with a lookup."""
+    draft = table.get("draft")
+    if not isinstance(draft, dict):
+        return table
+    named = {"model": LOOKUP} if draft.get("kind") == "lookup" else {}
+    return {**table, "draft": {**named, **_with_lookups(unchained(draft))}}
+
+
+def _names_a_policy(draft: dict[str, Any]) -> bool:
+    """Whether a draft table says which policy stops it; a table of settings alone changes the one below."""
+    policy = draft.get("policy")
+    return "name" in policy if isinstance(policy, dict) else policy is not None
+
+
+def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:
+    if name == "policy":
+        return "name" in above and above["name"] != below.get("name", DEFAULT_POLICY)
+    return name in _WHOLE_VALUES
+
+
+ENVIRONMENT_PREFIX = "SPECCTL_"
+_NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG", "SPECCTL_API_KEY"}
+PAIR_POLICY = "cost-optimal"
+"""The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
+drafts next to nothing."""
+MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}
+"""The flags that name a model, by its key."""
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Values of variables such as ``SPECCTL_SAMPLING__TEMPERATURE=0.7``; a double underscore separates tables.
+
+    Raises:
+        ProfileError: one variable sets a value where another sets a table.
+    """
+    return _layer(
+        (_key(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")), parse_value(text), f"environment {name}")
+        for name, text in sorted(environ.items())
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in _NOT_KEYS
+    )
+
+
+def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
+    """Values of ``--set KEY=VALUE`` in the order given; later ones win. ``place`` is their source, for messages.
+
+    Raises:
+        ProfileError: a text is not KEY=VALUE, or one sets a value where another sets a table.
+    """
+    entries = []
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        parts = [part.strip() for part in name.split(".")]
+        if not equals or not all(parts):
+            raise ProfileError(f"{place} {text}: expected KEY=VALUE", f"For example: {place} sampling.temperature=0.7")
+        entries.append((_key(parts), parse_value(value.strip()), place))
+    return _layer(entries)
+
+
+def pair_name(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    """The flags that name a pair, for messages; None if they name no target.
+
+    A lookup goes with every target: without a target and a profile of the environment it is that of `EMBEDDED`.
+    """
+    alone = flags.get("draft.model") == LOOKUP and not environ.get("SPECCTL_PROFILE")
+    if flags.get("target.model") is None and not alone:
+        return None
+    return " ".join(f"{flag} {flags[key]}" for key, flag in MODEL_FLAGS.items() if flags.get(key) is not None)
+
+
+def pair_layer(flags: Mapping[str, Any]) -> Layer:
+    """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
+    draft = flags.get("draft.model")
+    table: dict[str, Any] = {} if draft is None else {"draft": {"policy": pair_policy(draft)}}
+    if flags.get("target.model") is None:
+        table["target"] = {"model": f"{EMBEDDED}target"}
+    if str(flags.get("target.model") or EMBEDDED).startswith(EMBEDDED):
+        table["prompt"] = {"chat": False}  # as in the profiles of the embedded models, which continue stories
+    return Layer(table, lambda _: "default")
+
+
+def pair_policy(draft: str) -> dict[str, Any]:
+    """The policy of a draft of this name where nobody names one."""
+    return LOOKUP_POLICY if draft == LOOKUP else {"name": PAIR_POLICY}
+
+
+def flag_layer(flags: Mapping[str, Any]) -> Layer:
+    """Values of command-line flags by dotted key; None means that the flag was not given."""
+    return _layer(
+        (_key(name.split(".")), value, f"flag {MODEL_FLAGS.get(name) or _flag_name(name)}")
+        for name, value in flags.items()
+        if value is not None
+    )
+
+
+def _flag_name(name: str) -> str:
+    return "--" + name.rpartition(".")[2].replace("_", "-")
+
+
+def _key(parts: Sequence[str]) -> Key:
+    return ("draft", *parts) if parts[0] == "policy" else tuple(parts)
+
+
+def _layer(entries: Iterable[tuple[Key, Any, str]]) -> Layer:
+    table: dict[str, Any] = {}
+    places: dict[Key, str] = {}
+    for key, value, place in entries:
+        inner = table
+        for depth, part in enumerate(key[:-1], start=1):
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                around = dotted(key[:depth])
+                raise ProfileError(f"{place}: {dotted(key)}: {around} is already set to a value and cannot be a table")
+            places.setdefault(key[:depth], place)
+        inner[key[-1]] = value
+        places[key] = place
+
+    def place_of(key: Key) -> str:
+        return next(places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places)
+
+    return Layer(table, place_of)
+
+
+def replaced_models(files: Layers, merged: Layers) -> list[Key]:
+    """The tables whose model an override replaces.
+
+    Args:
+        files: the values of the profile's files alone.
+        merged: the same values with the overrides on top.
+    """
+    now = dict(_models(merged.table))
+    return [key for key, table in _models(files.table) if key in now and now[key]["model"] != table["model"]]
+
+
+def drop_template(before: Layers, merged: Layers) -> None:
+    """Forget what was said about the chat template of a target that a later layer replaces; the rule decides again.
+
+    What is said of one embedded model is true of all.
+    """
+    key = ("prompt", "chat")
+    if ("target",) not in replaced_models(before, merged):
+        return
+    family = all(layers.table["target"]["model"].startswith(EMBEDDED) for layers in (before, merged))
+    if not family and before.origins.get(key) == merged.origins.get(key):
+        merged.drop(key)
+
+
+def outdated(files: Layers, merged: Layers) -> list[str]:
+    """A sentence for each thing in the files that was meant for a replaced model; arguments as `replaced_models`."""
+    replaced = replaced_models(files, merged)
+    old = dict(_models(files.table))
+    sentences = []
+    for key in replaced:
+        dropped = [name for name in OF_ONE_MODEL if old[key].get(name) and (*key, name) not in merged.origins]
+        if dropped:
+            said = " and ".join(f"{dotted((*key, name))} = {shown(old[key][name])}" for name in dropped)
+            models = f"{old[key]['model']}, which {merged.origin((*key, 'model'))} replaces"
+            sentences.append(f"{files.origin((*key, dropped[0]))}: left out {said}: meant for {models}")
+    if replaced:
+        pair = " with ".join(table["model"] for table in old.values())
+        sentences += [
+            f"{files.origin(policy)}: the settings of {dotted(policy)} were chosen for {pair}; "
+            "`specctl calibrate` finds those of this pair"
+            for policy in _kept_settings(files, merged)
+        ]
+    return sentences
+
+
+def _models(table: Mapping[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """The tables that name a model: the target's, then each draft's from the top down."""
+    key: Key = ("target",)
+    found = table.get("target")
+    while isinstance(found, dict):
+        if isinstance(found.get("model"), str):  # what else stands there is told when the profile is checked
+            yield key, found
+        found = table.get("draft") if key == ("target",) else found.get("draft")
+        key = ("draft",) if key == ("target",) else (*key, "draft")
+
+
+def _kept_settings(files: Layers, merged: Layers) -> Iterator[Key]:
+    """The policy tables of which a setting still comes from a file."""
+    for key, _ in _models(merged.table):
+        policy = (*key, "policy")
+        settings = [other for other in files.origins if other[:-1] == policy and other[-1] != "name"]
+        if any(files.origins[setting] == merged.origins.get(setting) for setting in settings):
+            yield policy
+
 
 BY_DEFAULT = "default"
 """The origin of a value that nobody gave."""

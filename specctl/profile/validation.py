@@ -1,18 +1,74 @@
 """From a merged table to a `Profile`, or to a list of every mistake in the table."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, get_args
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from specctl.errors import ProfileError
-from specctl.policies import LOOKUP_SIGNALS, POLICIES, TRAINED_SIGNALS
+from specctl.errors import ProfileError, UsageError
+from specctl.policies import LOOKUP_SIGNALS, POLICIES, TRAINED_SIGNALS, Setting
 from specctl.policies.policy_text import policy_table
-from specctl.profile.lookup_policies import unoffered
-from specctl.profile.policy_settings import setting_names, settings_model
-from specctl.profile.schema import DEFAULT_POLICY, LOOKUP, LOOKUP_POLICY, Profile
+from specctl.profile.schema import DEFAULT_POLICY, LOOKUP, LOOKUP_POLICY, DraftTable, Profile
 from specctl.profile.wording import Key, did_you_mean, dotted, shown
+
+
+def unoffered(policy: str) -> str:
+    """Why a policy that reads a draft's distribution cannot stop a lookup, and which policies can."""
+    fitting = [name for name, rule in POLICIES.items() if rule.drafts and not rule.signals_of({}) - LOOKUP_SIGNALS]
+    default = Setting.of(LOOKUP_POLICY).label
+    return f"{policy} reads signals that a lookup does not have; choose {', '.join(fitting)} or {default}"
+
+
+def require_offered(setting: Setting) -> None:
+    """Raise ProfileError if the policy of a lookup reads a draft's distribution."""
+    if setting.signals - LOOKUP_SIGNALS:
+        raise ProfileError(unoffered(setting.policy))
+
+
+def require_models(drafts: Iterable[DraftTable], purpose: str, hint: str) -> None:
+    """Raise UsageError if one of the drafts is a lookup; ``purpose`` is what needs a distribution."""
+    if any(draft.is_lookup for draft in drafts):
+        raise UsageError(f"{purpose} reads a draft's distributions, and a lookup has none", hint)
+
+
+def setting_names(policy: str) -> list[str]:
+    """The names of a policy's settings, in the order of its class."""
+    return list(settings_model(policy).model_fields)
+
+
+@cache
+def settings_model(policy: str) -> type[BaseModel]:
+    """A strict model of the public fields of a policy's dataclass.
+
+    The dataclass itself cannot be used: in strict mode pydantic accepts only its instances, not a table.
+    """
+    cls = POLICIES[policy]
+    hints = get_type_hints(cls, include_extras=True)
+    fields: dict[str, Any] = {
+        field.name: (_from_toml(hints[field.name]), _default(field))
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.init and not field.name.startswith("_")
+    }
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
+
+
+def _from_toml(hint: Any) -> Any:
+    """A field's type as a table has it: TOML knows lists, a setting is a tuple, which can be hashed."""
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return Annotated[hint, Field(strict=False)] if get_origin(bare) is tuple else hint
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return ...
+
 
 Mistakes = dict[Key, str]
 

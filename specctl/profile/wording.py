@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -37,3 +37,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def brief(text: str, most: int = 200) -> str:
     """A text for messages, cut where it is too long to read."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def short_name(model: str) -> str:
+    """A model's name without its family or owner."""
+    return model.replace(":", "/").rpartition("/")[2]
+
+
+def distinct_name(path: str, others: Sequence[str]) -> str:
+    """The shortest end of a path that no other path ends with; ``others`` may contain the path itself."""
+    own = _parts(path)
+    for count in range(1, len(own)):
+        if all(_parts(other)[-count:] != own[-count:] for other in others if other != path):
+            return "/".join(own[-count:])
+    return path
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """For each of several models the shortest end of its name that no other has."""
+    return [distinct_name(model, models) for model in models]
+
+
+def _parts(path: str) -> list[str]:
+    return path.replace(":", "/").strip("/").split("/")

@@ -9,8 +9,7 @@ from typing import Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.contents import Contents
-from specctl.profile.known_names import EMBEDDED
-from specctl.profile.schema import DraftTable, Profile
+from specctl.profile.schema import EMBEDDED, DraftTable, Profile
 
 _SHARE = "Replicas read models from the command's paths. Put them on a file system that all machines share, the same "
 

@@ -8,7 +8,7 @@ from specctl.errors import ProfileError, UsageError
 from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES
 from specctl.profile import Profile
-from specctl.profile.policy_settings import settings_model
+from specctl.profile.validation import settings_model
 
 
 def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:

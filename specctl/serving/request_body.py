@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from specctl.errors import RecordError
 from specctl.messages import Message, read_messages
-from specctl.profile.base_tables import MOST_LOGPROBS, Bias, Penalty, Repetition
+from specctl.profile.schema import MOST_LOGPROBS, Bias, Penalty, Repetition
 from specctl.profile.wording import did_you_mean
 from specctl.record_settings import FOREIGN, NAMES, TOOLS, asks_for_nothing, switched_off
 from specctl.serving.api_errors import ApiError

@@ -16,8 +16,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
 from specctl.profile import Profile
-from specctl.profile.base_tables import with_one_grammar
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import SamplingTable, with_one_grammar
 from specctl.record_settings import NAMES
 from specctl.serving.api_errors import ApiError
 from specctl.serving.offer import offer

@@ -25,8 +25,7 @@ from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
 from specctl.outputs import write_whole
-from specctl.profile.model_table import require_whole
-from specctl.profile.schema import Profile, SamplingTable
+from specctl.profile.schema import Profile, SamplingTable, require_whole
 from specctl.replicas.job import Answer as ReplicaAnswer
 from specctl.reporting.table import DEFINITIONS, UP, Table, inert
 from specctl.training.epochs import Learner, Schedule

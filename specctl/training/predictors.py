@@ -28,9 +28,8 @@ from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
 from specctl.outputs import write_whole
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, TOP_PROBS
-from specctl.profile.lookup_policies import require_models
-from specctl.profile.model_table import require_whole
-from specctl.profile.schema import DraftTable, Profile
+from specctl.profile.schema import DraftTable, Profile, require_whole
+from specctl.profile.validation import require_models
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replicas.job import Answer

@@ -25,7 +25,7 @@ from specctl import hub_folder, speculative
 from specctl.decoding.loop import decode
 from specctl.errors import ProfileError, SpecctlError, UsageError
 from specctl.policies import Setting
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.toys import FAMILIES, STOPPING, noisy_copy, random_model
 

@@ -16,7 +16,7 @@ from specctl.observing.results import read_results
 from specctl.observing.round_robin import RoundRobin
 from specctl.policies import POLICIES
 from specctl.profile import resolve
-from specctl.profile.known_names import predictor_path
+from specctl.profile.schema import predictor_path
 from specctl.replay.recording import batch_metering
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces

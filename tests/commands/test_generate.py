@@ -17,7 +17,7 @@ import pytest
 from transformers import MptConfig
 
 from specctl import __main__ as entry
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from specctl.resuming.finished import Finished
 from tests.support.checkpoints import save_model
 
@@ -608,7 +608,7 @@ def test_a_sampled_text_depends_on_its_draft(specctl):
 
 @pytest.mark.usefixtures("left")
 def test_a_model_whose_files_have_changed_is_another(specctl, tmp_path):
-    from specctl.profile.known_names import model_path
+    from specctl.profile.schema import model_path
 
     shutil.copytree(model_path("target"), tmp_path / "copy")
     same = ["-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--raw", "--resume", "--set", f"target.model={tmp_path}/copy"]

@@ -14,7 +14,7 @@ from tokenizers import normalizers
 from specctl import __main__ as entry
 from specctl.policies import Setting
 from specctl.profile import resolve
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from tests.support.checkpoints import save_model
 from tests.support.hostile import Terminal
 from tests.support.other_tokenizers import byte_level

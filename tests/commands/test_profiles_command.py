@@ -12,7 +12,7 @@ import pytest
 from test_entry import IMPORTS, forked
 
 from specctl import __main__ as entry
-from specctl.profile.discovery import packaged_directory
+from specctl.profile.profile_file import packaged_directory
 from tests.support.hostile import HOSTILE, commands
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"

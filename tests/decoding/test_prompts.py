@@ -54,7 +54,7 @@ def test_a_chat_may_bring_its_own_system_prompt():
 def test_special_tokens_of_a_template_are_not_added_twice():
     from transformers import AutoTokenizer
 
-    from specctl.profile.known_names import model_path
+    from specctl.profile.schema import model_path
 
     embedded = AutoTokenizer.from_pretrained(model_path("target"))
     ids = PromptFormat(embedded, chat=True).prompt("What is 2 + 2?")

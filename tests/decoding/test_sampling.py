@@ -25,7 +25,7 @@ from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.profile.base_tables import FILTERS, SamplingTable
+from specctl.profile.schema import FILTERS, SamplingTable
 from tests.support.toys import seeded
 
 SHAPED = [

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from specctl.decoding.text import TextStream, decode_after, find_stop, silent_ids, special_ids
 from specctl.models.files.tokenizer import BareTokenizer, light
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.other_tokenizers import sentence_pieces
 

@@ -26,7 +26,7 @@ from specctl import __main__ as entry
 from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from specctl.replay.recording import metering
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from specctl.commands.profiles import _row
 from specctl.profile import resolve
-from specctl.profile.discovery import packaged_directory
-from specctl.profile.toml_text import annotated
+from specctl.profile.profile_file import packaged_directory
+from specctl.profile.writing import annotated
 from tests.faults.mutations import Tally, main, mutated
 
 WORDS = (

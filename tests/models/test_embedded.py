@@ -16,8 +16,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.profile import resolve
-from specctl.profile.known_names import model_path
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import SamplingTable, model_path
 from specctl.records import StopReason
 from tests.support.toys import WITHOUT_FORESIGHT
 

@@ -23,8 +23,7 @@ from specctl.models.placing.placement import place
 from specctl.models.placing.shard_plan import shard_plan, sharded_placement
 from specctl.models.running.engines import eager
 from specctl.models.sharding import SIZE, Follower, LeadingRunner, Message, Order, Sharding, decoded
-from specctl.profile.model_table import require_whole
-from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.profile.schema import DraftTable, ModelTable, Profile, require_whole
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.rotating_models import BORDER, TEXT, weights
 

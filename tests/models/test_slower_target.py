@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specctl.models.running.eager import EagerRunner
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from tests.support.slower_target import write_slower_target
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from specctl.errors import ProfileError, UsageError
 from specctl.profile import Profile, resolve
-from specctl.profile.lookup_policies import require_models, require_offered
 from specctl.profile.schema import LOOKUP, DraftTable, PolicyTable
+from specctl.profile.validation import require_models, require_offered
 
 PAIR = """
 [target]

@@ -2,7 +2,7 @@ import pytest
 
 from specctl.errors import ProfileError
 from specctl.profile import parse_policy, resolve
-from specctl.profile.discovery import available, packaged_directory
+from specctl.profile.profile_file import available, packaged_directory
 
 PAIR = '[target]\nmodel = "big"\n[draft]\nmodel = "small"\n'
 

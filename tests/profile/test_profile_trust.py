@@ -4,7 +4,7 @@ import pytest
 
 from specctl.errors import ProfileError
 from specctl.profile import resolve
-from specctl.profile.discovery import available, packaged_directory
+from specctl.profile.profile_file import available, packaged_directory
 
 EVIL = '[target]\nmodel = "./m"\ntrust_remote_code = true\n'
 MEEK = '[target]\nmodel = "big"\n'

@@ -4,7 +4,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.profile import resolve, write_profile
-from specctl.profile.toml_text import annotated
+from specctl.profile.writing import annotated
 
 
 def test_written_profiles_resolve(tmp_path):

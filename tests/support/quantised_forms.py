@@ -27,8 +27,7 @@ from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.tree_shape import TreeSize
-from specctl.profile.known_names import model_path
-from specctl.profile.schema import ModelTable
+from specctl.profile.schema import ModelTable, model_path
 from specctl.prompts.suites import load_suite
 from tests.support.onnx_models import sure_runner
 from tests.support.toys import STOPPING, head_for, noisy_copy, random_model, random_predictor, seeded

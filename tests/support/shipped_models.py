@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from specctl.models.loading import model as loading
 from specctl.models.placing import memory, requirements
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 
 
 @contextmanager

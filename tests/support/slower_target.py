@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 
 
 def add_idle_layers(model: PreTrainedModel, count: int) -> None:

@@ -14,7 +14,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.training import Lesson, Teacher, drafted_steps
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from specctl.training.draft_heads import Answer, acceptance_in_rounds, drafts_of_head, drafts_of_model
 
 SUITE = Path(specctl.prompts.__file__).parent / "embedded_suite.jsonl"

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from tools.chains.edits import edit
 from tools.embedded.corpus import encode_documents, read_corpus
 from tools.embedded.recipe import finished

@@ -28,7 +28,7 @@ from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.kinds import HEAD_KINDS, Recipe
 from specctl.models.draft_heads.training import Teacher, new_head
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from specctl.reporting.table import as_markdown
 from specctl.training.draft_heads import (
     Acceptance,

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 from tools.embedded.card import write_card
 from tools.embedded.corpus import encode_documents, question_prompt, read_corpus, train_tokenizer
 from tools.embedded.recipe import Recipe

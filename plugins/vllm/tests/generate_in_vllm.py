@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 
-from specctl.profile.known_names import model_path
+from specctl.profile.schema import model_path
 
 LONGEST = 8
 PROMPTS = ["Once upon a time", "The little dog", "Question: what is 3 plus 4?", "One day, Tim", "The sun was"]

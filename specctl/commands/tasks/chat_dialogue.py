@@ -15,7 +15,7 @@ from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Sink
 from specctl.printable import printable
 from specctl.processes.interrupts import interruptible
-from specctl.profile.known_names import EMBEDDED
+from specctl.profile.schema import EMBEDDED
 from specctl.records import FinishReason
 from specctl.terminal.line_input import LineInput, joined, unechoed
 from specctl.terminal.output import tell, write_text

@@ -68,7 +68,7 @@ def _policies(profile: "Profile") -> str:
 
 def title_of(profile: "Profile") -> str:
     """The names of the models that take part."""
-    from specctl.profile.model_table import LOOKUP
+    from specctl.profile.schema import LOOKUP
 
     draft = profile.draft.at_work() if profile.draft is not None else None
     lookup = [LOOKUP] if draft is not None and draft.lookup else []

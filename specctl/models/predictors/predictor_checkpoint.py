@@ -16,8 +16,7 @@ from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
 from specctl.policies import Signal
-from specctl.profile.known_names import predictor_path
-from specctl.profile.schema import PolicyTable
+from specctl.profile.schema import PolicyTable, predictor_path
 
 if TYPE_CHECKING:
     import torch

@@ -33,8 +33,7 @@ from specctl.models.onnx.store import (
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
-from specctl.profile.model_table import LOOKUP
-from specctl.profile.schema import PolicyTable, Profile
+from specctl.profile.schema import LOOKUP, PolicyTable, Profile
 from tests.support.checkpoints import save_model
 from tests.support.onnx_models import needs_onnx, small_config, small_pair
 from tests.support.other_tokenizers import byte_level

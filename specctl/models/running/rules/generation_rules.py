@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specctl.profile.base_tables import ABOUT_PROMPTS, SamplingTable
+from specctl.profile.schema import ABOUT_PROMPTS, SamplingTable
 
 RULES: dict[str, Any] = {
     "sequence_bias": {},

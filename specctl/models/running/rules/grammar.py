@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from specctl.models.running.grammars.schema_fit import SchemaFit
-    from specctl.profile.base_tables import SamplingTable
+    from specctl.profile.schema import SamplingTable
 
 INVALID = "invalid_grammar"
 FAILED = "grammar_failed"

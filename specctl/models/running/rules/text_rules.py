@@ -11,7 +11,7 @@ from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.passes.forward import Numbers
 from specctl.models.running.rules.grammar import UNFIT, grammars_of, source_of
 from specctl.models.running.rules.ruled import TokenRule
-from specctl.profile.base_tables import GRAMMARS, SamplingTable
+from specctl.profile.schema import GRAMMARS, SamplingTable
 
 Ids = npt.NDArray[np.int64]
 
