@@ -78,7 +78,7 @@ def pytest_collection_finish() -> None:
 def quick_machine() -> Iterator[None]:
     """However slow the machine, no command takes so long that it begins to write how far it is."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("specctl.terminal.work_progress.PATIENCE", 1e6)
+        monkeypatch.setattr("specctl.terminal.progress.PATIENCE", 1e6)
         yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.analysis.verdicts import read_traces as read_verdicts
+from specctl.analysis.readings import read_traces as read_verdicts
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import read_records

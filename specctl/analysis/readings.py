@@ -1,11 +1,21 @@
 """Draft tokens with their verdicts, and the target's own tokens as both models read them. No torch here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
+from specctl.errors import UsageError
+from specctl.files import Content, content_of, lines_of, parse_line
+from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.replay.trace_files import read_traces as read_trace_set
+from specctl.replay.traces import Trace
+from specctl.round_trace import RoundLine, TracedRound
 from specctl.statistics.intervals import Floats
 
 Ints = npt.NDArray[np.int64]
@@ -117,3 +127,122 @@ def run_lengths(kept: Floats) -> Floats:
     for position in reversed(range(len(kept))):
         runs[position] = kept[position] * (1 + runs[position + 1])
     return runs[:-1]
+
+
+HINT = "--from takes files that generate --trace or calibrate --trace wrote"
+
+
+@dataclass(slots=True)
+class _Verdicts:
+    """The columns of `Judged`, as they fill; ``numbers`` are the prompts', by id."""
+
+    prompt: list[int] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    run: list[float] = field(default_factory=list)
+    discarded: list[float] = field(default_factory=list)
+    signals: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in RISING})
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def add_round(self, identity: Any, round_: TracedRound) -> None:
+        """The verified tokens of a round, and the entropies of those behind the rejected one."""
+        verified = round_.steps[: round_.accepted + 1]
+        columns: dict[str, Sequence[float | None]] = {
+            name: [getattr(step, name) for step in verified] for name in DISTRIBUTION_SIGNALS
+        }
+        # A head predicts for a token once it is fed, so its prediction stands at the step after.
+        after = [step.accept_prob for step in round_.steps[1 : len(verified) + 1]]
+        columns["accept_prob"] = [*after, *[None] * (len(verified) - len(after))]
+        # A draft head predicts for a token before it is drawn, so its prediction stands at the step before.
+        before = [step.next_accept_prob for step in verified[:-1]]
+        columns["next_accept_prob"] = [*[None] * (len(verified) - len(before)), *before]
+        columns["own_accept_prob"] = [step.own_accept_prob for step in verified]
+        accepted = [float(step.accepted) for step in verified]
+        self._add(identity, accepted, [float(round_.accepted - index) for index in range(len(verified))], columns)
+        never = round_.steps[round_.accepted + 1 :]
+        self.discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
+
+    def add_trace(self, trace: Trace) -> None:
+        """The draft tokens that were judged: at every position of the text, and of a draft head from every start."""
+        for judged in trace.draft.judged():
+            columns: dict[str, Sequence[float | None]] = {
+                name: getattr(judged.steps, name) for name in DISTRIBUTION_SIGNALS
+            }
+            columns["accept_prob"] = judged.predictions
+            foreseen = judged.steps.next_accept_prob
+            columns["next_accept_prob"] = [None] * len(judged.outcomes) if foreseen is None else [None, *foreseen[:-1]]
+            columns["own_accept_prob"] = judged.own_predictions
+            runs = run_lengths(np.array(judged.outcomes)).tolist()
+            self._add(trace.prompt, list(judged.outcomes), runs, columns)
+
+    def _add(
+        self,
+        identity: Any,
+        accepted: Sequence[float],
+        run: Sequence[float],
+        signals: dict[str, Sequence[float | None]],
+    ) -> None:
+        self.prompt += [self.numbers.setdefault(repr(identity), len(self.numbers))] * len(accepted)
+        self.accepted += accepted
+        self.run += run
+        for name, values in self.signals.items():
+            values += [nan if value is None else value for value in signals[name]]
+
+
+def read_traces(paths: Iterable[Path]) -> Judged:
+    """The draft tokens of all traces; records of the same id are one prompt, whichever file they are in.
+
+    Raises:
+        UsageError: a file cannot be read or is no trace, a line is damaged or of a tree (the message names it), or no
+            draft token was verified.
+    """
+    found = _Verdicts()
+    for path in paths:
+        _read(path, found)
+    if not found.accepted:
+        raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
+    return _judged(found)
+
+
+def verdicts(traces: Iterable[Trace]) -> Judged | None:
+    """The draft tokens of some traces that verification judges; None if there are none."""
+    found = _Verdicts()
+    for trace in traces:
+        found.add_trace(trace)
+    return _judged(found) if found.accepted else None
+
+
+def _judged(found: _Verdicts) -> Judged:
+    known = {name: np.array(values) for name, values in found.signals.items() if not all(map(isnan, values))}
+    if not known:
+        raise UsageError("the traces contain no signals", "write them with `specctl generate --trace FILE`")
+    own = [values for name, values in known.items() if name in DISTRIBUTION_SIGNALS] or list(known.values())
+    whole = np.isfinite(np.stack(own)).all(axis=0)
+    if not whole.any():
+        raise UsageError("no drafted token has all the signals that others have", "analyse the traces one by one")
+    return Judged(
+        np.array(found.prompt)[whole],
+        {name: np.clip(values[whole], 0, None if name == "entropy" else 1) for name, values in known.items()},
+        np.array(found.accepted)[whole],
+        np.array(found.run)[whole],
+        np.array(found.discarded),
+    )
+
+
+def _read(path: Path, found: _Verdicts) -> None:
+    content = content_of(path)
+    if content is Content.TRACE:
+        whole = read_trace_set(path)
+        for trace in whole.of(whole.prompts):
+            found.add_trace(trace)
+    elif content in (Content.ROUNDS, None):
+        adapter = TypeAdapter(RoundLine)
+        for number, line in lines_of(path):
+            round_ = parse_line(adapter, path, number, line, HINT)
+            if round_.tree:
+                raise UsageError(
+                    f"{path}:{number}: the levels of a tree are no tokens that were verified one by one",
+                    "trace the chain: specctl generate --set draft.tree=0 --trace FILE",
+                )
+            found.add_round(round_.id, round_)
+    else:
+        raise UsageError(f"{path} holds {content}, not a trace", HINT)

@@ -5,10 +5,45 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specctl.analysis.divergence_bounds import bounds, fit_c
 from specctl.analysis.readings import RISING, Ints, Judged, Reading, Readings
 from specctl.statistics.association import Bin, auroc, binned, quantiles, spearman
 from specctl.statistics.intervals import Floats, Interval, bootstrap
+
+PUBLISHED_C = 0.15
+"""The constant of SVIP's published code (arXiv 2411.18462)."""
+
+
+def pinsker(divergence: Floats) -> Floats:
+    """1 - sqrt(KL/2), at most sum(min(p, q)) (SVIP eq. 4)."""
+    return 1 - np.sqrt(divergence / 2)
+
+
+def bretagnolle_huber(divergence: Floats) -> Floats:
+    """1 - sqrt(1 - exp(-KL)), at most sum(min(p, q)) (SVIP App. B)."""
+    return 1 - np.sqrt(-np.expm1(-divergence))
+
+
+def estimate(entropy: Floats, c: float) -> Floats:
+    """1 - sqrt(c H_q) (SVIP eq. 6)."""
+    return 1 - np.sqrt(c * entropy)
+
+
+def fit_c(entropy: Floats, acceptance: Floats) -> float:
+    """The c for which `estimate` fits the acceptance probabilities best, by least squares."""
+    total = float(entropy.sum())
+    slope = float(((1 - acceptance) * np.sqrt(entropy)).sum()) / total if total else 0.0
+    return slope**2
+
+
+def bounds(reading: Reading, fitted_c: float) -> dict[str, Floats]:
+    """Every bound and estimate of the acceptance probability, by name; they may be negative."""
+    return {
+        "Pinsker": pinsker(reading.divergence),
+        "Bretagnolle-Huber": bretagnolle_huber(reading.divergence),
+        f"estimate, c = {PUBLISHED_C}": estimate(reading.entropy, PUBLISHED_C),
+        f"estimate, c = {fitted_c:.3g} (fitted)": estimate(reading.entropy, fitted_c),
+    }
+
 
 ROUNDING = 1e-5
 """By how much rounding in float32 may lift a bound above what it bounds."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specctl.analysis.readings import Judged, Reading, Readings, run_lengths
-from specctl.analysis.verdicts import verdicts
+from specctl.analysis.readings import Judged, Reading, Readings, run_lengths, verdicts
 from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
 from specctl.decoding.draft_tokens import draft_token_generator, draw_along, predict_acceptance

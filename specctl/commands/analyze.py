@@ -50,7 +50,7 @@ def analyze(
     """
     if from_:
         require_unused(ctx, "from_", "runs no prompt", but=("report", "force", "json_", "progress", "quiet"))
-        from specctl.analysis.verdicts import read_traces
+        from specctl.analysis.readings import read_traces
 
         sources: dict[str, Any] = {"command": _command(), "traces": list(map(str, from_))}
         with Outputs(force=run.force) as outputs:
@@ -129,7 +129,7 @@ def _show(
     show: ShowOptions,
 ) -> None:
 
-    from specctl.analysis.analysis_tables import analysis_tables, distributions
+    from specctl.analysis.report import analysis_tables, distributions
     from specctl.analysis.signal_quality import analyse
     from specctl.reporting.table import plain
 
@@ -139,7 +139,7 @@ def _show(
     source = "traces" if greedy is None else "models"
     show.outcome({"provenance": sources, "source": source, **about, **plain(analysis)}, shown)
     if show.report is not None:
-        from specctl.analysis.analysis_figures import draw_analysis
+        from specctl.analysis.report import draw_analysis
         from specctl.reporting.document import write_document
 
         drawn = draw_analysis(analysis, judged, readings)

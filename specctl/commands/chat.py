@@ -77,7 +77,7 @@ def chat(
 
     from rich.console import Console
 
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
     console = Console(stderr=True)
     own = resolved.profile

@@ -22,7 +22,7 @@ from specctl.errors import ModelError, UsageError
 from specctl.files import write_line
 from specctl.profile.profile_file import display
 from specctl.terminal.output import write_out
-from specctl.terminal.work_progress import loading
+from specctl.terminal.progress import loading
 
 if TYPE_CHECKING:
     from specctl.doctor.diagnosis import Diagnosis

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,7 +127,7 @@ def generate(
     from specctl.commands.tasks.record_run import RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
-    from specctl.terminal.work_progress import TerminalProgress, resumable
+    from specctl.terminal.progress import TerminalProgress, resumable
 
     console = Console(stderr=True)
     shown_progress = TerminalProgress(console, False if show.quiet else show.progress)
@@ -171,7 +170,7 @@ def generate(
                 answering = stack.enter_context(rows)
             else:
                 answerer = loaded.answerer()
-        view = partial(generation_view.view_of, resolved, console)
+        view = generation_view.view_of(resolved, console)
         if several is not None and source is not None:
             several.begin()
             answers: RecordStream | ReplicatedRecords
@@ -180,8 +179,7 @@ def generate(
                 turns = several.turns if replication is None else None
                 watch = None
                 if results.live and replication is None:
-                    shown_texts = stack.enter_context(generation_view.batch_view_of(resolved, console))
-                    watch = generation_view.batch_watch(loaded.answerer(), shown_texts)
+                    watch = generation_view.watch_with(loaded.answerer(), stack.enter_context(view))
                 answers = ReplicatedRecords(
                     answering, sink, traced, several.finished, results.rounds, results.token_ids, turns, watch
                 )
@@ -190,7 +188,7 @@ def generate(
             else:
                 from specctl.observing import record_stream
 
-                alone = generation_view.live_watch(answerer, view) if results.live else record_stream.trace_alone
+                alone = generation_view.watch_with(answerer, view) if results.live else record_stream.trace_alone
                 answers = record_stream.RecordStream(
                     answerer, sink, traced, several.finished, results.rounds, results.token_ids, alone, several.turns
                 )
@@ -218,4 +216,4 @@ def generate(
             return
         plain = not console.is_terminal or not sys.stdout.isatty() or show.quiet
         shown = results.live if results.live is not None else not plain
-        generation_view.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
+        generation_view.show_prompt(answerer, record, sink, on_round, view if shown else None)

@@ -117,7 +117,7 @@ def _require_ready(profile: "Profile") -> None:
 
     from specctl.commands.doctor import verdict
     from specctl.reporting.console import cell
-    from specctl.terminal.work_progress import loading
+    from specctl.terminal.progress import loading
 
     console = Console(stderr=True)
     with loading(console, "examining the models"):

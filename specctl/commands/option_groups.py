@@ -26,7 +26,7 @@ from specctl.terminal.output import tell, write_out, write_sentence
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
     from specctl.reporting.table import Table
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 LIMIT = "Most new tokens {}. Default: profile, else 256."
 
@@ -223,6 +223,6 @@ class ShowOptions:
         """Progress on standard error."""
         from rich.console import Console
 
-        from specctl.terminal.work_progress import TerminalProgress
+        from specctl.terminal.progress import TerminalProgress
 
         return TerminalProgress(Console(stderr=True, quiet=self.quiet), self.progress)

@@ -60,7 +60,7 @@ def serve(
     from specctl.serving.endpoints import application
     from specctl.serving.listening import Listener, address_of, bound, known_hosts
     from specctl.serving.service import Limits, Service
-    from specctl.terminal.work_progress import TerminalProgress, note
+    from specctl.terminal.progress import TerminalProgress, note
 
     console = Console(stderr=True)
     with bound(clients.host, clients.port) as listening, ExitStack() as stack:

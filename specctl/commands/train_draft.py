@@ -19,7 +19,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS, RECIPES, Recipe
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
     from specctl.training.draft_heads import DraftHeads
     from specctl.training.model_card import Report
     from specctl.training.subject import Source

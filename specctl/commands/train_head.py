@@ -16,7 +16,7 @@ from specctl.errors import UsageError
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
     from specctl.training.model_card import Report
     from specctl.training.predictors import Predictors
     from specctl.training.subject import Source

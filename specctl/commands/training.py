@@ -19,7 +19,7 @@ from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.profile import Profile, ResolvedProfile
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
     from specctl.training.model_card import Report
     from specctl.training.subject import Source, Subject
 
@@ -107,7 +107,7 @@ class TrainingFlags:
             begin: makes the subject; it is what imports torch.
             finish: trains it, and writes what was trained.
         """
-        from specctl.terminal.work_progress import resumable
+        from specctl.terminal.progress import resumable
 
         progress = self.show.bars()
         with progress.doing("starting"):

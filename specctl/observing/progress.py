@@ -37,7 +37,7 @@ class Tally:
 
 
 class Progress(Protocol):
-    """Receives progress; `specctl.terminal.work_progress.TerminalProgress` shows it, `SILENT` ignores it."""
+    """Receives progress; `specctl.terminal.progress.TerminalProgress` shows it, `SILENT` ignores it."""
 
     def doing(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show ``what`` while the block runs; yields a function that replaces the description."""

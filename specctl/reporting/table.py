@@ -82,7 +82,7 @@ COLUMNS = {
             str,
             "fact; in A; in B; signal; acceptance; tokens; verdict; draft entropy (nats); bound or estimate; head",
         ),
-        ("", str, "accepted; best signal; draft length; accepted length; nodes; KL(q||p)"),
+        ("", str, "accepted; best signal; draft length; accepted length; nodes"),
         (DOWN, str, "differ; failed; texts differ"),
         # speeds and times
         (UP, fixed(1), "tokens/s; A tokens/s; B tokens/s; measured tokens/s; predicted tokens/s; simulated tokens/s"),
@@ -106,7 +106,8 @@ COLUMNS = {
         (DOWN, percent, "vacuous; above the truth"),
         ("", percent, "argmax agreement"),
         ("", fixed(2), "mean accepted in a row"),
-        ("", fixed(3), "mean; sd; 10%; 25%; 30%; median; 70%; 75%; 90%; H_q; H_{q,p}; acceptance probability"),
+        ("", fixed(3), "mean; sd; 10%; 25%; 30%; median; 70%; 75%; 90%; H_q; H_{q,p}"),
+        ("", fixed(3), "KL(q||p); acceptance probability"),
         ("", fixed(4), "best signal's loss"),
     )
     for name in names.split("; ")

@@ -188,11 +188,11 @@ def _best(evaluation: Evaluation) -> str:
 
 _COMPARED: Columns[Evaluation] = {
     "head": lambda one: one.recipe.name,
-    f"weighted loss{DOWN}": lambda one: f"{one.predictor.loss:.4f}",
-    "best signal's loss": lambda one: f"{one.signals[_best(one)].loss:.4f}",
+    "weighted loss": lambda one: one.predictor.loss,
+    "best signal's loss": lambda one: one.signals[_best(one)].loss,
     "best signal": lambda one: SIGNAL_NAMES[_best(one)],
-    f"calibration error{DOWN}": lambda one: f"{one.predictor.ece:.3f}",
-    f"AUROC{UP}": lambda one: number(one.predictor.auroc, 3),
+    "calibration error": lambda one: one.predictor.ece,
+    "AUROC": lambda one: one.predictor.auroc,
 }
 
 

@@ -10,13 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.analysis.analysis_figures import draw_analysis
-from specctl.analysis.analysis_tables import analysis_tables
-from specctl.analysis.divergence_bounds import bretagnolle_huber, estimate, fit_c, pinsker
-from specctl.analysis.readings import Judged, Reading, Readings, judge, run_lengths
-from specctl.analysis.signal_quality import analyse
+from specctl.analysis.readings import Judged, Reading, Readings, judge, read_traces, run_lengths
+from specctl.analysis.report import analysis_tables, draw_analysis
+from specctl.analysis.signal_quality import analyse, bretagnolle_huber, estimate, fit_c, pinsker
 from specctl.analysis.teacher_forcing import compare, read
-from specctl.analysis.verdicts import read_traces
 from specctl.decoding import along
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError

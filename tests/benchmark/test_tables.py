@@ -15,8 +15,7 @@ from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Difference, Run, RunSet, read_results
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
-from specctl.terminal.benchmark_progress import BenchProgress
-from specctl.terminal.work_progress import TerminalProgress
+from specctl.terminal.progress import BenchProgress, TerminalProgress
 
 CANDIDATES = [candidate("none"), candidate("svip", threshold=0.3), peer("hf")]
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]

@@ -6,7 +6,7 @@ from rich.console import Console
 from specctl.commands.tasks.replication import ReplicaOptions, Replication
 from specctl.errors import UsageError
 from specctl.profile import resolve
-from specctl.terminal.work_progress import TerminalProgress
+from specctl.terminal.progress import TerminalProgress
 
 
 class Seen(Exception):  # noqa: N818 - it ends the start at what is of interest

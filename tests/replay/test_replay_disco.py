@@ -9,8 +9,8 @@ import pytest
 from test_replay_hierarchy import HIERARCHIES, Part, greedy, live, players, policies
 from test_replay_law import ALONE, EXACT, PLAIN, PROMPT, first_two, traces
 
-from specctl.analysis.verdicts import read_traces as read_verdicts
-from specctl.analysis.verdicts import verdicts
+from specctl.analysis.readings import read_traces as read_verdicts
+from specctl.analysis.readings import verdicts
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.replay.play import Player, play

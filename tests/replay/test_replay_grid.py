@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_replay import CASES, DRAFTING, VERIFYING, clock
 
-from specctl.analysis.verdicts import read_traces as read_verdicts
+from specctl.analysis.readings import read_traces as read_verdicts
 from specctl.decoding import round as one_round
 from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specctl.terminal.display import Bottom, FullScreen
-from specctl.terminal.work_progress import TerminalProgress
+from specctl.terminal.progress import TerminalProgress
 
 ENTER, LEAVE, HIDE, SHOW = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25l", "\x1b[?25h"
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from specctl.terminal import job_control
+from specctl.terminal import display
 
 
 class Picture:
@@ -21,9 +21,9 @@ def without_job_control(monkeypatch):
     for module, names in ((signal, ("SIGTSTP", "SIGCONT", "SIGWINCH")), (os, ("tcgetpgrp", "getpgrp", "getsid"))):
         for name in names:
             monkeypatch.delattr(module, name)
-    yield importlib.reload(job_control)
+    yield importlib.reload(display)
     monkeypatch.undo()
-    importlib.reload(job_control)
+    importlib.reload(display)
 
 
 def test_a_system_without_job_control_draws_all_the_same(without_job_control):

@@ -1,9 +1,12 @@
 import os
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pexpect
 import pytest
@@ -12,9 +15,9 @@ from rich.console import Console
 
 from specctl.metrics import Metrics
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
-from specctl.terminal.live import LiveView, Origin, Piece, loading
-from specctl.terminal.panel import GenerationPanel
-from specctl.terminal.word_wrap import WordWrap
+from specctl.terminal.live import LiveView, Origin, Piece, ShownText, recall
+from specctl.terminal.output import WordWrap
+from specctl.terminal.progress import loading
 from tests.support.hostile import Terminal
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,8 +41,8 @@ def round_of(index: int, accepted: int, drafted: int, threshold: float | None = 
 ROUNDS = [round_of(index, index % 5, 4 + index % 2) for index in range(30)]
 
 
-def panel(rounds: list[Round] = ROUNDS, text: str = "some words ", prompt: str = "Once upon a time") -> GenerationPanel:
-    drawn = GenerationPanel("big + small", "adaedl", prompt, 512)
+def panel(rounds: list[Round] = ROUNDS, text: str = "some words ", prompt: str = "Once upon a time") -> ShownText:
+    drawn = ShownText(LiveView(Console(file=StringIO()), "big + small", "adaedl", 512), "", prompt)
     for round_ in rounds:
         drawn.add(round_, [Piece(text * round_.accepted, Origin.ACCEPTED), Piece(text, Origin.CORRECTION)])
     return drawn
@@ -50,7 +53,7 @@ def completion(rounds: list[Round]) -> Completion:
     return Completion((1,) * 5, 0, tokens, "THE WHOLE TEXT", FinishReason.LENGTH, tuple(rounds), 0.5, 8.0, 0.75)
 
 
-def drawn_lines(console: Console, drawn: GenerationPanel) -> list[str]:
+def drawn_lines(console: Console, drawn: ShownText) -> list[str]:
     with console.capture() as capture:
         console.print(drawn, end="")
     output = capture.get()
@@ -142,7 +145,8 @@ def test_a_long_text_shows_its_end() -> None:
 
 
 def test_markup_in_titles_and_text_is_shown_as_it_is() -> None:
-    drawn = GenerationPanel("[red]title\x1b[0m[/red]", "[bold]p", "[blink]prompt", 8)
+    view = LiveView(Console(file=StringIO()), "[red]title\x1b[0m[/red]", "[bold]p", 8)
+    drawn = ShownText(view, "", "[blink]prompt")
     page = "\n".join(drawn_lines(terminal(80, 24), drawn))
     assert "[red]title␛[0m[/red] · [bold]p" in page
     assert "[blink]prompt" in page
@@ -166,12 +170,12 @@ def test_without_colour_origins_still_differ(monkeypatch: pytest.MonkeyPatch) ->
 def test_finish_leaves_only_a_summary(width: int) -> None:
     console = terminal(width, 24)
     finished = completion(ROUNDS)
-    with LiveView(console, "big + small", "adaedl", "Once upon a time", 512) as view:
+    with LiveView(console, "big + small", "adaedl", 512).text("", "Once upon a time") as view:
         for round_ in ROUNDS:
             view.on_round(round_, [Piece("THE WHOLE TEXT", Origin.ACCEPTED)])
         console.file.truncate(0)
-        view.finish(finished)
-        after = console.file.getvalue()
+    view.finish(finished)
+    after = console.file.getvalue()
     metrics = Metrics.of([finished])
     lines = CONTROL.sub("", after[after.rindex("\x1b[?1049l") :]).splitlines()
     summary = " ".join(lines)
@@ -184,12 +188,11 @@ def test_finish_leaves_only_a_summary(width: int) -> None:
     assert "total 8.00 s" in summary
     assert "finished length" in summary
     assert "THE WHOLE TEXT" not in summary
-    assert console.file.getvalue() == after
 
 
 def test_after_an_interrupt_the_figures_are_those_until_then() -> None:
     console = terminal(80, 24)
-    with LiveView(console, "big + small", "adaedl", "Once", 512) as view:
+    with LiveView(console, "big + small", "adaedl", 512).text("", "Once") as view:
         for round_ in ROUNDS:
             view.on_round(round_, [Piece("text", Origin.ACCEPTED)])
     view.finish(None)
@@ -203,7 +206,7 @@ def test_after_an_interrupt_the_figures_are_those_until_then() -> None:
 
 def test_the_end_of_a_long_prompt_stands_before_its_completion() -> None:
     console = terminal(80, 24)
-    LiveView(console, "t", "svip", "", 8).recall("a" * 900 + " \x1b[31mthe end", WordWrap(Terminal()))
+    recall(console, "a" * 900 + " \x1b[31mthe end", WordWrap(Terminal()))
     shown = SGR.sub("", console.file.getvalue())
     assert shown.startswith("…aaa")
     assert " ".join(shown.split()).endswith("the end")
@@ -213,7 +216,7 @@ def test_the_end_of_a_long_prompt_stands_before_its_completion() -> None:
 
 def test_an_error_in_the_block_takes_the_panel_away() -> None:
     console = terminal(80, 24)
-    with pytest.raises(KeyboardInterrupt), LiveView(console, "t", "svip", "prompt", 8):
+    with pytest.raises(KeyboardInterrupt), LiveView(console, "t", "svip", 8).text("", "prompt"):
         raise KeyboardInterrupt
     output = console.file.getvalue()
     assert output.rindex("\x1b[?25h") > output.rindex("prompt")
@@ -224,17 +227,17 @@ def test_nothing_is_drawn_without_a_terminal() -> None:
     console = Console(file=StringIO(), width=80)
     with loading(console, "Loading"):
         pass
-    with LiveView(console, "t", "svip", "prompt", 8) as view:
+    with LiveView(console, "t", "svip", 8).text("", "prompt") as view:
         view.on_round(ROUNDS[0], [Piece("text", Origin.BONUS)])
-        view.finish(completion(ROUNDS[:1]))
+    view.finish(completion(ROUNDS[:1]))
     assert console.file.getvalue() == ""
 
 
 def test_a_dumb_terminal_gets_the_summary_alone() -> None:
     console = terminal(80, 24, _environ={"TERM": "dumb"})
-    with LiveView(console, "t", "svip", "prompt", 8) as view:
+    with LiveView(console, "t", "svip", 8).text("", "prompt") as view:
         view.on_round(ROUNDS[0], [Piece("text", Origin.BONUS)])
-        view.finish(completion(ROUNDS[:1]))
+    view.finish(completion(ROUNDS[:1]))
     assert CONTROL.sub("", console.file.getvalue()).startswith("t · svip\ntokens 1 of 8")
 
 
@@ -249,17 +252,73 @@ def test_loading_shows_its_message_and_cleans_up(width: int) -> None:
     assert output.endswith("\r\x1b[2K\x1b[?25h")
 
 
+def seen(view: LiveView) -> list[str]:
+    console = Console(file=StringIO(), width=80, height=24, force_terminal=True, color_system=None)
+    console.print(view)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 23
+    return list(lines)
+
+
+def test_the_oldest_is_a_panel_and_others_have_a_line_each() -> None:
+    view = LiveView(Console(file=StringIO()), "big + small", "svip", 99)
+
+    def write(text: ShownText, said: str, tokens: int) -> None:
+        text.add = lambda *_: None  # type: ignore[method-assign]
+        round_: Any = SimpleNamespace(emitted=range(tokens))
+        text.on_round(round_, [Piece(said, Origin.ACCEPTED)])
+
+    assert "waiting for records" in seen(view)[0]
+    with view.text("a", "Once") as first:
+        with view.text("b", "Twice") as second, view.text("c", "Thrice") as third:
+            write(first, " upon", 2)
+            write(second, " x\ny" * 60 + " the end", 7)
+            write(third, " more", 1)
+            shown = seen(view)
+            assert "big + small · svip" in shown[0]
+            assert any("Once" in line for line in shown)
+            (others,) = [number for number, line in enumerate(shown) if "3 at once" in line]
+            assert "tokens/s of all" in shown[others]
+            assert [line.split()[:3] for line in shown[others + 1 :]] == [["b", "7", "tokens"], ["c", "1", "tokens"]]
+            assert shown[others + 1].endswith("the end")
+        assert view.tokens == 10
+        assert not any(" 7 tokens" in line for line in seen(view)), "those that ended are gone"
+    assert "waiting for records" in seen(view)[0]
+
+
+def test_tokens_of_a_text_that_begins_again_count_once() -> None:
+    view = LiveView(Console(file=StringIO()), "big", "svip", 99)
+    for error in (GeneratorExit, None):
+        with pytest.raises(GeneratorExit) if error else nullcontext(), view.text("a", "Once") as text:
+            text.add = lambda *_: None  # type: ignore[method-assign]
+            text.on_round(SimpleNamespace(emitted=range(5)), [])  # type: ignore[arg-type]
+            if error:
+                raise error
+    assert view.tokens == 5
+
+
+def test_more_texts_than_rows_of_the_screen_are_counted() -> None:
+    view = LiveView(Console(file=StringIO()), "big", "svip", 99)
+    contexts = [view.text(str(number), "Once") for number in range(30)]
+    for context in contexts:
+        context.__enter__()
+    assert any("30 at once" in line and "19 not shown" in line for line in seen(view))
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
 SCRIPT = """
 import time
 from rich.console import Console
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
-from specctl.terminal.live import LiveView, Origin, Piece, loading
+from specctl.terminal.live import LiveView, Origin, Piece
+from specctl.terminal.progress import loading
 
 console = Console(stderr=True)
 rounds = []
 with loading(console, "Loading a model"):
     time.sleep(0.3)
-with LiveView(console, "big + small", "svip", "Once", 99) as view:
+with LiveView(console, "big + small", "svip", 99).text("", "Once") as view:
     narrow = 0
     while narrow < 5:
         narrow += console.width == 50
@@ -268,8 +327,8 @@ with LiveView(console, "big + small", "svip", "Once", 99) as view:
         pieces = [Piece(" upon a time \\x1b]0;evil\\x07", Origin.ACCEPTED), Piece("!", Origin.CORRECTION)]
         view.on_round(rounds[-1], pieces)
         time.sleep(0.1)
-    tokens = tuple(token for round_ in rounds for token in round_.emitted)
-    view.finish(Completion((1,), 0, tokens, "", FinishReason.STOP, tuple(rounds), 0.1, 2.0, 0.2))
+tokens = tuple(token for round_ in rounds for token in round_.emitted)
+view.finish(Completion((1,), 0, tokens, "", FinishReason.STOP, tuple(rounds), 0.1, 2.0, 0.2))
 print("the completion stands whole")
 """
 

@@ -14,7 +14,7 @@ from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table
 from specctl.terminal.output import tell, write_json, write_out, write_sentence, write_text
-from specctl.terminal.work_progress import TerminalProgress, loading, note
+from specctl.terminal.progress import TerminalProgress, loading, note
 from tests.support.hostile import HOSTILE, Terminal, commands
 
 

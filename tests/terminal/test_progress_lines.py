@@ -5,9 +5,8 @@ from threading import Event
 import pytest
 from rich.console import Console
 
-from specctl.terminal import progress_lines
-from specctl.terminal.progress_lines import INTERVAL, PATIENCE, SHARE, Count, ProgressLines
-from specctl.terminal.work_progress import TerminalProgress
+from specctl.terminal import progress
+from specctl.terminal.progress import INTERVAL, PATIENCE, SHARE, Count, ProgressLines, TerminalProgress
 from tests.support.hostile import HOSTILE, commands
 
 
@@ -22,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(progress_lines, "monotonic", found)
+    monkeypatch.setattr(progress, "monotonic", found)
     return found
 
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from specctl.terminal.work_progress import resumable
+from specctl.terminal.progress import resumable
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from rich.cells import cell_len
 
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
-from specctl.terminal.strip import COLUMN_WIDTH, bar, strip, tree
+from specctl.terminal.live import COLUMN_WIDTH, bar, strip, tree
 
 
 def round_of(index: int, accepted: int, drafted: int, stop: StopReason | None = StopReason.POLICY, **more) -> Round:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.segment import Segment
 
 from specctl.printable import one_line
-from specctl.terminal.tail import KEPT_LINES, Origin, Piece, TextTail, printable
+from specctl.terminal.live import KEPT_LINES, Origin, Piece, TextTail, printable
 
 HOSTILE = st.text(st.characters() | st.sampled_from("\x1b\x9b\r\n\t \u200d\u202e\u0301\ufe0f世🚢"), max_size=60)
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from specctl.terminal.word_wrap import WordWrap, wrapped
+from specctl.terminal.output import WordWrap, wrapped
 from tests.support.hostile import HOSTILE, Terminal, commands
 
 TEXT = "Tom had a red kite. He took it to the big park,\nand  it flew over a very-long-word tree.\n\n  The end"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 REPLICA = "specctl.commands.tasks.benchmark_run:replica"
 """What makes a replica that benchmarks, as `specctl.replicas.job.Job` names it."""
@@ -40,8 +40,7 @@ def run_plan(
     from specctl.benchmark.papers import left_out_lines
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
-    from specctl.terminal.benchmark_progress import BenchProgress
-    from specctl.terminal.work_progress import note, resumable
+    from specctl.terminal.progress import BenchProgress, note, resumable
 
     console = progress.console
     earlier = None
@@ -114,7 +113,7 @@ def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool
     """
     from rich.console import Console
 
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
     silent = TerminalProgress(Console(stderr=True, quiet=number > 0), False)
     plan = replace(plan, profile=profile)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
     from specctl.replay.trace_files import TraceSet
     from specctl.replicas.job import Answer
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 COUNTS = ".counts.json"
 """The end of the name of the file that tells how often tokens occur, in place of the calibrated profile's."""
@@ -65,7 +65,7 @@ def calibrate_one(
         given: how many prompts there were to draw from.
     """
     from specctl.calibration.decision import decide
-    from specctl.terminal.work_progress import resumable
+    from specctl.terminal.progress import resumable
 
     loaded = pair() if prompts is not None or verify else None
     traces = earlier

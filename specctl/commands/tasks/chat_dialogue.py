@@ -18,8 +18,7 @@ from specctl.processes.interrupts import interruptible
 from specctl.profile.schema import EMBEDDED
 from specctl.records import FinishReason
 from specctl.terminal.line_input import LineInput, joined, unechoed
-from specctl.terminal.output import tell, write_text
-from specctl.terminal.word_wrap import WordWrap, wrapped
+from specctl.terminal.output import WordWrap, tell, wrapped, write_text
 
 LEAVES = ("exit", "quit", "bye")
 """What a person types to leave, as well as /quit."""
@@ -139,9 +138,9 @@ class Talk:
 
     def _written(self, enough: Callable[[], bool]) -> tuple[Turn | None, int]:
         """What `Chat.answer` returns, and how many characters of the answer were written meanwhile."""
-        view = view_of(self.chat.profile, self._console, "") if self._live else None
-        watcher = Watcher(self.chat.answerer, view, None, None if view is not None else self._sink)
-        with view or nullcontext():
+        shown = view_of(self.chat.profile, self._console).text("", "") if self._live else nullcontext()
+        with shown as view:
+            watcher = Watcher(self.chat.answerer, view, None, None if self._live else self._sink)
             return self.chat.answer(watcher, enough), watcher.written
 
     def _ending(self, turn: Turn | None) -> str:

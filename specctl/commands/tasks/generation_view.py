@@ -11,10 +11,8 @@ from specctl.jsonl import Record
 from specctl.messages import read_messages
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
-from specctl.terminal.batch_view import BatchView, ShownText
-from specctl.terminal.live import LiveView, Origin, Piece
-from specctl.terminal.output import write_text
-from specctl.terminal.word_wrap import WordWrap
+from specctl.terminal.live import LiveView, Origin, Piece, ShownText, recall
+from specctl.terminal.output import WordWrap, write_text
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
@@ -24,24 +22,8 @@ if TYPE_CHECKING:
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
 
 
-def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch":
-    """A `Watch` that shows a live panel for each record while it is answered.
-
-    Args:
-        answerer: answers the records.
-        view: makes the panel from the record's opening text.
-    """
-
-    @contextmanager
-    def watch(record: Record, trace: "OnRound | None") -> Iterator["OnRound | None"]:
-        with view(_opening(record)) as panel:
-            yield Watcher(answerer, panel, trace)
-
-    return watch
-
-
-def batch_watch(answerer: "Answerer", view: BatchView) -> "Watch":
-    """A `Watch` of several records at once.
+def watch_with(answerer: "Answerer", view: LiveView) -> "Watch":
+    """A `Watch` that shows each record while it is answered.
 
     Args:
         answerer: of any of them.
@@ -56,9 +38,9 @@ def batch_watch(answerer: "Answerer", view: BatchView) -> "Watch":
     return watch
 
 
-def batch_view_of(profile: "Profile", console: Console) -> BatchView:
-    """A view of several generations of a profile's pair."""
-    return BatchView(console, title_of(profile), _policies(profile), profile.sampling.max_new_tokens)
+def view_of(profile: "Profile", console: Console) -> LiveView:
+    """A live view of generations of a profile's pair."""
+    return LiveView(console, title_of(profile), _policies(profile), profile.sampling.max_new_tokens)
 
 
 def _policies(profile: "Profile") -> str:
@@ -76,11 +58,6 @@ def title_of(profile: "Profile") -> str:
     return " + ".join([profile.target.model, *lookup, *drafts])
 
 
-def view_of(profile: "Profile", console: Console, prompt: str) -> LiveView:
-    """A panel for one generation of a profile's pair, which continues ``prompt``."""
-    return LiveView(console, title_of(profile), _policies(profile), prompt, profile.sampling.max_new_tokens)
-
-
 def _opening(record: Record) -> str:
     """The text of a record that its panel shows first."""
     if "messages" in record.data:
@@ -92,19 +69,20 @@ class Watcher:
     """Turns rounds into pieces of text, passes them to a view and a sink, and keeps the text.
 
     Attributes:
+        view: where pieces are shown; None for nowhere.
         shown: the pieces, in order.
         written: number of characters written to the sink; characters that may start a stop string are held back.
     """
 
     def __init__(
-        self, answerer: "Answerer", view: LiveView | ShownText | None, trace: "OnRound | None", sink: Sink | None = None
+        self, answerer: "Answerer", view: ShownText | None, trace: "OnRound | None", sink: Sink | None = None
     ) -> None:
         from specctl.decoding.text import TextStream
 
         self._stream: Callable[[Sequence[int]], TextStream] = partial(
             TextStream, answerer.prompts.tokenizer, ends=answerer.session.ends
         )
-        self._view, self._trace, self._sink = view, trace, sink
+        self.view, self._trace, self._sink = view, trace, sink
         self._text: TextStream | None = None
         self._turn = -1
         self._stops = answerer.settings.stop
@@ -126,8 +104,8 @@ class Watcher:
         if round_.extra is not None and round_.extra_kind is not None:
             pieces.append(Piece(self._text.push([round_.extra]), ORIGINS[round_.extra_kind]))
         self.shown += "".join(piece.text for piece in pieces)
-        if self._view is not None:
-            self._view.on_round(round_, pieces)
+        if self.view is not None:
+            self.view.on_round(round_, pieces)
         if self._sink is not None:
             from specctl.decoding.text import shown_length
 
@@ -146,16 +124,16 @@ def show_prompt(
 ) -> None:
     """Answer one prompt and write its text to ``sink``: after a live panel as a whole, else as it grows.
 
-    Behind a panel, a text that is continued stands before its completion, and the figures stand below it. On an
+    After a panel, a text that is continued stands before its completion, and the figures stand below it. On an
     interrupt, the text generated so far is written.
     """
     terminal = WordWrap(sink) if sink.isatty() else None
     sink = terminal or sink
-    watcher = Watcher(answerer, view, trace, sink if view is None else None)
+    watcher = Watcher(answerer, None, trace, sink if view is None else None)
     completion: Completion | None = None
     interrupted = False
     try:
-        with view or nullcontext():
+        with nullcontext() if view is None else view.text("", _opening(record)) as watcher.view:
             (completion,) = answerer.answer(record, watcher)
     except KeyboardInterrupt:
         interrupted = True
@@ -163,8 +141,8 @@ def show_prompt(
     finally:
         text = watcher.shown + watcher.rest() if completion is None else completion.text
         if view is not None and text and terminal is not None and not answerer.prompts.chat:
-            view.recall(_opening(record), terminal)
+            recall(view.console, _opening(record), terminal)
         write_text(sink, text[watcher.written :] + "\n" * bool(text or completion))
         sink.flush()
-        if view is not None and (completion is not None or interrupted):
-            view.finish(completion)
+        if watcher.view is not None and (completion is not None or interrupted):
+            watcher.view.finish(completion)

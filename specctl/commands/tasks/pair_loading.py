@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specctl.policies.tree_shape import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import ModelTable
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 
 def load(
@@ -48,7 +48,7 @@ def load(
         models: as in `load_pair`.
         progress: shows what is loaded; None for a new one on the console.
     """
-    from specctl.terminal.work_progress import TerminalProgress, note
+    from specctl.terminal.progress import TerminalProgress, note
 
     progress = progress or TerminalProgress(console, False if quiet else None)
     if tree == "profile":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specctl.records import Completion
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 REPLICA = "specctl.commands.tasks.record_answerer:replica"
 """What makes a replica that answers records, as `specctl.replicas.job.Job` names it."""
@@ -182,7 +182,7 @@ def replica(
     """
     from rich.console import Console
 
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
     quiet = quiet or number > 0
     silent = TerminalProgress(Console(stderr=True), False)

@@ -22,8 +22,7 @@ from specctl.resuming.identities import distinct
 from specctl.resuming.made_by import MadeBy
 from specctl.resuming.run_file import RunFile
 from specctl.resuming.turns_file import TurnsFile
-from specctl.terminal.progress_lines import clock
-from specctl.terminal.work_progress import note
+from specctl.terminal.progress import clock, note
 
 if TYPE_CHECKING:
     from specctl.profile import Profile

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable
     from specctl.replicas.replica import Replicas
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 PANEL = "Replicas"
 PLACES = 16

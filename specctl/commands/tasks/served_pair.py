@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specctl.replicas.local import LocalReplicas
     from specctl.serving.workers.replica_writer import ReplicaWriter
     from specctl.serving.workers.replicated_pair import ReplicatedPair
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
 REPLICA = "specctl.commands.tasks.served_pair:replica"
 """What makes a replica that writes a server's texts, as `specctl.replicas.job.Job` names it."""
@@ -122,7 +122,7 @@ def replica(
     from rich.console import Console
 
     from specctl.serving.workers.replica_writer import ReplicaWriter
-    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.terminal.progress import TerminalProgress
 
     silent = TerminalProgress(Console(stderr=True), False)
     served = load_served(profile, batch, silent, quiet=quiet or number > 0, foreign_head=foreign_head)

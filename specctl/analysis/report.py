@@ -1,4 +1,4 @@
-"""The figures of an analysis. Matplotlib is imported when a figure is drawn."""
+"""An analysis as tables and figures. Matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Iterator, Sequence
 from textwrap import fill
@@ -6,16 +6,149 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specctl.analysis.divergence_bounds import PUBLISHED_C, bounds, estimate
-from specctl.analysis.readings import Judged, Readings
-from specctl.analysis.signal_quality import Analysis, Theory
+from specctl.analysis.readings import RISING, Judged, Readings
+from specctl.analysis.signal_quality import PUBLISHED_C, ROUNDING, Analysis, Bound, Means, Theory, bounds, estimate
 from specctl.policies import SIGNAL_NAMES
 from specctl.reporting.style import FAINT, INK, PALETTE, Picture, page, panels, style, tint
+from specctl.reporting.table import DEFINITIONS, Columns, Table, number, show_interval
 from specctl.statistics.association import Bin, quantiles
 from specctl.statistics.intervals import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[Table]:
+    """All tables that the analysis can fill, in reading order.
+
+    Args:
+        analysis: the numbers.
+        greedy: whether decoding was greedy; None for traces, which do not record it.
+    """
+    theory = analysis.theory
+    found = [_predictors(analysis, traced=greedy is None)]
+    if analysis.verdicts:
+        found.append(_verdicts(analysis))
+        found.append(_by_entropy(analysis, sampled=greedy is False and theory is not None))
+    if theory is not None:
+        found += [_means(theory, bool(greedy)), _bounds(theory)]
+        if theory.ratio is not None:
+            found.append(_ratio(theory))
+    return found
+
+
+def distributions(greedy: bool) -> str:
+    """A sentence that names the distributions which acceptance probability and KL were computed from."""
+    if greedy:
+        return (
+            "Greedy output. Acceptance probability and KL are of the softmaxes at temperature 1, as in the papers; "
+            "agreement is what greedy verification accepts."
+        )
+    return "Sampled output. Acceptance probability and KL are of the distributions that tokens are drawn from."
+
+
+def _predictors(analysis: Analysis, *, traced: bool) -> Table:
+    rows = (
+        [SIGNAL_NAMES[name], "falls" if RISING[name] < 0 else "rises", str(found.tokens), found.auroc]
+        for name, found in analysis.predictors.items()
+    )
+    share = show_interval(analysis.acceptance)
+    source = " A trace of generate contains only what its policy drafted." if traced else ""
+    return Table.filled(
+        "How well each signal separates accepted from rejected tokens",
+        ("signal", "acceptance", "tokens", "AUROC"),
+        rows,
+        labels=2,
+        note=f"{DEFINITIONS} {analysis.tokens} judged tokens of {analysis.prompts} prompts, {share} of them accepted."
+        + source,
+    )
+
+
+def _verdicts(analysis: Analysis) -> Table:
+    rows = (
+        [name, f"{group.count:.0f}", group.mean, group.sd, *group.quartiles]
+        for name, group in analysis.verdicts.items()
+    )
+    names = ("verdict", "tokens", "mean", "sd", "25%", "median", "75%")
+    return Table.filled("Draft entropy by verdict (nats)", names, rows)
+
+
+def _by_entropy(analysis: Analysis, sampled: bool) -> Table:
+    series: dict[str, Sequence[Bin]] = {}
+    if not sampled:
+        series["accepted"] = analysis.predictors["entropy"].bins
+    if analysis.theory is not None:
+        series["acceptance probability"] = analysis.theory.bins
+    rows = (
+        [
+            f"{one.low:.3f} to {one.high:.3f}",
+            str(one.count),
+            one.value,
+            *(f"{found.value:.3f} [{found.lower:.3f}, {found.upper:.3f}]" for found in others),
+        ]
+        for one, *others in zip(analysis.runs, *series.values(), strict=True)
+    )
+    correlations = [f"accepted tokens in a row {number(analysis.run_spearman, 3)}"]
+    if analysis.theory is not None:
+        correlations.append(f"acceptance probability {number(analysis.theory.spearman, 3)}")
+    return Table.filled(
+        "Acceptance by draft entropy",
+        ("draft entropy (nats)", "tokens", "mean accepted in a row", *series),
+        rows,
+        note=f"Spearman correlation of draft entropy with {', with '.join(correlations)}.",
+    )
+
+
+def _means(theory: Theory, greedy: bool) -> Table:
+    columns: Columns[Means] = {
+        "category": lambda one: one.category,
+        "prompts": lambda one: one.prompts,
+        "tokens": lambda one: one.tokens,
+        "H_q": lambda one: one.entropy,
+        "H_{q,p}": lambda one: one.cross_entropy,
+        "KL(q||p)": lambda one: "infinite" if one.divergence is None else one.divergence,
+        "acceptance probability": lambda one: one.acceptance,
+        "argmax agreement": lambda one: one.agreement,
+    }
+    return Table.of("Draft against target (means, nats)", columns, theory.means, note=distributions(greedy))
+
+
+def _bounds(theory: Theory) -> Table:
+    columns: Columns[Bound] = {
+        "bound or estimate": lambda one: one.name,
+        "mean": lambda one: one.mean,
+        "mean gap": lambda one: one.gap,
+        "mean |gap|": lambda one: one.absolute_gap,
+        "vacuous": lambda one: one.vacuous,
+        "above the truth": lambda one: one.violated,
+    }
+    broken = any(bound.violated for bound in theory.bounds if not bound.name.startswith("estimate"))
+    notes = []
+    if theory.infinite_divergence:
+        notes.append(
+            f"KL is infinite for {theory.infinite_divergence:.1%} of the tokens: the draft's filter lets through what "
+            "the target's does not."
+        )
+    if broken:
+        notes.append(f"A BOUND WAS BROKEN by more than {ROUNDING:g}: these are not the distributions they claim to be.")
+    title = "Bounds on the acceptance probability"
+    return Table.of(title, columns, theory.bounds, note=" ".join(notes), alarm=broken)
+
+
+def _ratio(theory: Theory) -> Table:
+    ratio = theory.ratio
+    assert ratio is not None
+    shown = {"10%": 0, "30%": 2, "median": 4, "70%": 6, "90%": 8}
+    left_out = f" {ratio.left_out} tokens with almost no entropy are left out." if ratio.left_out else ""
+    return Table.filled(
+        "H_{q,p} / H_q",
+        shown,
+        [[ratio.deciles[index] for index in shown.values()]],
+        labels=0,
+        note=f"Constant c of the estimate: {ratio.implied_c:.3g} by the median, {theory.fitted_c:.3g} by least "
+        f"squares.{left_out}",
+    )
+
 
 BLUE, ORANGE, GREEN, PINK = PALETTE[:4]
 VERDICT_COLOURS = {"accepted": BLUE, "rejected": ORANGE, "discarded": "#777777"}
