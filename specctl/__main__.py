@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from specctl.errors import OutputError, SpecctlError, reason
-from specctl.models.files.hushing import hush_imports
+from specctl.models.files.library_calls import hush_imports
 from specctl.outputs.file import name_standard_output
 from specctl.processes.interrupts import interrupt
 from specctl.processes.limits import exceeded

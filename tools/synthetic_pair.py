@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specctl.models.files.hushing import hushed
+from specctl.models.files.library_calls import hushed
 from specctl.profile.writing import write_profile
 from tools.synthetic.shapes import MARK, SHAPES, Dials, Traits
 from tools.synthetic.weights import build_pair, dial, measure

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 from weakref import WeakKeyDictionary
 
-from specctl.models.files.byte_tokens import byte_ids
-from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
+from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, byte_ids
 
 UNFINISHED = "\ufffd"
 CONTEXT = 8

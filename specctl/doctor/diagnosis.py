@@ -8,14 +8,10 @@ from typing import TypeGuard
 from specctl.doctor.memory_advice import graph_advice, quantization_advice, room_advice
 from specctl.doctor.model_facts import ModelFacts, Overlap
 from specctl.errors import AbsentError, ModelError, ProfileError
-from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate, terms_of
 from specctl.models.files.plain_config import is_plain
-from specctl.models.files.plain_tokenizers import one_tokenizer
 from specctl.models.files.skeleton import skeleton
-from specctl.models.files.terms import terms_of
-from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.files.vocabulary import known_ids
+from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.loading.model_runners import model_runner

@@ -12,10 +12,8 @@ from specctl.doctor.model_facts import Overlap
 from specctl.doctor.outlook import CACHED, LONGEST, pays_from, priced
 from specctl.errors import ModelError, SpecctlError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target, tensor_names
-from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.dtypes import ITEM_BYTES
-from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.files.vocabulary import known_ids
+from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
+from specctl.models.files.tokenizer import Tokenizer, known_ids
 from specctl.models.loading.model import load_tokenizer
 from specctl.models.loading.proportion import LARGE_DRAFT
 from specctl.models.loading.vocabularies import token_map

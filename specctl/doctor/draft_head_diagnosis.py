@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from specctl.doctor.model_facts import ModelFacts
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
-from specctl.models.files.checkpoint import locate
-from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.checkpoint import ITEM_BYTES, locate
 from specctl.models.files.skeleton import skeleton
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.loading.fewer_tokens import counts_for, draft_vocabulary, trained_on_few

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Thread
 
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.hushing import hushed_hub
+from specctl.models.files.library_calls import hushed_hub
 
 DEEPEST = 2
 """Levels of folders in a folder that are looked into."""

@@ -9,8 +9,7 @@ from specctl.doctor.diagnosis import Diagnosis
 from specctl.doctor.model_facts import ModelFacts
 from specctl.doctor.pass_bytes import WeightReads
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
-from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.head_loading import needed
 from specctl.models.loading.model import loading_order, model_tables

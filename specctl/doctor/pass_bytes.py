@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.checkpoint import ITEM_BYTES
 from specctl.models.passes.layer_sizes import largest
 from specctl.models.placing.memory import Estimate
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from specctl.models.files.byte_tokens import SPACE, byte_of, bytes_of_letters
-from specctl.models.files.tokenizer import PROBES, Tokenizer
-from specctl.models.files.vocabulary import known_ids
+from specctl.models.files.tokenizer import PROBES, SPACE, Tokenizer, byte_of, bytes_of_letters, known_ids
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Certain, Forward, Numbers, joined, joined_numbers
 from specctl.models.running.around import Around

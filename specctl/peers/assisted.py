@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specctl.errors import UsageError
 from specctl.models.files.checkpoint import locate
-from specctl.models.files.hushing import hushed
+from specctl.models.files.library_calls import hushed
 from specctl.models.loading.pair_members import find_head
 from specctl.models.placing.model_config import load_config
 from specctl.models.running.pair import Pair

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, SpecctlError, reason
-from specctl.models.files.hushing import hush_imports
+from specctl.models.files.library_calls import hush_imports
 from specctl.replicas.replica import Replicas
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Collection, Mapping, Set
 from functools import cached_property
 
 from specctl.decoding.text import UNFINISHED, silent_ids
-from specctl.models.files.byte_tokens import byte_of, bytes_of_letters
-from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.files.tokenizer import Tokenizer, byte_of, bytes_of_letters
 
 
 class Spellings:

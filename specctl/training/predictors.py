@@ -18,8 +18,7 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_along
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
-from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import weights_hash
+from specctl.models.files.checkpoint import locate, weights_hash
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_predictor, save_weights

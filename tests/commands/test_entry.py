@@ -262,7 +262,7 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
 def test_packages_for_quantised_weights_say_nothing_on_import():
     """torchao's import logs about kernels for other machines; transformers imports it wherever it is installed."""
     pytest.importorskip("torchao")
-    program = "from specctl.models.files.hushing import hush_imports\nhush_imports()\n"
+    program = "from specctl.models.files.library_calls import hush_imports\nhush_imports()\n"
     program += "import transformers.modeling_utils, torchao.quantization"
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

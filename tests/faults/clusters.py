@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from specctl.errors import SpecctlError
-from specctl.models.files.stored_weights import files_hash
+from specctl.models.files.checkpoint import files_hash
 from specctl.profile.schema import Profile
 from specctl.replicas.job import Job
 from specctl.replicas.model_sources import Sources

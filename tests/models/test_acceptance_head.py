@@ -11,7 +11,7 @@ from safetensors.torch import save_model as save_shared
 from torch import nn
 
 from specctl.errors import ModelError
-from specctl.models.files.stored_weights import files_hash
+from specctl.models.files.checkpoint import files_hash
 from specctl.models.loading.assembly import load_pair
 from specctl.models.predictors.predictor_checkpoint import CONFIG, WEIGHTS, locate_predictor, save_predictor
 from specctl.models.predictors.state_predictor import StatePredictor, predictor_from, predictor_from_published
@@ -169,8 +169,8 @@ def test_a_head_of_another_width_is_refused(folder: Path) -> None:
 
 
 def test_large_files_are_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.files.stored_weights._WHOLE", 1000)
-    monkeypatch.setattr("specctl.models.files.stored_weights._SAMPLE", 10)
+    monkeypatch.setattr("specctl.models.files.checkpoint._WHOLE", 1000)
+    monkeypatch.setattr("specctl.models.files.checkpoint._SAMPLE", 10)
     path = tmp_path / "weights"
     found = set()
     for changed in (None, 0, 4999):

@@ -12,9 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
-from specctl.models.files.adapter import Adapter
-from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import weights_hash
+from specctl.models.files.checkpoint import Adapter, locate, weights_hash
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.contents import Contents, model_hash
 from specctl.models.loading.model import load_model
@@ -204,7 +202,7 @@ def test_an_adapter_that_is_nowhere(base: Path) -> None:
 
 
 def test_without_peft(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.files.adapter.find_spec", lambda _: None)
+    monkeypatch.setattr("specctl.models.files.checkpoint.find_spec", lambda _: None)
     assert 'needs peft. Run `pip install "peft' in told(base, adapter)
 
 

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specctl.decoding.text import TextStream, decode_after, find_stop, special_ids
-from specctl.models.files.chat_template import CannotRender, ChatTemplate
-from specctl.models.files.tokenizer import PROBES, BareTokenizer, Spelling
+from specctl.models.files.tokenizer import PROBES, BareTokenizer, CannotRender, ChatTemplate, Spelling
 from specctl.profile import resolve
 from tests.support.checkpoints import tiny_tokenizer
 

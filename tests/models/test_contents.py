@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import files_hash
+from specctl.models.files.checkpoint import files_hash, locate
 from specctl.models.loading.contents import Contents, model_hash
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.placing.memory import device_memory
@@ -69,8 +68,8 @@ def test_a_head_in_the_targets_files_and_a_lookup_have_no_files_of_their_own(cop
 
 def test_a_model_is_known_by_every_byte_of_its_weights(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by samples of a large file, as for what is only told of it."""
-    monkeypatch.setattr("specctl.models.files.stored_weights._WHOLE", 10_000)
-    monkeypatch.setattr("specctl.models.files.stored_weights._SAMPLE", 10)
+    monkeypatch.setattr("specctl.models.files.checkpoint._WHOLE", 10_000)
+    monkeypatch.setattr("specctl.models.files.checkpoint._SAMPLE", 10)
     checkpoint = locate(profile(copies).target, "target")
     (weights,) = checkpoint.weight_files()
     found = files_hash([weights]), model_hash(checkpoint, False)

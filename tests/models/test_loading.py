@@ -8,7 +8,7 @@ from transformers import ByT5Tokenizer, GPTNeoXConfig, LlamaModel, Qwen3Config
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import SMALL_FILES, locate
-from specctl.models.files.loading_failures import explain
+from specctl.models.files.library_calls import explain
 from specctl.models.loading import model as loading
 from specctl.models.loading.model import load_model, load_tokenizer, loading_order, model_tables
 from specctl.models.loading.pair_members import eos_of

@@ -15,8 +15,8 @@ from specctl.doctor import diagnosis
 from specctl.doctor.diagnosis import diagnose
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.plain_config import _GENERATION, _KEYS, FAMILIES, is_plain, is_plain_generation
-from specctl.models.files.plain_tokenizers import KINDS, one_tokenizer
 from specctl.models.files.skeleton import skeleton
+from specctl.models.files.tokenizer import KINDS, one_tokenizer
 from specctl.models.placing import architecture, model_config
 from specctl.models.placing.architecture import require_runnable
 from specctl.models.placing.model_config import ModelConfig, load_config

@@ -2,7 +2,7 @@ import pytest
 from tokenizers import normalizers
 
 from specctl.errors import ModelError
-from specctl.models.files.vocabulary import check_vocabulary
+from specctl.models.files.tokenizer import check_vocabulary
 from tests.support.checkpoints import tiny_tokenizer
 
 KNOWN = 258  # <eos>, 256 bytes, one merge

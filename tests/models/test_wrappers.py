@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import specctl
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
-from specctl.models.files.text_model import is_wrapper, left_out, text_only_class
+from specctl.models.files.skeleton import is_wrapper, left_out, text_only_class
 from specctl.models.loading.model import load_model, load_tokenizer
 from specctl.models.placing.memory import estimate
 from specctl.models.placing.model_config import ModelConfig

@@ -123,8 +123,7 @@ def writer(*, number, path, **setup):
 
 def reader(*, number, profile, **_):  # noqa: ARG001
     """Answers with hashes of the weights that it read while it was loaded."""
-    from specctl.models.files.checkpoint import locate
-    from specctl.models.files.stored_weights import files_hash
+    from specctl.models.files.checkpoint import files_hash, locate
 
     tables = {"target": profile.target, "draft": profile.draft}
     read = {role: files_hash(locate(table, role).weight_files()) for role, table in tables.items()}

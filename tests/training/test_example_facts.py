@@ -7,8 +7,7 @@ from safetensors.torch import load_file
 
 from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.files.checkpoint import locate
-from specctl.models.files.stored_weights import files_hash
+from specctl.models.files.checkpoint import files_hash, locate
 from specctl.models.predictors.predictor_checkpoint import PredictorCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import Profile

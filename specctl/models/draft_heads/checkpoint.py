@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.draft_heads.kinds import HEAD_KINDS, MTP, recognise
 from specctl.models.draft_heads.mtp_tensors import mtp_in, read_mtp
-from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.loading_failures import explained
-from specctl.models.files.stored_weights import PICKLED
+from specctl.models.files.checkpoint import PICKLED, Checkpoint
+from specctl.models.files.library_calls import explained
 
 if TYPE_CHECKING:
     import torch

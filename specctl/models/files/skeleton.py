@@ -1,17 +1,118 @@
-"""A model without weights: its modules and their shapes, as its configuration describes them."""
+"""Which class of transformers makes a checkpoint's text model, and that model without weights.
+
+A model that also reads pictures or sound is a wrapper around a text decoder. Given text alone it computes what its
+decoder computes, so the other parts would only take memory: they are left out, and their weights are not read. What
+remains is transformers' own class, with its module names, its renaming of older checkpoints' weights and its positions.
+"""
 
 import copy
 import difflib
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.hushing import hushed
-from specctl.models.files.loading_failures import explained
-from specctl.models.files.text_model import text_only_class
+from specctl.models.files.library_calls import explained, hushed
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
+
+KEPT = {"gemma3n": ("embed_audio", "embed_vision"), "qwen2_audio": ("audio_tower",)}
+"""Modules outside of the decoder that a wrapper asks for with text alone, by ``model_type``: Gemma 3n compares every
+token with the first id of each, and Qwen2-Audio moves its input to the device of one."""
+
+WRAPPED = frozenset({"emu3"})
+"""Families whose class for the decoder alone does not find its weights in a wrapper's files, by ``model_type``."""
+
+
+def is_wrapper(config: Any) -> bool:
+    """Whether a configuration is one of a text decoder and of more, such as an encoder of pictures.
+
+    Args:
+        config: transformers' configuration of the whole model.
+    """
+    return config.get_text_config(decoder=True) is not config
+
+
+def known_class(config: Any) -> "type[PreTrainedModel] | None":
+    """transformers' class for models that write text; None if it has none, as for code from a repository."""
+    return next(iter(_known(config)), None)
+
+
+def text_only_class(config: Any) -> "type[PreTrainedModel] | None":
+    """The class of a wrapper without what its text does not need: a subclass of `known_class`, with its name.
+
+    None for other models, and where `known_class` is one of the decoder alone. Then transformers' AutoModelForCausalLM
+    loads the model, from the wrapper's files too.
+    """
+    known: Any = known_class(config)
+    return _text_only(known) if known is not None and _wraps(known, config) else None
+
+
+def left_out(config: Any) -> int:
+    """How many weights of a wrapper are not in its text model; 0 for other models."""
+    import torch
+
+    wrappers: list[Any] = [known for known in _known(config) if _wraps(known, config)]
+    if not wrappers:
+        return 0
+    with torch.device("meta"):
+        made: Any = _text_only(wrappers[0])(config)
+    return int(made.left_out)
+
+
+def _wraps(known: "type[PreTrainedModel]", config: Any) -> bool:
+    """Whether a class makes more than the text decoder of what a configuration describes."""
+    import transformers
+
+    if not is_wrapper(config):
+        return transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is None
+    # A class may be made for another family's wrapper, so its own configuration is compared with the decoder's alone.
+    return known.config_class is not type(config.get_text_config(decoder=True))
+
+
+def _known(config: Any) -> "list[type[PreTrainedModel]]":
+    import transformers
+
+    mappings = (
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    )
+    first = 1 if config.model_type in WRAPPED else 0
+    found: list[Any] = [mapping.get(type(config), None) for mapping in mappings[first:]]
+    return [known[0] if isinstance(known, tuple) else known for known in found if known is not None]
+
+
+@cache
+def _text_only(known: Any) -> "type[PreTrainedModel]":
+    def init(self: Any, config: Any, *more: Any, **named: Any) -> None:
+        known.__init__(self, config, *more, **named)
+        self.left_out = _leave_out(self)
+
+    # transformers looks up how to rename weights by the class's name and by the module that it is from.
+    return type(known.__name__, (known,), {"__init__": init, "__module__": known.__module__, "__doc__": known.__doc__})
+
+
+def _leave_out(model: Any) -> int:
+    """Take out all modules with weights that are neither the text decoder nor an end of it; returns their weights."""
+    ends = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    kept = {id(module) for module in ends if module is not None}
+    return 0 if id(model) in kept else _without(model, kept, KEPT.get(model.config.model_type, ()))
+
+
+def _without(module: "nn.Module", kept: set[int], names: tuple[str, ...]) -> int:
+    count = 0
+    for name, child in list(module.named_children()):
+        if id(child) in kept or name in names:
+            continue
+        if any(id(part) in kept for part in child.modules()):
+            count += _without(child, kept, names)
+        elif weights := sum(weight.numel() for weight in child.parameters()):
+            count += weights
+            setattr(module, name, None)
+    return count
 
 
 def skeleton(checkpoint: Checkpoint, config: Any, trust_remote_code: bool = False) -> "PreTrainedModel":

@@ -1,15 +1,110 @@
-"""What is asked of a tokenizer, and a form of it that needs nothing of transformers."""
+"""Tokenizers: what is asked of one, a form that needs no transformers, chat templates, and comparing two."""
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from specctl.models.files.chat_template import CannotRender, ChatTemplate
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from transformers import PreTrainedTokenizerBase
+
+OLDEST_JINJA = (3, 1, 6)
+"""Sandboxes of earlier versions have known ways out."""
+LEFT_OUT = ("dict", "lipsum", "cycler", "joiner")
+"""Jinja's own functions that few templates call, and that a stranger's program need not have."""
+PARTS = {"role", "content"}
+
+
+class CannotRender(Exception):  # noqa: N818 - it is a finding
+    """Only transformers renders this, or says what is wrong with it."""
+
+
+class ChatTemplate:
+    """A chat template with what transformers gives it. It may be a stranger's program, so it runs in Jinja's sandbox.
+
+    Args:
+        source: in Jinja's language.
+        names: special tokens by the names that the template knows them by.
+
+    Raises:
+        CannotRender: there is no Jinja, or the template is not in its language.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, Any]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except Exception as error:
+            raise CannotRender from error
+        self._names = names
+
+    def render(self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The text of a conversation.
+
+        Args:
+            conversation: messages with a role and a content.
+            add_generation_prompt: whether the assistant's turn is opened at the end.
+
+        Raises:
+            CannotRender: a message has more, there is none, or the template raised an error.
+        """
+        if not conversation or any({*message} - PARTS for message in conversation):
+            raise CannotRender
+        if not all(type(part) is str for message in conversation for part in message.values()):
+            raise CannotRender
+        given = {**self._names, "messages": [dict(one) for one in conversation], "tools": None, "documents": None}
+        try:
+            return self._template.render(**given, add_generation_prompt=add_generation_prompt)
+        except Exception as error:
+            raise CannotRender from error
+
+
+def _environment() -> "ImmutableSandboxedEnvironment":
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    if tuple(map(int, jinja2.__version__.split(".")[:3])) < OLDEST_JINJA:
+        raise CannotRender
+
+    class Names(jinja2.utils.Namespace):
+        """Whose attributes with an underscore would be Python's own."""
+
+        def __init__(self, **values: Any) -> None:
+            super().__init__()
+            for name, value in values.items():
+                self[name] = value
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise CannotRender
+            super().__setitem__(name, value)
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    for name in LEFT_OUT:
+        del made.globals[name]
+    made.globals |= {"namespace": Names, "raise_exception": _refuse, "strftime_now": _now}
+    made.filters["tojson"] = _json
+    return made
+
+
+def _refuse(message: str) -> None:
+    raise CannotRender(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog, doesn't it?",
@@ -286,3 +381,237 @@ def alike(one: Tokenizer, other: Tokenizer) -> bool:
         for ids in (*groups, *([index] for index in every[:TOGETHER]))
         for skips in (False, True)
     )
+
+
+SPACE = "▁"
+"""SentencePiece's spelling of a space."""
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""SentencePiece's spelling of a byte."""
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters by which byte-level BPE spells the 256 bytes: printable ones as they are, the others from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+LETTERS = _byte_letters()
+
+
+def bytes_of_letters(token: str) -> bytes | None:
+    """What a token of byte-level BPE stands for; None where it is spelled by other letters."""
+    letters = [LETTERS.get(letter) for letter in token]
+    return None if None in letters else bytes(letter for letter in letters if letter is not None)
+
+
+def byte_of(token: str) -> int | None:
+    """The byte that SentencePiece spells so; None for other tokens."""
+    found = BYTE.fullmatch(token)
+    return int(found[1], 16) if found else None
+
+
+def byte_ids(tokenizer: Tokenizer) -> Mapping[int, int]:
+    """The byte of each id that is spelled as one, all 256; none where the tokenizer does not decode them as bytes."""
+    vocabulary = tokenizer.get_vocab()
+    found = {vocabulary[name]: byte for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
+    euro = [vocabulary.get(f"<0x{byte:02X}>", 0) for byte in "€".encode()]
+    return found if len(found) == 256 and str(tokenizer.decode(euro)).strip() == "€" else {}
+
+
+CHOOSE = 'Choose a draft from the target\'s own family, or set draft.vocabulary = "auto".'
+
+
+def check_vocabulary(
+    target_tokenizer: Tokenizer,
+    draft_tokenizer: Tokenizer,
+    target_rows: int,
+    draft_rows: int,
+) -> int:
+    """The number of ids that both models share: both models' logits are cut to ``[..., :size]``.
+
+    Models of one family often pad their logits to different widths; ids that the tokenizer does not know are cut off.
+    Every known id that the target can emit needs a row in the draft's logits too, else the cut would change the
+    target's output.
+
+    Args:
+        target_tokenizer: the target's tokenizer.
+        draft_tokenizer: the draft's tokenizer.
+        target_rows: width of the target's logits.
+        draft_rows: width of the draft's logits.
+
+    Raises:
+        ModelError: the tokenizers differ (the message shows the first difference), or the draft has too few rows.
+    """
+    if told := difference(target_tokenizer, draft_tokenizer):
+        raise ModelError(told, CHOOSE)
+    size = known_ids(target_tokenizer, target_rows)
+    if size > draft_rows:
+        raise ModelError(
+            f"The draft has {draft_rows} output rows, but the target can emit {size} tokens of the shared tokenizer.",
+            "Choose a draft whose embeddings cover the whole vocabulary, or resize and retrain it.",
+        )
+    return size
+
+
+def known_ids(tokenizer: Tokenizer, rows: int) -> int:
+    """How many ids of a model belong to its tokenizer, as far as it has a row for them; the others are padding."""
+    return min(max(tokenizer.get_vocab().values()) + 1, rows)
+
+
+def difference(target: Tokenizer, draft: Tokenizer) -> str | None:
+    """In what two tokenizers differ, as a sentence; None if they are one."""
+    target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    if target_ids != draft_ids:
+        return f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}."
+    return _other_encoding(target, draft)
+
+
+def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    """The tokens of both vocabularies at the lowest id at which they differ."""
+    target_tokens, draft_tokens = ({index: token for token, index in ids.items()} for ids in (target, draft))
+    differing = [
+        index
+        for index in target_tokens.keys() | draft_tokens.keys()
+        if target_tokens.get(index) != draft_tokens.get(index)
+    ]
+    if not differing:
+        token = min(target.keys() ^ draft.keys())
+        return f"only one of them has the token {token!r}"
+    index = min(differing)
+    ours, theirs = (repr(tokens[index]) if index in tokens else "nothing" for tokens in (target_tokens, draft_tokens))
+    return (
+        f"id {index} is {ours} in the target and {theirs} in the draft "
+        f"({len(differing)} ids differ; {len(target)} and {len(draft)} tokens)"
+    )
+
+
+def _other_encoding(target: Tokenizer, draft: Tokenizer) -> str | None:
+    for probe in PROBES:
+        ours, theirs = (tokenizer.encode(probe, add_special_tokens=False) for tokenizer in (target, draft))
+        if ours != theirs:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+            )
+            tails = [tokenizer.decode(ids[at : at + 3]) for tokenizer, ids in ((target, ours), (draft, theirs))]
+            return (
+                f"The tokenizers split text differently: in {probe!r} the target continues with {tails[0]!r} where "
+                f"the draft continues with {tails[1]!r}."
+            )
+    return None
+
+
+BACKEND, CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+KINDS: dict[str, tuple[str, ...]] = {
+    "PreTrainedTokenizer": (),
+    "TokenizersBackend": (),
+    "GPTNeoXTokenizer": ("<|endoftext|>", "<|padding|>"),
+    "GemmaTokenizer": ("<unk>", "<bos>", "<eos>", "<pad>", "<mask>"),
+    "LlamaTokenizer": ("<unk>", "<s>", "</s>"),
+    "Qwen2Tokenizer": ("<|endoftext|>",),
+}
+"""By class without ``Fast``, the tokens that transformers would add to a vocabulary that lacks them."""
+OF_FAMILY = {"qwen2": "Qwen2Tokenizer"}
+"""The class that transformers takes for a family of models, whatever the files name."""
+APART = frozenset(
+    {"chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "max_length", "model_max_length"}
+    | {"name_or_path", "padding_side", "processor_class", "transformers_version", "truncation_side"}
+)
+"""Settings that have nothing to do with the ids of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """All that the ids of a text depend on: equal ones are one tokenizer.
+
+    Attributes:
+        backend: tokenizer.json, the tokenizer of the library ``tokenizers``.
+        config: tokenizer_config.json without `APART`.
+        special, added: special_tokens_map.json and added_tokens.json; empty without such a file.
+        family: ``model_type`` of the model, by which transformers chooses a class.
+    """
+
+    backend: str
+    config: dict[str, Any]
+    special: dict[str, Any]
+    added: dict[str, Any]
+    family: str
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> "TokenizerFiles | None":
+        """Those of a model; None where one is missing or damaged."""
+        folder = checkpoint.folder
+        try:
+            backend = (folder / BACKEND).read_text("utf-8")
+            family = str(checkpoint.settings().get("model_type"))
+            config = json.loads((folder / CONFIG).read_text("utf-8"))
+            special, added = (
+                json.loads((folder / name).read_text("utf-8")) if (folder / name).exists() else {}
+                for name in (SPECIAL, ADDED)
+            )
+        except (OSError, ValueError, RecursionError, ModelError):
+            return None
+        if not all(isinstance(each, dict) for each in (config, special, added)):
+            return None
+        kept = {key: value for key, value in config.items() if key not in APART}
+        return cls(backend, kept, special, added, family)
+
+    def tokenizer(self) -> BareTokenizer | None:
+        """Their tokenizer; None where transformers could make more of them than they say."""
+        kinds = [
+            str(self.config.get("tokenizer_class")).removesuffix("Fast"),
+            *filter(None, [OF_FAMILY.get(self.family)]),
+        ]
+        if not all(kind in KINDS for kind in kinds):
+            return None
+        eos = _text(self.config.get("eos_token"))
+        if "auto_map" in self.config or self.config.get("backend", "tokenizers") != "tokenizers":
+            return None
+        try:
+            bare = BareTokenizer(Spelling(self.backend, [], None, False, False, False, None, {}))
+            named, added = [*self._named()], [*self._added()]
+        except Exception:  # the library raises nothing narrower
+            return None
+        known = bare.get_vocab()
+        named += [eos, *(token for kind in kinds for token in KINDS[kind])]
+        if not all(isinstance(token, str) and token in known for token in named):
+            return None
+        if any(known.get(token) != index for token, index in added):
+            return None
+        bare.eos_token_id = known[eos]
+        return bare
+
+    def _named(self) -> Iterator[Any]:
+        """The special tokens that the files name; raises ValueError where these disagree."""
+        for key, value in [*self.config.items(), *self.special.items()]:
+            if key.endswith("_token") and not key.startswith("add_") and value is not None:
+                yield _text(value)
+                if isinstance(self.config.get(key), Mapping) and self.config[key].get("__type") != "AddedToken":
+                    raise ValueError(key)
+                if key in self.config and _text(self.config[key]) != _text(value):
+                    raise ValueError(key)
+            elif key in ("additional_special_tokens", "extra_special_tokens"):
+                yield from [value] if isinstance(value, Mapping) else value or ()
+
+    def _added(self) -> Iterator[tuple[str, int]]:
+        """Text and id of each token that the files add beside the vocabulary."""
+        yield from self.added.items()
+        for index, token in self.config.get("added_tokens_decoder", {}).items():
+            yield _text(token), int(index)
+
+
+def _text(token: Any) -> Any:
+    """What a token is that stands alone or with its settings."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def one_tokenizer(checkpoints: Sequence[Checkpoint]) -> BareTokenizer | None:
+    """The tokenizer of some models by their files alone: its vocabulary, the ids that it makes of a text and its end of
+    sequence; None where it takes transformers to know them, or whether they have one tokenizer.
+
+    It knows neither special tokens nor templates.
+    """
+    found = [TokenizerFiles.read(checkpoint) for checkpoint in checkpoints]
+    first = found[0] if found else None
+    return first.tokenizer() if first is not None and all(one == first for one in found) else None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from specctl.models.files.adapter import Adapter
+from specctl.models.files.checkpoint import Adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

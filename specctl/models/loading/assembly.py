@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from specctl.errors import ModelError, of_onnxruntime
-from specctl.models.files.vocabulary import known_ids
+from specctl.models.files.tokenizer import known_ids
 from specctl.models.loading.fewer_tokens import write_fewer
 from specctl.models.loading.model import LoadedModel, loading_order, model_tables
 from specctl.models.loading.model_check import check_model

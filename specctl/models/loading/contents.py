@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, locate
-from specctl.models.files.loading_failures import ADAPTER
-from specctl.models.files.stored_weights import files_hash, stored_weights
+from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, files_hash, locate, stored_weights
+from specctl.models.files.library_calls import ADAPTER
 from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
 from specctl.profile.schema import IN_TARGET, Profile
 

@@ -8,7 +8,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
-from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.checkpoint import ITEM_BYTES
 from specctl.models.placing.memory import Estimate, device_memory
 from specctl.models.placing.placement import place
 from specctl.profile.schema import ModelTable

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.files.vocabulary import difference, known_ids
+from specctl.models.files.tokenizer import difference, known_ids
 from specctl.models.loading.assembly import Assembled, assemble, own_heads
 from specctl.models.loading.fewer_tokens import write_fewer
 from specctl.models.loading.model import LoadedModel, load_tokenizer

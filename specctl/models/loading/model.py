@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.hushing import hushed
-from specctl.models.files.loading_failures import explained
-from specctl.models.files.text_model import text_only_class
+from specctl.models.files.library_calls import explained, hushed
+from specctl.models.files.skeleton import text_only_class
 from specctl.models.placing.memory import device_memory, estimate
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import Placement, named_devices

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from specctl.errors import AbsentError, ModelError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
-from specctl.models.files.vocabulary import known_ids
+from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, known_ids
 from specctl.models.loading.contents import States, model_hash, model_states
 from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.model import LoadedModel, load_inspected, load_tokenizer, loading_order

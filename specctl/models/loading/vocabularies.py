@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from specctl.errors import ModelError, ProfileError
 from specctl.models.files.token_counts import TokenCounts
-from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.files.vocabulary import CHOOSE, check_vocabulary, difference
+from specctl.models.files.tokenizer import CHOOSE, Tokenizer, check_vocabulary, difference
 from specctl.models.loading.pair_members import PairMember, reader_of
 from specctl.models.running.slot import Slot
 from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from specctl.errors import AbsentError, ModelError
-from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.loading_failures import similar_models
-from specctl.models.files.terms import terms_of
+from specctl.models.files.checkpoint import Checkpoint, locate, terms_of
+from specctl.models.files.library_calls import similar_models
 from specctl.models.placing.placement import named_devices
 from specctl.profile.schema import ModelTable
 

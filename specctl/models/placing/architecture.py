@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import GENERATION, Checkpoint
-from specctl.models.files.hushing import hushed
-from specctl.models.files.loading_failures import explain
+from specctl.models.files.library_calls import explain, hushed
 from specctl.models.files.plain_config import is_plain_generation
-from specctl.models.files.text_model import is_wrapper, known_class
+from specctl.models.files.skeleton import is_wrapper, known_class
 from specctl.models.placing.model_config import load_config
 from specctl.models.running.rules.generation_rules import unsupported_in
 

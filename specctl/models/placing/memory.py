@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError, UsageError
-from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
-from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
-from specctl.models.files.loading_failures import explained
-from specctl.models.files.skeleton import skeleton
-from specctl.models.files.text_model import left_out
+from specctl.models.files.checkpoint import ITEM_BYTES, SAFETENSORS_NAMES, Checkpoint, WeightHeaders
+from specctl.models.files.library_calls import explained
+from specctl.models.files.skeleton import left_out, skeleton
 from specctl.models.passes.host_device import draws
 from specctl.models.placing.accelerator import accelerator
 from specctl.models.placing.engine_table import engine_named

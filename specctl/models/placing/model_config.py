@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.loading_failures import explained
+from specctl.models.files.library_calls import explained
 from specctl.models.files.plain_config import FAMILIES, is_plain
-from specctl.models.files.text_model import is_wrapper, text_only_class
+from specctl.models.files.skeleton import is_wrapper, text_only_class
 from specctl.models.passes.layer_sizes import cached_values
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, pip_install
-from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.placing.engine_table import engine_named
 from specctl.profile.schema import Engine, ModelTable
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.hushing import hushed
+from specctl.models.files.library_calls import hushed
 from specctl.models.files.plain_config import is_plain
 from specctl.models.files.skeleton import require_modules, skeleton
 from specctl.models.placing.architecture import generation_config, require_runnable

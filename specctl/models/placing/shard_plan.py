@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.dtypes import ITEM_BYTES
-from specctl.models.files.skeleton import skeleton
-from specctl.models.files.text_model import is_wrapper
+from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
+from specctl.models.files.skeleton import is_wrapper, skeleton
 from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, query_heads
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.model_config import load_config

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.hushing import hushed_hub
-from specctl.models.files.loading_failures import explained
-from specctl.models.files.stored_weights import weights_hash
+from specctl.models.files.checkpoint import Checkpoint, weights_hash
+from specctl.models.files.library_calls import explained, hushed_hub
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
