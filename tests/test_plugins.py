@@ -14,7 +14,7 @@ import torch
 
 from specctl import speculative
 from specctl.__main__ import _run
-from specctl.calibration.grids import grid
+from specctl.calibration.compared_settings import grid
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode

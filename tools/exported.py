@@ -42,7 +42,7 @@ from specctl.policies import NONE, Setting
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable, model_path
 from specctl.prompts.suites import Suite, load_suite, sample
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 from tools.timed_runs import Timed, compared, fit, flag_of
 
 LENGTHS = tuple(range(1, 13))

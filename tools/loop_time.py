@@ -23,7 +23,7 @@ from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import EMBEDDED, load_suite, sample
-from specctl.statistics.intervals import bootstrap
+from specctl.statistics import bootstrap
 
 SETTINGS = {
     "none": Setting("none"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from specctl.statistics.intervals import Interval, bootstrap
+from specctl.statistics import Interval, bootstrap
 from tools.measure.engines import written
 from tools.own_server import own_server
 from tools.server_stress import OPENINGS, PATH

@@ -7,7 +7,7 @@ import numpy as np
 
 from specctl.export.engines import ENGINES
 from specctl.export.exports import GivenCosts
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.statistics import Floats, Interval, bootstrap
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.trace_files import read_traces as read_trace_set
 from specctl.replay.traces import Trace
 from specctl.round_trace import RoundLine, TracedRound
-from specctl.statistics.intervals import Floats
+from specctl.statistics import Floats
 
 Ints = npt.NDArray[np.int64]
 

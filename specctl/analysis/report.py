@@ -11,8 +11,7 @@ from specctl.analysis.signal_quality import PUBLISHED_C, ROUNDING, Analysis, Bou
 from specctl.policies import SIGNAL_NAMES
 from specctl.reporting.style import FAINT, INK, PALETTE, Picture, page, panels, style, tint
 from specctl.reporting.table import DEFINITIONS, Columns, Table, number, show_interval
-from specctl.statistics.association import Bin, quantiles
-from specctl.statistics.intervals import Floats
+from specctl.statistics import Bin, Floats, quantiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

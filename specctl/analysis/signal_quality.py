@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specctl.analysis.readings import RISING, Ints, Judged, Reading, Readings
-from specctl.statistics.association import Bin, auroc, binned, quantiles, spearman
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.statistics import Bin, Floats, Interval, auroc, binned, bootstrap, quantiles, spearman
 
 PUBLISHED_C = 0.15
 """The constant of SVIP's published code (arXiv 2411.18462)."""

@@ -22,10 +22,10 @@ from specctl.observing.prompt_answers import answer_each
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
-from specctl.replay.bound import LONGEST
+from specctl.replay.bounds import LONGEST
 from specctl.replay.recording.collecting import trace_answers
 from specctl.replay.traces import Trace
-from specctl.statistics.intervals import Floats
+from specctl.statistics import Floats
 
 
 def read_prompts(

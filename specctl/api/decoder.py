@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 from specctl.api.many_texts import Asked, SeveralTexts
 from specctl.api.python_wording import in_python
 from specctl.batching.row_count import Batch
-from specctl.conversation.conversation import Chat
+from specctl.conversation import Chat
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat

@@ -19,7 +19,7 @@ from specctl.printable import counted
 from specctl.records import CompletionSummary
 from specctl.reporting.placing import times
 from specctl.reporting.table import DEFINITIONS, UNKNOWN, Columns, Table, plain
-from specctl.statistics.intervals import Floats, Interval, bootstrap, is_clear
+from specctl.statistics import Floats, Interval, bootstrap, is_clear
 
 NOT_COMPARED = frozenset(
     {"created", "argv", "candidates", "oracle", "others_busy", "papers", "schema_version", "threads"}

@@ -12,9 +12,8 @@ from specctl.observing.candidate import Candidate
 from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
-from specctl.replay.costs import CostTable
-from specctl.replay.parallel_replay import Simulated, TwoDevices
-from specctl.replay.replayed import columns
+from specctl.replay.costs import CostTable, columns
+from specctl.replay.pearl import Simulated, TwoDevices
 
 LEAST_R_SQUARED = 0.5
 """A fit that explains less of the runs' variance predicts no speed worth drawing."""

@@ -22,9 +22,9 @@ from specctl.observing.results import BASELINE, Difference, Run, RunSet
 from specctl.observing.speedup import speedup
 from specctl.peers.engines import ASSISTED
 from specctl.printable import counted
-from specctl.replay.parallel_replay import Simulated
+from specctl.replay.pearl import Simulated
 from specctl.reporting.placing import Placed, level, placing
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)

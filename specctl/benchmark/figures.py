@@ -30,8 +30,7 @@ from specctl.reporting.style import (
     style,
     tint,
 )
-from specctl.statistics.intervals import Floats
-from specctl.statistics.pareto import pareto
+from specctl.statistics import Floats, pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from specctl.peers.engines import MOVING
 from specctl.printable import counted
 from specctl.profile.wording import short_names
 from specctl.records import StopReason
-from specctl.replay.parallel_replay import Simulated
+from specctl.replay.pearl import Simulated
 from specctl.reporting.document import write_document
 from specctl.reporting.placing import listed
 from specctl.reporting.style import Picture

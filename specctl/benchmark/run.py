@@ -28,10 +28,9 @@ from specctl.outputs import OutputFile
 from specctl.peers.engines import MOVING
 from specctl.peers.process import MeasuredPeer, PeerProcess
 from specctl.prompts.suites import SuitePrompt
-from specctl.replay.bound import LONGEST
-from specctl.replay.oracle import oracle
-from specctl.replay.parallel_replay import cut
-from specctl.replay.recording.signal_bound import Text, greedy_trace, signal_bound
+from specctl.replay.bounds import LONGEST, oracle
+from specctl.replay.pearl import cut
+from specctl.replay.recording.collecting import Text, greedy_trace, signal_bound
 from specctl.replicas.job import Answer, ReplicaError
 from specctl.replicas.replica import Replicas
 from specctl.replicas.window import GivenUp, Task, in_order

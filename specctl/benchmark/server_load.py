@@ -13,9 +13,7 @@ from specctl.files import Content, LineFormat
 from specctl.printable import counted
 from specctl.prompts.suites import Suite
 from specctl.record_settings import own_settings
-from specctl.remote.api_settings import api_settings
-from specctl.remote.chunks import AnswerError, Usage
-from specctl.remote.server import Server
+from specctl.remote import AnswerError, Server, Usage, api_settings
 from specctl.reporting.table import DEFINITIONS, Columns, Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from specctl.observing.results import Run, RunSet
 from specctl.outputs import naming, write_whole
-from specctl.prompts.suite_formats import MT_BENCH, MT_BENCH_GROUP
+from specctl.prompts.suites import MT_BENCH, MT_BENCH_GROUP
 from specctl.records import CompletionSummary
 
 ANSWER_FILES = ("*.jsonl",)

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import tomli_w
 
-from specctl.calibration.batch_sizes import BatchSize
 from specctl.calibration.decision import Decision
+from specctl.calibration.search import BatchSize
 from specctl.policies import NONE, Setting
 from specctl.printable import one_line
 from specctl.profile import ResolvedProfile

@@ -1,25 +1,209 @@
 """The settings that a calibration compares: the profile's own, the candidates, and others for comparison."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product, zip_longest
 from pathlib import Path
+from typing import Any, Literal
 
-from specctl.calibration.ascent import Space
-from specctl.calibration.grids import Grid, grid, level_grids, with_predictors
 from specctl.errors import UsageError
 from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND_SIGNALS, locate_predictor
-from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
-from specctl.profile.schema import DraftTable, Profile
+from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal, nested
+from specctl.profile.schema import FILTERS, DraftTable, Profile, SamplingTable
 from specctl.profile.validation import require_models
+from specctl.profile.wording import did_you_mean, distinct_name
+from specctl.prompts.suites import Suite
 from specctl.replay.play import require_recordable
-from specctl.replay.trace_files import TraceHeader
+from specctl.replay.trace_files import TraceHeader, require_same_request
+
+Grid = Literal["paper", "dense"]
+LONGEST = 40
+SIMPLEST = (
+    "none",
+    "constant",
+    "heuristic",
+    "svip",
+    "max-confidence",
+    "self-verify",
+    "adaedl",
+    "vllm-adaptive",
+    "cost-optimal",
+    "bandit",
+    "confidence",
+    "disco",
+    "specdec++",
+)
+"""Policies from the simplest to the most elaborate, by the signals they read and the state they keep."""
+
+
+def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
+    """The settings of one policy; for ``all``, the settings of every policy that reads known signals only.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    if policy == "all":
+        settings = (setting for name in POLICIES for setting in grid(name, kind, known))
+        return [setting for setting in settings if setting.signals <= known]
+    if policy not in POLICIES:
+        unknown = f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}"
+        raise UsageError(POLICIES.broken.get(policy, unknown))
+    points = _paper(policy) if kind == "paper" else _dense(policy)
+    return list(dict.fromkeys(Setting.of({"name": policy, **values}) for values in points))
+
+
+def with_predictors(candidates: Iterable[Setting], heads: Mapping[str, Signal]) -> list[Setting]:
+    """For settings that read a head's predictions, one copy for each head that makes them; the others unchanged.
+
+    Args:
+        candidates: settings of one level.
+        heads: by the name of each head the signal that it computes; empty where nothing is to choose.
+    """
+    return [
+        replace(one, head=head, head_label=distinct_name(head, list(heads))) if head is not None else one
+        for one in candidates
+        for head in (_heads_of(one, heads) if one.needs_predictor and heads else (None,))
+    ]
+
+
+def _heads_of(setting: Setting, heads: Mapping[str, Signal]) -> list[str]:
+    return [name for name, signal in heads.items() if signal in setting.signals]
+
+
+def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) -> list[list[Setting]]:
+    """The settings of each level of a hierarchy, from the top down.
+
+    A level above another either collects inner rounds until its policy stops, or ends its block after one inner round,
+    as the paper's pre-verification does, so that only the block's length can be chosen. Every level below the first may
+    be left out together with the levels below it.
+
+    Args:
+        policies: for each level, a name or ``all``.
+        kind: of the grids.
+        known: for each level, the signals that it can read.
+    """
+    grids = [grid(policy, kind, signals) for policy, signals in zip(policies, known, strict=True)]
+    once = [replace(one, once=True) for one in grid("constant", kind, frozenset())]
+    drafting = [[one for one in level if one.drafts] for level in grids]
+    options = [[*level, *once] for level in drafting[:-1]] + drafting[-1:]
+    return options[:1] + [[*level, NONE] for level in options[1:]]
+
+
+def _paper(policy: str) -> list[dict[str, Any]]:
+    """The values that the papers themselves try."""
+    tenths = [round(0.1 * n, 1) for n in range(1, 10)]
+    match policy:
+        case "constant":
+            return [{"draft_length": length} for length in range(2, 15)]
+        case "svip":
+            return [{"threshold": h} for h in (0.2, 0.3, 0.4, 0.5)]
+        case "adaedl" | "max-confidence":
+            return [{"threshold": value} for value in tenths]
+        case "specdec++":
+            return [{"threshold": h} for h in (0.1, 0.3, 0.5, 0.7, 0.9)]
+        case "disco":  # its paper tunes the threshold and names no values
+            return [{"threshold": value} for value in tenths]
+        case "confidence":
+            return [{"threshold": h} for h in (0.2, 0.4, 0.6, 0.8)]
+        case "vllm-adaptive":  # it is a longest draft with a rule
+            return [{"max_draft": cap} for cap in (4, 6, 8, 12)]
+    return _crossed(**POLICIES[policy].grid)
+
+
+def _dense(policy: str) -> list[dict[str, Any]]:
+    """Fine steps over the useful range of every value, including the papers' own values."""
+    caps = (5, 7, 10, 16, LONGEST)
+    match policy:
+        case "constant":
+            return [{"draft_length": length} for length in range(1, 25)]
+        case "heuristic":
+            return _crossed(draft_length=(2, 5, 8), max_draft=(6, *caps))
+        case "svip":
+            return _crossed(threshold=_steps(0.02, 1.2, 0.02), max_draft=caps)
+        case "max-confidence":
+            fixed = _crossed(threshold=_steps(0.02, 0.98, 0.02), max_draft=caps, adapt=(False,))
+            return fixed + _crossed(threshold=_steps(0.1, 0.9, 0.1), max_draft=caps)
+        case "adaedl":
+            knobs = {"threshold": (0.0, 1.0), "gamma": (0.05, 0.5), "eps": (0.0, 0.1), "alpha": (0.3, 1.0)}
+            return _paper(policy) + [{**point, "max_draft": cap} for cap in caps for point in _spread(knobs, 64)]
+        case "self-verify":
+            return [{"max_draft": cap} for cap in range(2, 21)]
+        case "confidence":
+            return _crossed(threshold=_steps(0.05, 0.95, 0.05), max_draft=caps)
+        case "vllm-adaptive":
+            return _crossed(max_draft=range(2, 17), token_ratio=(0.01, 0.02, 0.05, 0.1, 0.2))
+        case "disco":
+            return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20, LONGEST))
+        case "specdec++":
+            return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20), min_draft=(1, 2))
+    return _crossed(**POLICIES[policy].grid)
+
+
+def _steps(low: float, high: float, step: float) -> tuple[float, ...]:
+    return tuple(round(low + n * step, 6) for n in range(round((high - low) / step) + 1))
+
+
+def _crossed(**values: Sequence[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+
+def _spread(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[str, float]]:
+    """``count`` points that fill the box of several settings evenly; every call yields the same points.
+
+    The n-th has the fractional part of n g^-i as its i-th coordinate, with g^(d+1) = g + 1 in d dimensions: Roberts'
+    generalised golden ratio (2018, "The unreasonable effectiveness of quasirandom sequences").
+    """
+    ratio = 2.0
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (len(knobs) + 1))
+    for number in range(1, count + 1):
+        yield {
+            name: round(low + (0.5 + number / ratio**place) % 1 * (high - low), 3)
+            for place, (name, (low, high)) in enumerate(knobs.items(), start=1)
+        }
+
 
 UNTUNED = "cost-optimal"
 """The policy that needs no calibration, so a calibrated setting has to be faster than it."""
+
+
+SWEEPS = 2
+"""How often every level is searched. The best setting of a level hardly depends on the exact settings of the others."""
+
+
+Options = Sequence[Sequence[Setting]]
+"""For each level from the top down, the settings that it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The settings to search at each level.
+
+    Attributes:
+        coarse: searched first.
+        fine: searched second, limited to the policies that the coarse search ends with; the same object as ``coarse``
+            if there is no second search.
+    """
+
+    coarse: Options
+    fine: Options
+
+    @property
+    def most(self) -> int:
+        """An upper bound of the number of settings that `explore` evaluates."""
+        coarse = sum(len(level) for options in _by_mode(self.coarse) for level in options)
+        fine = 0
+        if self.fine is not self.coarse:
+            fine = sum(
+                max(Counter(one.policy for one in level).values())
+                for options in _by_mode(self.fine)
+                for level in options
+            )
+        return SWEEPS * (coarse + fine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +426,134 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
             f"{policy} needs a head{kind}",
             "name one with --set draft.head=PATH; if the trace was recorded without it, record a new trace",
         )
+
+
+_ENGINE_KEYS = ("engine", "compile", "deterministic", "threads")
+_WRITES_KEYS = ("tokens", "token_counts")
+_SAMPLING_KEYS = ("temperature", *FILTERS)
+
+
+def require_fits(
+    header: TraceHeader,
+    profile: Profile,
+    asked: ComparedSettings,
+    heads: Sequence[str],
+    prompts: Suite | None,
+    path: Path,
+) -> None:
+    """Check that an earlier trace fits a calibration: one to continue if there are prompts, else one to search in.
+
+    Raises:
+        UsageError: it does not; the message names the difference.
+    """
+    if prompts is not None:
+        require_same_request(header, profile, prompts, asked.depth, heads, path)
+    else:
+        require_same_pair(header, profile, heads, path)
+        require_depth(header, asked, path)
+
+
+def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str], path: Path) -> None:
+    """Check that a trace was recorded with the models, the engine and the sampling of a profile.
+
+    Raises:
+        UsageError: it was recorded with others; the message names the difference.
+    """
+    recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
+    for (role, was), (_, now) in zip_longest(_models(recorded), _models(asked), fillvalue=("draft", {})):
+        if was.get("model") != now.get("model"):
+            raise UsageError(
+                f"{path} was recorded with {was.get('model')} as {role}, not {now.get('model')}",
+                "name the profile that it was recorded with",
+            )
+        for key in _WRITES_KEYS:
+            if was.get(key) != now.get(key):
+                raise UsageError(f"{path} was recorded with another draft.{key}", "record a new trace")
+        predicts = not TRAINED_SIGNALS.isdisjoint(header.signals) and now.get("head") is not None
+        if predicts and now["head"] not in (was.get("head"), *header.heads):
+            raise UsageError(
+                f"{path} was recorded with {was.get('head')} as the draft's head, not {now['head']}",
+                "record a new trace",
+            )
+    if missing := [name for name in heads if name not in (recorded["draft"].get("head"), *header.heads)]:
+        raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
+    for key in _ENGINE_KEYS:
+        if recorded[key] != asked[key]:
+            raise UsageError(
+                f"{path} was recorded with another {key}", "its measured costs do not apply: record a new trace"
+            )
+    for key in _SAMPLING_KEYS:
+        if header.provenance["sampling"].get(key, SamplingTable.model_fields[key].default) != asked["sampling"][key]:
+            raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
+
+
+def require_depth(header: TraceHeader, asked: ComparedSettings, path: Path) -> None:
+    """Check that the longest draft of the settings compared can be replayed on a trace.
+
+    Raises:
+        UsageError: the trace was recorded for shorter drafts.
+    """
+    if asked.depth > header.depth:
+        raise UsageError(
+            f"{path} was recorded for drafts of {header.depth} tokens, and these settings draft {asked.depth}",
+            "record a new trace, or search other policies or --grid paper",
+        )
+
+
+def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The table of each model of a profile with the model's role, from the target down."""
+    tables = [("target", profile["target"])]
+    below = profile.get("draft")
+    while below is not None:
+        tables.append(("draft", below))
+        below = below.get("draft")
+    return tables
+
+
+def explore(space: Space, start: Setting, speed: Callable[[Setting], float]) -> None:
+    """Call ``speed`` for settings, each search moving towards the fastest.
+
+    Every combination of ways to pre-verify is searched separately, because settings that suit a block of one inner
+    round need not suit a loop.
+
+    Args:
+        space: the settings to search.
+        start: supplies the settings that are held first, for the levels that it has.
+        speed: returns the speed of a setting, the higher the better; called repeatedly for the same setting.
+    """
+    for options in _by_mode(space.coarse):
+        held = [_nearest(start, level, settings) for level, settings in enumerate(options)]
+        best = _ascend(options, held, speed)
+        if space.fine is not space.coarse:
+            fine = [
+                [one for one in settings if (one.policy, one.once) == (chosen.policy, chosen.once)]
+                for settings, chosen in zip(space.fine, best, strict=True)
+            ]
+            _ascend(fine, best, speed)
+
+
+def _by_mode(options: Options) -> list[list[list[Setting]]]:
+    """For each combination of the levels' ways to pre-verify, the options that have these ways."""
+    modes = product(*(sorted({one.once for one in some}) for some in options))
+    return [
+        [[one for one in some if one.once == once] for some, once in zip(options, mode, strict=True)] for mode in modes
+    ]
+
+
+def _nearest(start: Setting, level: int, options: Sequence[Setting]) -> Setting:
+    """The setting that the start has at a level if it is among the options, else the middle option."""
+    alone = [replace(setting, below=None) for setting in start.levels[level : level + 1]]
+    return next((setting for setting in alone if setting in options), options[len(options) // 2])
+
+
+def _ascend(
+    options: Sequence[Sequence[Setting]], held: Sequence[Setting], speed: Callable[[Setting], float]
+) -> list[Setting]:
+    held = list(held)
+    for _ in range(SWEEPS):
+        previous = list(held)
+        for level, settings in enumerate(options):
+            held[level] = max(settings, key=lambda one: speed(nested([*held[:level], one, *held[level + 1 :]])))
+        if held == previous:
+            break
+    return held

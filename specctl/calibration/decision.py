@@ -3,20 +3,160 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specctl.calibration.advice import Advice, fastest
-from specctl.calibration.batch_sizes import BatchSize, require_priced, search_sizes, with_batches
-from specctl.calibration.compared_settings import ComparedSettings
+from specctl.calibration.compared_settings import UNTUNED, ComparedSettings
 from specctl.calibration.live_check import Measured, check_batch, check_live, doubts, stopped_live
-from specctl.calibration.search import Calibration, search
+from specctl.calibration.search import BatchSize, Calibration, Score, require_priced, search, search_sizes, with_batches
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
-from specctl.policies import Setting
+from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.replay.costs import CostTable
 from specctl.replay.play import replayable
 from specctl.replay.trace_files import TraceSet
-from specctl.reporting.placing import listed
+from specctl.reporting.placing import listed, times
+from specctl.statistics import Interval, is_clear
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A setting that the chosen one has to be faster than, or the chosen one itself.
+
+    Attributes:
+        setting: with its policy and values.
+        tokens_per_second: after the prompt.
+        speedup: over target-only decoding.
+        behind: the speed of the fastest rival over its own, by the same prompts.
+    """
+
+    setting: Setting
+    tokens_per_second: float
+    speedup: Interval
+    behind: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to use, and why.
+
+    Attributes:
+        chosen: what the search chose.
+        old: the profile's own setting.
+        rivals: the chosen setting, the profile's own, the best constant, `UNTUNED` and none, as far as they are known,
+            the fastest first.
+        measured: whether the rivals' speeds are of live runs; else they are predicted.
+        found: the search.
+    """
+
+    chosen: Setting
+    old: Setting | None
+    rivals: Sequence[Rival]
+    measured: bool
+    found: Calibration
+
+    @classmethod
+    def of(cls, found: Calibration, old: Setting | None, measured: "Sequence[Measured]") -> "Advice":
+        """From the live runs of one text at a time, or without any from the search."""
+        chosen = found.winner.score.setting
+        live = [
+            Rival(one.setting, one.measured, one.speedup, one.behind)
+            for one in measured
+            if one.rows == 1 and one.speedup is not None
+        ]
+        known = live if any(one.setting == chosen for one in live) else _predicted(found, old)
+        # Of equally fast ones the chosen setting stands first.
+        order = sorted(known, key=lambda one: (-one.speedup.value, one.setting != chosen))
+        return cls(chosen, old, order, known is live, found)
+
+    def rival(self, setting: Setting) -> Rival | None:
+        """The figures of a setting, if it is one of the rivals."""
+        return next((one for one in self.rivals if one.setting == setting), None)
+
+    @property
+    def setting(self) -> Setting:
+        """What to use: never a setting that was slower than another rival, unless they are level.
+
+        That is the chosen one if it was fastest; the profile's own if that was no slower than the chosen one and may
+        be as fast as the fastest; none if no other is clearly faster where the search chose none; else the fastest.
+        """
+        first, mine = self.rivals[0], self.rival(self.chosen)
+        own = None if self.old is None else self.rival(self.old)
+        if mine is None or first.setting in (self.chosen, NONE):
+            return first.setting
+        if self.chosen == NONE and not is_clear(mine.behind):
+            return NONE
+        if own is not None and own.speedup.value >= mine.speedup.value and not is_clear(own.behind):
+            return own.setting
+        return first.setting
+
+    @property
+    def rival_used(self) -> Rival:
+        """The figures of `setting`."""
+        found = self.rival(self.setting)
+        assert found is not None, "it is chosen among them"
+        return found
+
+    def predicted(self, setting: Setting) -> Interval | None:
+        """The speedup that replay predicts for a setting; None where it was not replayed on these prompts."""
+        return next((one.speedup for one in self.found.ranking if one.score.setting == setting), None)
+
+    @property
+    def verdict(self) -> str:
+        """The advice as one line of text."""
+        used, how = self.setting, "measured" if self.measured else "predicted"
+        others = [one for one in self.rivals if one.setting not in (used, NONE)]
+        if used == NONE:
+            other = f"; the best other setting is {self._told(others[0])}" if others else ""
+            if self.rivals[0].setting == NONE:
+                return f"use none: target-only decoding is the right choice here{other}"
+            return f"draft nothing (none): no setting is clearly faster than target-only decoding{other}"
+        verb, own = "keep" if used == self.old else "use", self.rival_used
+        parts = [f"{verb} {self._told(own)}"]
+        if not is_clear(own.speedup) and own.speedup.low is not None:
+            parts.append("level with none")
+        for one in others:
+            level = ", level with it" * self._level(own, one)
+            parts.append(f"{self._name(one.setting)} {how} {one.speedup.value:.2f}x{level}")
+        parts.append(f"oracle {self.found.oracle.speedup.value:.2f}x (predicted)")
+        return "; ".join(parts)
+
+    def _told(self, one: Rival) -> str:
+        how = "measured" if self.measured else "predicted"
+        before = self.predicted(one.setting) if self.measured else None
+        return f"{one.setting.label}: {how} {times(one.speedup)}" + (
+            f", predicted {before.value:.2f}x" if before is not None else ""
+        )
+
+    def _level(self, one: Rival, other: Rival) -> bool:
+        """Whether two may be equally fast, as far as one of them is the fastest, which all are compared with."""
+        first = self.rivals[0]
+        later = other if one is first else one if other is first else None
+        return later is not None and later.behind.low is not None and not is_clear(later.behind)
+
+    def _name(self, setting: Setting) -> str:
+        if setting == Setting(UNTUNED):
+            return setting.label
+        what = "the best constant" if setting.policy == "constant" else "another policy"
+        what = "your own" if setting == self.old else what
+        return f"{'the choice of the search' if setting == self.chosen else what} ({setting.label})"
+
+
+def _predicted(found: Calibration, old: Setting | None) -> list[Rival]:
+    """The rivals that the search ranked."""
+    families = [found.ranked("constant"), found.ranked(UNTUNED)]
+    wanted = {found.winner.score.setting, old, NONE, *(one.score.setting for one in families if one is not None)}
+    ranked = [one for one in found.ranking if one.score.setting in wanted]
+    first: Score = max(ranked, key=lambda one: one.speedup.value).score
+    return [
+        Rival(one.score.setting, one.score.tokens_per_second, one.speedup, first.speedup(one.score)) for one in ranked
+    ]
+
+
+def fastest(chosen: Setting, measured: "Sequence[Measured]") -> Setting:
+    """Of settings for several texts at once the one to use: the chosen one, unless another measured faster."""
+    known = [one for one in measured if one.speedup is not None]
+    best = max(known, key=lambda one: (one.measured, one.setting == chosen), default=None)
+    return chosen if best is None else best.setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from specctl.batching.pair_rows import passes_of
-from specctl.calibration.batch_sizes import BatchSize
 from specctl.calibration.compared_settings import ComparedSettings
-from specctl.calibration.search import Calibration
+from specctl.calibration.search import BatchSize, Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.pair import Pair
@@ -19,7 +18,7 @@ from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.replay.trace_files import TraceSet
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 
 FAR_OFF = 0.25
 """How far measured speed may be from predicted before the user is warned: prompts alone make less of a difference."""

@@ -1,17 +1,190 @@
 """Searches the setting to use: replays and prices every candidate, chooses, and reports on held-out prompts."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 
-from specctl.calibration.ascent import Space, explore
-from specctl.calibration.choice import Choice, choose
-from specctl.calibration.compared_settings import settings_replayed
-from specctl.calibration.scores import Score, score, score_oracle, score_signal_bound
-from specctl.policies import NONE, Setting
+import numpy as np
+
+from specctl.calibration.compared_settings import LONGEST, SIMPLEST, Space, explore, settings_replayed
+from specctl.errors import UsageError
+from specctl.policies import NONE, Setting, Signal
 from specctl.profile.schema import Verification
-from specctl.replay.costs import CostTable
+from specctl.replay.batch_replay import replay_together
+from specctl.replay.bounds import READS, oracle, play_best
+from specctl.replay.costs import CostTable, Replay
+from specctl.replay.play import players_of, replay_levels
 from specctl.replay.trace_files import TraceSet
-from specctl.statistics.intervals import FEW, Interval
+from specctl.statistics import FEW, SEED, Floats, Interval, bootstrap
+
+RESAMPLES = 2000
+EACH = 4
+"""Texts of each place of a batch, at least: while the last ones end, places are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The replayed rounds of a setting in numbers; every array is ``(P,)``, a value for each of P prompts.
+
+    Attributes:
+        setting: what was replayed.
+        tokens: generated tokens.
+        ms: predicted time after the prompt, in milliseconds.
+        passes: rounds, which are target passes.
+        drafted, accepted: draft tokens of the first draft, and how many were accepted.
+    """
+
+    setting: Setting
+    tokens: Floats
+    ms: Floats
+    passes: Floats
+    drafted: Floats
+    accepted: Floats
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(1e3 * self.tokens.sum() / self.ms.sum())
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        drafted = float(self.drafted.sum())
+        return float(self.accepted.sum()) / drafted if drafted else None
+
+    @property
+    def discard_rate(self) -> float:
+        """Rejected draft tokens for each generated token."""
+        return float((self.drafted.sum() - self.accepted.sum()) / self.tokens.sum())
+
+    @property
+    def verification_rate(self) -> float:
+        """Target passes for each generated token."""
+        return float(self.passes.sum() / self.tokens.sum())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return float(1 + self.accepted.sum() / self.passes.sum())
+
+    def speedup(self, over: "Score") -> Interval:
+        """Ratio of predicted speeds with a bootstrap interval paired by prompt."""
+
+        def ratio(weights: Floats) -> Floats:
+            ratios: Floats = (weights @ over.ms) / (weights @ self.ms)
+            return ratios
+
+        return bootstrap(ratio, len(self.ms), RESAMPLES)
+
+
+def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """Replay a setting on the prompts and price its rounds."""
+    costs = costs.of_predictor(setting.head)
+    signals = [level.signals for level in setting.levels]
+    players = players_of(setting, costs.clocks(signals))
+    replays = replay_levels(players, traces.of(prompts, setting.head), frozenset(traces.header.eos))
+    return _priced(setting, replays, prompts, costs, *signals)
+
+
+def score_together(setting: Setting, traces: TraceSet, prompts: Sequence[str], rows: int, costs: CostTable) -> Score:
+    """Score a setting of one draft for so many texts at once: ``ms`` are prompts' shares of the time.
+
+    Every text is written equally often, at least `EACH` texts in each place of the batch, in an order that is always
+    the same.
+    """
+    costs = costs.of_predictor(setting.head)
+    known, order = traces.of(prompts, setting.head), Random(SEED)
+    texts = [one for _ in range(-(-EACH * rows // len(known))) for one in order.sample(known, len(known))]
+    batch = replay_together(setting, texts, rows, costs, frozenset(traces.header.eos))
+    places = {prompt: place for place, prompt in enumerate(prompts)}
+    columns = np.zeros((5, len(prompts)))  # tokens, ms, rounds, drafted and accepted tokens
+    for one, seconds in zip(batch.replays, batch.shares, strict=True):
+        numbers = one.tokens, 1e3 * seconds, len(one.starts), sum(one.drafted), sum(one.accepted)
+        columns[:, places[one.trace.prompt]] += numbers
+    return Score(setting, *columns)
+
+
+def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """Score the policy that knows where the target will disagree (SpecDec++, Theorem 4.1); it reads no signal.
+
+    In a hierarchy every draft knows where its verifier will disagree; the number of drafts is the fastest one.
+    """
+    known = traces.of(prompts)
+    scores = [
+        _priced(Setting("oracle"), [oracle(trace, used) for trace in known], prompts, costs, *[()] * used)
+        for used in range(1, len(costs.levels) + 1)
+    ]
+    return max(scores, key=lambda one: one.tokens_per_second)
+
+
+def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """Score the best stopping rule on entropy and top probability, fitted to the same prompts."""
+    longest = min(LONGEST, traces.header.depth)
+    replays = play_best(traces.of(prompts), costs, frozenset(traces.header.eos), longest=longest)
+    return _priced(Setting("signal bound"), replays, prompts, costs, READS)
+
+
+def _priced(
+    setting: Setting,
+    replays: Iterable[Replay],
+    prompts: Sequence[str],
+    costs: CostTable,
+    *signals: Iterable[Signal],
+) -> Score:
+    by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
+    for played in replays:
+        by_prompt[played.trace.prompt].append(played)
+    groups = list(by_prompt.values())
+    return Score(
+        setting,
+        np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
+        np.array([costs.milliseconds(group, *signals) for group in groups]),
+        np.array([sum(len(one.starts) for one in group) for group in groups], dtype=np.float64),
+        np.array([sum(map(sum, (one.drafted for one in group))) for group in groups], dtype=np.float64),
+        np.array([sum(map(sum, (one.accepted for one in group))) for group in groups], dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen setting, and how sure the choice is.
+
+    Attributes:
+        chosen: the simplest setting within one standard error of the fastest.
+        fastest: the fastest setting by predicted tokens/s.
+        share: share of bootstrap resamples of the prompts in which the chosen setting is within one standard error of
+            the fastest.
+        near: the other settings within one standard error of the fastest, the fastest first.
+    """
+
+    chosen: Score
+    fastest: Score
+    share: float
+    near: list[Score]
+
+
+def choose(scores: Sequence[Score]) -> Choice:
+    """Choose by predicted tokens/s; all scores must be of the same prompts in the same order."""
+    speeds = np.array([score.tokens_per_second for score in scores])
+    best = int(speeds.argmax())
+    tokens, ms = scores[0].tokens, np.stack([score.ms for score in scores])  # (P,), (S, P)
+    prompts = len(tokens)
+    if prompts > 1:
+        weights = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
+        resampled = 1e3 * (weights @ tokens)[:, None] / (weights @ ms.T)  # (R, S)
+        errors = (resampled[:, [best]] - resampled).std(axis=0)
+    else:
+        resampled, errors = speeds[None], np.zeros(len(scores))
+    within = [index for index in range(len(scores)) if speeds[best] - speeds[index] <= errors[index]]
+    chosen = min(within, key=lambda index: (*simplicity(scores[index].setting), -speeds[index]))
+    sure = resampled[:, chosen] >= resampled.max(axis=1) - errors[chosen]
+    near = sorted((index for index in within if index != chosen), key=lambda index: -speeds[index])
+    return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[index] for index in near])
+
+
+def simplicity(setting: Setting) -> tuple[int, int, int]:
+    """The smaller, the simpler: fewer drafts, simpler policies, fewer values that are not the defaults."""
+    levels = setting.levels
+    known = sum(SIMPLEST.index(one.policy) if one.policy in SIMPLEST else len(SIMPLEST) for one in levels)
+    return len(levels), known, sum(len(one.values) for one in levels)
+
 
 MOST_RANKED = 12
 """Combinations of a hierarchy's policies that are ranked, besides the best of each way to pre-verify."""
@@ -199,3 +372,148 @@ def _best_of_families(families: Mapping[str, list[Score]], *, hierarchy: bool) -
         if found.setting != NONE:
             shapes.setdefault(tuple(level.once for level in found.setting.levels), found)
     return [*best[:MOST_RANKED], *shapes.values()]
+
+
+FINALISTS = 3
+"""Settings of a policy with one longest draft that are replayed together: those that promise most by what they draft
+and keep alone."""
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """What was found for a number of texts at once.
+
+    Attributes:
+        rows: how many.
+        choice: on the prompts chosen on.
+        winner: the chosen setting, on the prompts reported on.
+        ranking: each policy's best setting and none, on the prompts reported on, fastest first.
+        candidates: how many settings were replayed together.
+    """
+
+    rows: int
+    choice: Choice
+    winner: Ranked
+    ranking: list[Ranked]
+    candidates: int
+
+
+def require_priced(sizes: Sequence[int], costs: CostTable | None, where: str) -> None:
+    """Raise UsageError where costs of a number of texts were not measured."""
+    known = [] if costs is None else sorted(costs.batches)
+    if missing := [rows for rows in sizes if rows not in known]:
+        held = f"those of {', '.join(map(str, known))}" if known else "none of several"
+        raise UsageError(
+            f"{where} has no costs of {missing[0]} texts at once, but {held}", "record a new trace with this --batch"
+        )
+
+
+def search_sizes(
+    traces: TraceSet,
+    found: Calibration,
+    candidates: Iterable[Setting],
+    sizes: Iterable[int],
+    costs: CostTable,
+    advance: Callable[[], None] = lambda: None,
+) -> list[BatchSize]:
+    """The setting for each number of texts, on the prompts and by the rule of a calibration.
+
+    A single setting that is within one standard error of the fastest at every number, one text included, is chosen for
+    all: the simplest of these. Then ``found`` says so too.
+
+    Args:
+        traces: of one draft.
+        found: the calibration for one text.
+        candidates: settings that may be chosen; none may always be.
+        sizes: numbers of texts, each at least 2.
+        costs: with ``batches`` of these numbers.
+        advance: called after each number.
+    """
+    chosen: dict[int, Choice] = {}
+    eligible = {NONE, *candidates}
+    scores: dict[int, list[Score]] = {}
+    for rows in sizes:
+        settings = finalists(found, costs, rows)
+        scores[rows] = [score_together(one, traces, found.chosen_on, rows, costs) for one in settings]
+        chosen[rows] = choose([one for one in scores[rows] if one.setting in eligible])
+        advance()
+    if (common := _for_all([found.choice, *chosen.values()])) is not None:
+        chosen = {rows: _of(choice, common) for rows, choice in chosen.items()}
+        _choose_alone(found, common, traces, costs)
+    return [_reported(rows, choice, scores[rows], traces, found, costs) for rows, choice in chosen.items()]
+
+
+def finalists(found: Calibration, costs: CostTable, rows: int) -> list[Setting]:
+    """The settings to replay together: by policy and longest draft those that would be fastest if no draft had to wait
+    for a longer one, and none."""
+    table = costs.batches[rows]
+    context = float(table.contexts[len(table.contexts) // 2])
+    step = table.at(context)[0]
+
+    def promise(one: Score) -> float:
+        passes, drafted = float(one.passes.sum()), float(one.drafted.sum())
+        return float(one.tokens.sum()) / (passes * table.verifying(context, drafted / passes) + drafted * step)
+
+    groups: dict[tuple[str, int], list[Score]] = {}
+    for family, scores in found.families.items():
+        for one in scores:
+            groups.setdefault((family, one.setting.longest_draft), []).append(one)
+    best = [one for group in groups.values() for one in sorted(group, key=promise, reverse=True)[:FINALISTS]]
+    return list(dict.fromkeys([NONE, found.choice.chosen.setting, *(one.setting for one in best)]))
+
+
+def _for_all(choices: Sequence[Choice]) -> Setting | None:
+    """The simplest setting within the noise of the fastest in every choice; None if there is no such setting."""
+    within = [{one.setting for one in (choice.chosen, *choice.near)} for choice in choices]
+    common = set.intersection(*within)
+    speeds = {one.setting: one.tokens_per_second for one in (choices[-1].chosen, *choices[-1].near)}
+    return min(common, key=lambda one: (*simplicity(one), -speeds[one]), default=None)
+
+
+def _of(choice: Choice, setting: Setting) -> Choice:
+    """A choice with another setting within the noise."""
+    if choice.chosen.setting == setting:
+        return choice
+    chosen = next(one for one in choice.near if one.setting == setting)
+    near = [choice.chosen, *(one for one in choice.near if one is not chosen)]
+    return replace(choice, chosen=chosen, near=sorted(near, key=lambda one: -one.tokens_per_second))
+
+
+def _choose_alone(found: Calibration, setting: Setting, traces: TraceSet, costs: CostTable) -> None:
+    """Let a calibration of one text have chosen a setting that it has within the noise."""
+    found.choice = _of(found.choice, setting)
+    ranked = next((one for one in found.ranking if one.score.setting == setting), None)
+    if ranked is None:
+        baseline = next(one.score for one in found.ranking if one.score.setting == NONE)
+        reported = score(setting, traces, found.reported_on, costs)
+        ranked = Ranked(reported, reported.speedup(baseline))
+        found.ranking = sorted([*found.ranking, ranked], key=lambda one: -one.score.tokens_per_second)
+    found.winner = ranked
+
+
+def _reported(
+    rows: int, choice: Choice, scores: Sequence[Score], traces: TraceSet, found: Calibration, costs: CostTable
+) -> BatchSize:
+    families: dict[str, list[Score]] = {}
+    for one in scores:
+        families.setdefault(one.setting.family, []).append(one)
+    best = [choose(family).chosen.setting for family in families.values()]
+    reported = [
+        score_together(one, traces, found.reported_on, rows, costs)
+        for one in dict.fromkeys([choice.chosen.setting, NONE, *best])
+    ]
+    baseline = next(one for one in reported if one.setting == NONE)
+    ranking = sorted(
+        (Ranked(one, one.speedup(baseline)) for one in reported), key=lambda one: -one.score.tokens_per_second
+    )
+    winner = next(one for one in ranking if one.score.setting == choice.chosen.setting)
+    return BatchSize(rows, choice, winner, ranking, len(scores))
+
+
+def with_batches(alone: Setting, sizes: Mapping[int, Setting]) -> Setting:
+    """A setting for every number of texts: of those in a row that are equal the first."""
+    batches: list[tuple[int, Setting]] = []
+    for rows, one in sorted(sizes.items()):
+        if one != (batches[-1][1] if batches else alone):
+            batches.append((rows, one))
+    return replace(alone, batches=tuple(batches))

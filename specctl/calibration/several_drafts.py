@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from specctl.calibration.calibration_report import speedup_cells
 from specctl.calibration.decision import Decision
 from specctl.calibration.live_check import Measured, decode_speed, run_candidates, stopped_live
 from specctl.calibration.search import Calibration, Ranked
-from specctl.calibration.speedup_cells import speedup_cells
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Candidates, candidates_of
@@ -18,7 +18,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
 from specctl.reporting.placing import Placed, level, listed, times
 from specctl.reporting.table import UNKNOWN, UP, Table
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,14 @@ def calibrate(
         raise UsageError(
             "--batch with numbers of texts goes with neither --against, --tokens nor --head", "calibrate one draft"
         )
-    from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
-    from specctl.calibration.earlier_trace import require_fits
+    from specctl.calibration.compared_settings import (
+        compared_settings,
+        computed_by,
+        heads_among,
+        heads_in,
+        recordable,
+        require_fits,
+    )
     from specctl.export.engines import LONGEST
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces

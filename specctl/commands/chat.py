@@ -58,7 +58,7 @@ def chat(
     person = sys.stdin.isatty()
     if server.url is not None:
         require_unused(ctx, "url", "asks a server", but=OF_A_SERVER)
-        from specctl.remote.server import connected
+        from specctl.remote import connected
 
         asked = connected(server.url, server.api_key, models.target)
 
@@ -89,7 +89,7 @@ def chat(
         pair = load(own, console, foreign_head=run.foreign_head, quiet=show.quiet, models=False, progress=shown)
 
         from specctl.commands.tasks.chat_dialogue import Talk
-        from specctl.conversation.conversation import Chat
+        from specctl.conversation import Chat
 
         conversation = Chat(pair, own, outputs)
         talk = Talk(conversation, console, sink, person=person, live=live, quiet=show.quiet)

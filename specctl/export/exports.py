@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from specctl.calibration.calibration_report import plain_interval, speedup_cells
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import Decision
-from specctl.calibration.scores import Score
-from specctl.calibration.search import Ranked, search
-from specctl.calibration.speedup_cells import plain_interval, speedup_cells
+from specctl.calibration.search import Ranked, Score, search
 from specctl.decoding.sampling import Sampling
 from specctl.export.engines import Engine, Names, Sampled, length_of, other_version, rule_space, threshold_of, words_of
 from specctl.export.search import Exported, Reading, reading_of, search_rule, traces_as

@@ -8,10 +8,7 @@ from operator import mul
 import numpy as np
 import torch
 
-from specctl.calibration.batch_sizes import with_batches
-from specctl.calibration.choice import choose
-from specctl.calibration.scores import Score, score_together
-from specctl.calibration.search import Ranked
+from specctl.calibration.search import Ranked, Score, choose, score_together, with_batches
 from specctl.decoding.answers import Answerer
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after
@@ -39,14 +36,12 @@ from specctl.policies.rules.vllm_adaptive import AcceptanceEstimate
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import DraftStep, Round, StopReason
-from specctl.replay.costs import CostTable
-from specctl.replay.play import Clock, rounds
-from specctl.replay.recorded import Recorded
+from specctl.replay.costs import Clock, CostTable
+from specctl.replay.play import rounds
 from specctl.replay.recording.collecting import answerer_of
 from specctl.replay.recording.sequence_recording import read_sequence
-from specctl.replay.steps import DraftSteps
 from specctl.replay.trace_files import TraceSet
-from specctl.replay.traces import Trace
+from specctl.replay.traces import DraftSteps, Recorded, Trace
 
 
 @dataclass(slots=True)
@@ -114,7 +109,7 @@ def score_in(
 ) -> Score | None:
     """Score a setting on prompts; None where it drafts more than the traces or the costs hold.
 
-    Beyond `specctl.calibration.scores.score` it counts the draft's passes as the engine makes them: one for a token
+    Beyond `specctl.calibration.search.score` it counts the draft's passes as the engine makes them: one for a token
     that is dropped because it stopped the draft, those behind an end-of-sequence token where the engine does not look
     for one, those of tokens that are drafted and not verified, and `Engine.further_passes` with its like.
 

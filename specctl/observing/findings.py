@@ -13,7 +13,7 @@ class OraclePasses:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.parallel_replay`.
+    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.pearl`.
 
     Attributes:
         turns: of each, the draft tokens from where the draft begins afresh to the rejected one, or to the text's end.

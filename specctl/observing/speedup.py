@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specctl.observing.results import Run
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.statistics import Floats, Interval, bootstrap
 
 
 class Speedup(NamedTuple):

@@ -74,7 +74,7 @@ class Rule(ABC):
     Attributes:
         reads: the signals that the policy reads with any settings.
         grid: for settings by name the values that ``calibrate`` crosses; the policies that ship have theirs in
-            ``calibration/grids.py``.
+            ``calibration/compared_settings.py``.
         keep_trigger, drafts: as in `StoppingPolicy`.
     """
 

@@ -1,20 +1,160 @@
 """Prompt suites: public ones by name, the embedded one, and the user's own files."""
 
+import csv
+import gzip
 import hashlib
+import importlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import IO, Any, TypedDict, Unpack
+from typing import IO, Any, NamedTuple, TypedDict, Unpack
+from urllib.request import urlopen
 
-from specctl.errors import UsageError
+from specctl.errors import UsageError, pip_install
 from specctl.jsonl import Record, deciding, read_records
+from specctl.nesting import json_fault
 from specctl.profile.wording import did_you_mean
-from specctl.prompts.data_sources import fetched_rows, local_rows
-from specctl.prompts.suite_formats import SUITES, FormatError
+
+Row = Mapping[str, Any]
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+MT_BENCH_GROUP = "mt_bench"
+TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+
+
+class FormatError(ValueError):
+    """A row that is not in the format of its data set."""
+
+
+class Question(NamedTuple):
+    """A row of a data set as a prompt.
+
+    Attributes:
+        data: an input record of ``generate`` with ``prompt`` or ``turns``.
+        category: None where the data set has no categories.
+        id: None where the data set has no ids.
+    """
+
+    data: dict[str, Any]
+    category: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Arguments of ``datasets.load_dataset``."""
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    data_files: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFormat:
+    """A named suite.
+
+    Attributes:
+        source: a data set on the hub, or the URL of a file of JSON lines.
+        question: turns a row into a prompt; raises FormatError for a row of another format.
+    """
+
+    source: Source | str
+    question: Callable[[Row], Question]
+
+
+def _text(row: Row, key: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise FormatError(f"'{key}' must be a string that is not empty")
+    return value.strip()
+
+
+def _spec_bench(row: Row) -> Question:
+    question = _mt_bench(row)
+    return question._replace(category=MT_BENCH_GROUP) if question.category in MT_BENCH else question
+
+
+def _mt_bench(row: Row) -> Question:
+    turns = row.get("turns")
+    if not (turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns)):
+        raise FormatError("'turns' must be a list of strings")
+    if row.get("question_id") is None:
+        raise FormatError("'question_id' is missing")
+    return Question({"turns": turns}, _text(row, "category"), str(row["question_id"]))
+
+
+def _gsm8k(row: Row) -> Question:
+    """The prompt of SpecDec++, which is MetaMath's."""
+    question = _text(row, "question")
+    return Question({"prompt": f"{TASK}\n\n### Instruction:\n{question}\n\n### Response: Let's think step by step."})
+
+
+def _humaneval(row: Row) -> Question:
+    """The prompt of SpecDec++, which is WizardCoder's; white space of the code is kept."""
+    identity, _ = _text(row, "task_id"), _text(row, "prompt")
+    instruction = f"Create a Python script for this problem:\n{row['prompt']}"
+    return Question({"prompt": f"{TASK}\n\n\n### Instruction:\n{instruction}\n\n### Response:"}, id=identity)
+
+
+def _alpaca(row: Row) -> Question:
+    """The prompt of SpecDec++."""
+    given = str(row.get("input") or "")
+    return Question({"prompt": _text(row, "instruction") + (f"\nInput: {given.strip()}" if given.strip() else "")})
+
+
+def _dolly(row: Row) -> Question:
+    context = str(row.get("context") or "").strip()
+    prompt = _text(row, "instruction") + (f"\n\n{context}" if context else "")
+    return Question({"prompt": prompt}, _text(row, "category"))
+
+
+def _cnn_dm(row: Row) -> Question:
+    """The prompt of Spec-Bench's summaries."""
+    return Question({"prompt": f"Summarize: {_text(row, 'article')}"}, id=_text(row, "id"))
+
+
+def _wmt19(row: Row) -> Question:
+    """The prompt of Spec-Bench's translations."""
+    pair = row.get("translation")
+    if not isinstance(pair, Mapping):
+        raise FormatError("'translation' must be an object with 'de' and 'en'")
+    return Question({"prompt": f"Translate German to English: {_text(pair, 'de')}"})
+
+
+SUITES = {
+    "spec-bench": SuiteFormat(
+        "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+        _spec_bench,
+    ),
+    "mt-bench": SuiteFormat(
+        "https://raw.githubusercontent.com/lm-sys/FastChat/main/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        _mt_bench,
+    ),
+    "gsm8k": SuiteFormat(Source("openai/gsm8k", "main", "test"), _gsm8k),
+    "humaneval": SuiteFormat(Source("openai/openai_humaneval", split="test"), _humaneval),
+    "alpaca": SuiteFormat(Source("tatsu-lab/alpaca"), _alpaca),
+    "cnn-dm": SuiteFormat(Source("abisee/cnn_dailymail", "3.0.0", "test"), _cnn_dm),
+    "dolly": SuiteFormat(Source("databricks/databricks-dolly-15k"), _dolly),
+    "wmt19-de-en": SuiteFormat(Source("wmt/wmt19", "de-en", "validation"), _wmt19),
+}
+
+
+def parsed(line: str) -> Row:
+    """A line of JSON as a row; raises FormatError if the line is not a JSON object."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"it is not JSON ({json_fault(error)})") from error
+    if not isinstance(row, dict):
+        raise FormatError("it is not an object")
+    return row
+
 
 EMBEDDED = "embedded"
 NO_CATEGORY = "all"
@@ -189,3 +329,84 @@ def _selected(
         order = random.Random(f"{seed}/{category}").sample(ids, len(ids))
         taken.update(order[:samples_per_category])
     return [prompt for prompt in prompts if prompt.id in taken][:limit]
+
+
+OFFLINE_HINT = "without a network, read a local copy with --data FILE"
+TIMEOUT = 30.0
+"""Seconds to wait for the server."""
+
+
+def local_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Rows of a ``.jsonl``, ``.json`` (one list), ``.csv`` or ``.parquet`` file, each with its number from 1.
+
+    Text files may be gzipped (``.gz``); a file with an unknown ending is read as JSON lines.
+
+    Raises:
+        UsageError: the file cannot be read, or its contents do not match its ending.
+    """
+    kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    if kind == ".parquet":
+        yield from enumerate(_fetched(Source("parquet", data_files=str(path)), str(path)), start=1)
+        return
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            if kind == ".csv":
+                yield from enumerate(csv.DictReader(file), start=1)
+            elif kind == ".json":
+                yield from enumerate(_json_list(file), start=1)
+            else:
+                yield from _json_lines(file, path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (EOFError, ValueError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def fetched_rows(suite: str, source: Source | str) -> Iterator[tuple[int, Row]]:
+    """Rows of a suite's public data set, each with its number from 1.
+
+    Raises:
+        UsageError: the data set cannot be reached or read, or is on the hub and `datasets` is not installed.
+    """
+    if isinstance(source, Source):
+        yield from enumerate(_fetched(source, f"the suite '{suite}'"), start=1)
+        return
+    try:
+        with urlopen(source, timeout=TIMEOUT) as response:
+            yield from _json_lines(map(bytes.decode, response), source)
+    except (OSError, HTTPException, UnicodeDecodeError) as error:
+        raise UsageError(f"the suite '{suite}' cannot be fetched from {source}: {error}", OFFLINE_HINT) from error
+
+
+def _json_lines(file: Iterable[str], place: Path | str) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, parsed(line)
+        except FormatError as error:
+            raise UsageError(f"{place}:{number}: {error}") from error
+
+
+def _json_list(file: IO[Any]) -> list[Row]:
+    rows = json.load(file)
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise FormatError("it is not a list of objects")
+    return rows
+
+
+def _fetched(source: Source, what: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        hint = f"{pip_install('datasets')}, or read a copy in JSON lines with --data FILE"
+        raise UsageError(f"{what} needs the package `datasets`, which is not installed", hint) from error
+    try:
+        # Streaming, because a download always includes every split: WMT19's training text is gigabytes.
+        yield from datasets.load_dataset(
+            source.path, source.name, data_files=source.data_files, split=source.split, streaming=True
+        )
+    except Exception as error:  # the network, the hub and the file readers raise exceptions of many types
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(f"{what} cannot be read: {reason}", OFFLINE_HINT) from error

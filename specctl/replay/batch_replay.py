@@ -10,9 +10,8 @@ from specctl.batching.decisions import Decisions
 from specctl.batching.hub import Hub
 from specctl.decoding.copying.chaining import Chaining
 from specctl.policies import Setting, Signal, StoppingPolicy
-from specctl.replay.costs import CostTable, signal_key
+from specctl.replay.costs import CostTable, Replay, signal_key
 from specctl.replay.play import Player, replay_levels
-from specctl.replay.replayed import Replay
 from specctl.replay.traces import Trace
 
 

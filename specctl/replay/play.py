@@ -4,20 +4,79 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from specctl.decoding.copying.chaining import Chaining
+from specctl.decoding.copying.chaining import Chaining, with_copy
 from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
-from specctl.records import DraftStep, ExtraToken, Round
-from specctl.replay.agreeing import agreeing
-from specctl.replay.chained_replay import Block, ChainedReplay
-from specctl.replay.recorded import Recorded
-from specctl.replay.replayed import Replay, columns
-from specctl.replay.traces import Trace
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.replay.costs import Clock, Replay, columns
+from specctl.replay.traces import Recorded, Trace, agreeing
 
-Clock = Callable[[int, int, int], tuple[float, float]]
-"""Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included), the
-number of tokens it drafts, and how many the draft has to read first (`TextRead`). For a middle draft, the first value
-is its overhead excluding inner rounds."""
+
+class Block(NamedTuple):
+    """A drafted block: tokens, why it ended, the policy's threshold, inner rounds, and how many tokens are copied."""
+
+    steps: list[DraftStep]
+    stop: StopReason
+    threshold: float | None
+    inner: list[Round]
+    copied: int = 0
+
+
+class ChainedReplay:
+    """The rounds of a draft in a chain with a lookup, as `specctl.decoding.copying.chained` plays them.
+
+    Args:
+        chaining: keeps for the next text what it learned, as the policy does.
+        policy: of the model.
+        drafting: drafts with the model: its arguments are what is recorded, where the block starts, and the budget.
+        trace: with its prompt.
+        eos: ids that end the sequence.
+
+    Raises:
+        UsageError: the trace lacks the prompt.
+    """
+
+    def __init__(
+        self,
+        chaining: Chaining,
+        policy: StoppingPolicy,
+        drafting: Callable[[Recorded, int, int], Block],
+        trace: Trace,
+        eos: Set[int],
+    ) -> None:
+        if len(trace.prompt_ids) != trace.prompt_tokens:
+            raise UsageError(
+                "the trace holds no prompts, which a lookup copies from", "record it again, with another --output"
+            )
+        self._chaining, self._policy, self._drafting, self._eos = chaining, policy, drafting, eos
+        self._text = [*trace.prompt_ids, *trace.tokens]
+        self._prompt_tokens = trace.prompt_tokens
+        self._asked = False
+        chaining.rollback(0)
+        chaining.read_prompt(trace.prompt_ids[:-1])
+        chaining.begin()
+
+    def draft(self, draft: Recorded, start: int, budget: int) -> Block:
+        """A block of at most ``budget`` tokens that starts at a position."""
+        chaining, policy = self._chaining, self._policy
+        written = self._text[chaining.length : self._prompt_tokens + start]
+        room = draft.room(start, 1)
+        copied = chaining.instead(written, budget, model=lambda: policy.draft_limit() > 0 and room > 0)
+        self._asked = not copied
+        block = Block([], StopReason.POLICY, policy.current_threshold, [])
+        if self._asked:
+            block = self._drafting(draft, start, budget)
+            copied = chaining.behind([step.token for step in block.steps], block.stop, budget)
+        if not copied:
+            return block
+        steps, stop = with_copy(block.steps, copied, budget, self._eos)
+        return block._replace(steps=list(steps), stop=stop, copied=len(steps) - len(block.steps))
+
+    def observe(self, round_: Round) -> None:
+        """Learn from a round, and let the policy do so if it had a part in it."""
+        self._chaining.observe(round_)
+        if self._asked:
+            self._policy.observe(self._chaining.of_model(round_))
 
 
 class Passes(Protocol):
@@ -161,7 +220,7 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
 
     In greedy decoding the rounds are identical to live ones: the target's text is fixed, so a round depends only on
     where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run; for drafts
-    verified as blocks `specctl.replay.recording.block_coupling` says why. Where tokens are verified one by one, at
+    verified as blocks `specctl.replay.recording.coupling` says why. Where tokens are verified one by one, at
     every position the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
     min(1, q(x) / p(x)), y = x and y is accepted; otherwise y is drawn from max(q - p, 0) and rejected. This is the
     joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specctl.statistics.intervals import Interval, is_clear
+from specctl.statistics import Interval, is_clear
 
 MOST_NAMED = 4
 """Of candidates that are level, how many are named."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from tabulate import tabulate
 
 from specctl.printable import one_line
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 
 UNKNOWN = "-"
 UP, DOWN = " ↑", " ↓"

@@ -9,9 +9,7 @@ import torch
 from scipy.special import expit, xlogy
 
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
-from specctl.statistics.association import Bin, auroc
-from specctl.statistics.intervals import Floats
-from specctl.statistics.soft_logistic import fit_logistic
+from specctl.statistics import Bin, Floats, auroc, fit_logistic
 from specctl.training.material import Split
 from specctl.training.predictor_examples import DraftStates, Example, signals
 from specctl.training.predictor_learner import PredictorRecipe, Trained

@@ -18,7 +18,7 @@ from specctl.models.passes.forward import Forward
 from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens
-from specctl.replay.recording.starts import ReadText, starts_of
+from specctl.replay.recording.head_recording import ReadText, starts_of
 
 LONGEST = 20
 """The most tokens that a round drafts, as the policies specdec++ and disco do if left alone."""

@@ -21,7 +21,7 @@ from specctl.jsonl import Record
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.table import as_text, plain
 from specctl.round_trace import trace_line
-from specctl.statistics.association import auroc, binned, quantiles, spearman, wilson
+from specctl.statistics import auroc, binned, quantiles, spearman, wilson
 from tests.support.toys import TableRunner, related_table, table
 
 GREEDY = Sampling()

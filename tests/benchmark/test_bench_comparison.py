@@ -23,7 +23,7 @@ from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import RESULTS, Run, RunSet
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 
 DATA = Path(__file__).parents[1] / "data"
 CANDIDATES = [candidate("none"), candidate("svip", threshold=0.3)]

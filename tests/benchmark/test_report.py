@@ -12,7 +12,7 @@ from specctl.errors import OutputError, UsageError
 from specctl.observing.results import Difference, PassTimes, Run, RunSet
 from specctl.reporting import document
 from specctl.reporting.document import _Drawn
-from specctl.statistics.pareto import pareto
+from specctl.statistics import pareto
 from tests.support.hostile import HOSTILE, commands
 
 pytest.importorskip("matplotlib")

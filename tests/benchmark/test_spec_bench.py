@@ -11,7 +11,7 @@ from specctl.benchmark.spec_bench import write_answers
 from specctl.errors import OutputError
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import Header, Run, RunSet
-from specctl.prompts.suite_formats import MT_BENCH
+from specctl.prompts.suites import MT_BENCH
 from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
 
 LABELS = ("none", "svip:threshold=0.3", "hf-constant")

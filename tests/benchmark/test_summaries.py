@@ -3,11 +3,11 @@ import pytest
 from factory import PREFILL_MS, TARGET_MS, drafted_run, peer_run, plain_run
 
 from specctl.benchmark.summaries import Spread, Summary, summarise
-from specctl.calibration.speedup_cells import speedup_cells
+from specctl.calibration.calibration_report import speedup_cells
 from specctl.observing.results import BASELINE, Run
 from specctl.observing.speedup import evened, speedup
 from specctl.reporting.placing import times
-from specctl.statistics.intervals import Interval, bootstrap
+from specctl.statistics import Interval, bootstrap
 
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
 """12 drafted, 6 accepted, 9 tokens in 3 passes: 2 * 12 + 10 * 3 = 54 ms after the prompt."""
@@ -117,7 +117,7 @@ def test_the_interval_covers_as_often_as_it_promises() -> None:
 def test_the_bootstrap_is_the_same_every_time_and_whatever_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(50.0)
     first = bootstrap(lambda weights: weights @ values / 50, 50)
-    monkeypatch.setattr("specctl.statistics.intervals._CHUNK", 7000)
+    monkeypatch.setattr("specctl.statistics._CHUNK", 7000)
     assert bootstrap(lambda weights: weights @ values / 50, 50) == pytest.approx(first)
 
 

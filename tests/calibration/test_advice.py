@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from specctl.calibration.advice import Advice, fastest
 from specctl.calibration.calibrated import calibrated_profile, profile_text
-from specctl.calibration.calibration_tables import as_document
-from specctl.calibration.compared_settings import UNTUNED, compared_settings
-from specctl.calibration.decision import Decision
-from specctl.calibration.grids import grid
+from specctl.calibration.calibration_report import as_document
+from specctl.calibration.compared_settings import UNTUNED, compared_settings, grid
+from specctl.calibration.decision import Advice, Decision, fastest
 from specctl.calibration.live_check import Measured
 from specctl.calibration.search import Calibration, search
 from specctl.policies import NONE, Setting
 from specctl.profile import resolve
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 from tests.support.made_traces import SIGNALS, flat_costs, traces
 
 COSTS = flat_costs(1, 10)

@@ -4,10 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from specctl.calibration.batch_sizes import finalists, require_priced, search_sizes, with_batches
-from specctl.calibration.scores import EACH, score, score_together
-from specctl.calibration.search import search
-from specctl.calibration.size_tables import by_size, size_document
+from specctl.calibration.calibration_report import by_size, size_document
+from specctl.calibration.search import (
+    EACH,
+    finalists,
+    require_priced,
+    score,
+    score_together,
+    search,
+    search_sizes,
+    with_batches,
+)
 from specctl.errors import UsageError
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable

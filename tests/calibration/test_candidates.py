@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from specctl.calibration.ascent import Space, explore
 from specctl.calibration.calibrated import draft_table
-from specctl.calibration.compared_settings import compared_settings
-from specctl.calibration.grids import grid, level_grids, with_predictors
+from specctl.calibration.compared_settings import Space, compared_settings, explore, grid, level_grids, with_predictors
 from specctl.errors import UsageError
 from specctl.policies import Setting, nested
 from specctl.profile import resolve
-from specctl.replay.costs import CostTable
-from specctl.replay.recorded import recorded_by_place
-from specctl.replay.replayed import Level, Replay
-from specctl.replay.steps import DraftSteps
-from specctl.replay.traces import Trace
+from specctl.replay.costs import CostTable, Level, Replay
+from specctl.replay.traces import DraftSteps, Trace, recorded_by_place
 
 SIGNALS = {"entropy", "top_prob", "token_prob"}
 ABOVE, BELOW = Setting("svip", (("threshold", 0.5),)), Setting("self-verify", (("max_draft", 4),))

@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from specctl.calibration.choice import choose
-from specctl.calibration.scores import Score
+from specctl.calibration.search import Score, choose
 from specctl.policies import Setting
 
 CONSTANT, SVIP = Setting("constant"), Setting("svip")

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specctl.calibration import decision
-from specctl.calibration.compared_settings import ComparedSettings
+from specctl.calibration.compared_settings import ComparedSettings, grid
 from specctl.calibration.decision import decide
-from specctl.calibration.grids import grid
 from specctl.calibration.live_check import LiveRuns, Measured
 from specctl.errors import UsageError
 from specctl.observing.progress import SILENT

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.calibration.compared_settings import ComparedSettings
-from specctl.calibration.earlier_trace import require_fits
+from specctl.calibration.compared_settings import ComparedSettings, require_fits
 from specctl.errors import UsageError
 from specctl.observing.results import of_request
 from specctl.policies import Setting

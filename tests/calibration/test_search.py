@@ -7,24 +7,18 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from specctl.calibration.advice import Advice
-from specctl.calibration.ascent import Space
 from specctl.calibration.calibrated import calibrated_profile, profile_text
-from specctl.calibration.calibration_tables import _curve, as_document, calibration_tables, curve
-from specctl.calibration.decision import Decision
-from specctl.calibration.grids import grid
-from specctl.calibration.scores import Score
-from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
-from specctl.calibration.speedup_cells import plain_interval
+from specctl.calibration.calibration_report import _curve, as_document, calibration_tables, curve, plain_interval
+from specctl.calibration.compared_settings import Space, grid
+from specctl.calibration.decision import Advice, Decision
+from specctl.calibration.search import NONE, Score, choose, score, score_oracle, search, split
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
-from specctl.replay.bound import _linear
-from specctl.replay.costs import CostTable
-from specctl.replay.recorded import recorded_by_place
-from specctl.replay.replayed import Replay
-from specctl.replay.traces import Trace
-from specctl.statistics.intervals import Interval
+from specctl.replay.bounds import _linear
+from specctl.replay.costs import CostTable, Replay
+from specctl.replay.traces import Trace, recorded_by_place
+from specctl.statistics import Interval
 from tests.support.made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 
 
@@ -275,7 +269,7 @@ def test_a_calibrated_profile_is_short_and_reads_back(tmp_path):
 def test_of_a_long_curve_every_few_values_are_shown_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = [SimpleNamespace(tokens_per_second=100.0 + (place == 7)) for place in range(40)]
     points = [(place, speed) for place, speed in enumerate(speeds)]
-    monkeypatch.setattr("specctl.calibration.calibration_tables.curve", lambda _: ("draft_length", points))
+    monkeypatch.setattr("specctl.calibration.calibration_report.curve", lambda _: ("draft_length", points))
     found: Any = SimpleNamespace(curve=[SimpleNamespace(setting=Setting.of({"name": "constant"}))])
     assert [row[0] for row in _curve(found).rows] == [str(place) for place in sorted({*range(0, 40, 3), 7})]
 

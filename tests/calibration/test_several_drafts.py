@@ -3,14 +3,13 @@
 from dataclasses import replace
 from functools import cache
 
-from specctl.calibration.compared_settings import ComparedSettings
+from specctl.calibration.compared_settings import ComparedSettings, grid
 from specctl.calibration.decision import decide
-from specctl.calibration.grids import grid
 from specctl.calibration.several_drafts import Entrant, predicted, standings_table, verdict_of
 from specctl.observing.progress import SILENT
 from specctl.policies import NONE
 from specctl.profile import resolve
-from specctl.statistics.intervals import Interval
+from specctl.statistics import Interval
 from tests.support.made_traces import SIGNALS, flat_costs, traces
 
 ASKED = ComparedSettings(NONE, [*grid("constant", "paper", SIGNALS), NONE], [], None)

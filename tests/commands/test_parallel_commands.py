@@ -6,7 +6,7 @@ import pytest
 
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.results import read_results
-from specctl.replay.parallel_replay import parallel_steps, rounds_in_turns
+from specctl.replay.pearl import parallel_steps, rounds_in_turns
 from tests.support.invoked import invoke
 
 BLOCK = 3

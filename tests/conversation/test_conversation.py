@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specctl.conversation.conversation import Chat
-from specctl.conversation.slash import SLASHES, is_slash, run_slash
-from specctl.conversation.transcript import Transcript, Turn
+from specctl.conversation import SLASHES, Chat, Transcript, Turn, is_slash, run_slash
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session

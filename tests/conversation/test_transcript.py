@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.conversation.transcript import Transcript, Turn, load_transcript
+from specctl.conversation import Transcript, Turn, load_transcript
 from specctl.errors import UsageError
 from specctl.jsonl import read_records
 from specctl.records import CompletionSummary, FinishReason

@@ -24,7 +24,7 @@ import pytest
 
 from specctl import __main__ as entry
 from specctl.benchmark.papers import PAPERS, PEERS
-from specctl.conversation.slash import SLASHES
+from specctl.conversation import SLASHES
 from specctl.policies import POLICIES
 from specctl.profile.schema import model_path
 from specctl.replay.recording import metering

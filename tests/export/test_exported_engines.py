@@ -8,9 +8,8 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from specctl.calibration.batch_sizes import with_batches
-from specctl.calibration.grids import grid
-from specctl.calibration.search import search
+from specctl.calibration.compared_settings import grid
+from specctl.calibration.search import search, with_batches
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.export import engines

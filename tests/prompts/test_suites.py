@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from specctl.errors import UsageError
-from specctl.prompts.suite_formats import MT_BENCH, SUITES
-from specctl.prompts.suites import load_records, load_suite, suite_names
+from specctl.prompts.suites import MT_BENCH, SUITES, load_records, load_suite, suite_names
 
 OTHER_GROUPS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 

@@ -15,8 +15,8 @@ import torch
 
 from specctl.decoding.rows.draft_verdict import kept_in_turn
 from specctl.decoding.rows.host_verdict import passing
-from specctl.replay.chances import BlockChances
-from specctl.replay.recording import block_coupling
+from specctl.replay.recording import coupling
+from specctl.replay.traces import BlockChances
 from tests.support.block_in_fractions import in_fractions
 from tests.support.enumeration import law_of, walk
 
@@ -76,7 +76,7 @@ def live(draft: Model, target: Model, stops: Stops) -> Law:
 
 
 def recorded(draft: Model, target: Model, stops: Stops) -> Law:
-    """The same of what `specctl.replay.recording.block_coupling` says, the text drawn from the target first."""
+    """The same of what `specctl.replay.recording.coupling` says, the text drawn from the target first."""
     law: Law = {}
 
     def unkept(tokens: Tokens, kept: int, extra: int, weight: Fraction, probability: Fraction) -> None:
@@ -133,9 +133,7 @@ def test_of_given_rows_the_next_token_has_this_law(seed: int, weight: float) -> 
     q, p = draft[0].tolist(), target[0].tolist()
 
     def play(written: int) -> tuple[int, bool]:
-        found = block_coupling.draw_in_blocks(
-            torch.tensor([written]), draft, target, [weight], None, torch.tensor([0.5])
-        )
+        found = coupling.draw_in_blocks(torch.tensor([written]), draft, target, [weight], None, torch.tensor([0.5]))
         assert found.weights[0] == pytest.approx(min(weight * p[found.tokens[0]] / q[found.tokens[0]], 1), abs=1e-6)
         surplus = sum(max(weight * above - own, 0) for above, own in zip(p, q, strict=True))
         assert found.passing[0] == pytest.approx(surplus / (surplus + 1 - weight) if weight < 1 else 1, abs=1e-6)
@@ -165,10 +163,10 @@ def test_tokens_behind_one_that_is_not_kept_have_the_law_that_is_wanted(seed: in
             # The draft goes on to the end from what stands.
             drafted = list(tokens)
             while len(drafted) < 2:
-                drafted.append(int(block_coupling.verify(*nothing(draft[place_of(drafted)])).extra))
+                drafted.append(int(coupling.verify(*nothing(draft[place_of(drafted)])).extra))
             fresh = drafted[len(tokens) :]
             places = [place_of(drafted[: len(tokens) + number]) for number in range(len(fresh))]
-            found = block_coupling.draw_unkept(torch.tensor(fresh), draft[places], target[places], after, None)
+            found = coupling.draw_unkept(torch.tensor(fresh), draft[places], target[places], after, None)
             tokens += found.tokens
             after = found.weights[-1]
             assert len(found.weights) == len(found.passing) == len(found.tokens)
@@ -208,7 +206,7 @@ def test_recorded_chances_are_those_of_a_live_verdict(seed: int) -> None:
     of_tokens = [part[:count].gather(1, tokens[:, None])[:, 0].numpy() for part in (target, draft)]
     weights, _ = passing(*of_tokens, draft.numpy(), target.numpy())
     surplus = [(weights[place] * target[place] - draft[place]).clamp_min(0).sum().item() for place in range(count)]
-    known = BlockChances(weights[1:], block_coupling._passing(weights[:count], surplus))
+    known = BlockChances(weights[1:], coupling._passing(weights[:count], surplus))
     for length in range(count + 1):
         _, chances = passing(
             *(part[:length] for part in of_tokens), draft[:length].numpy(), target[: length + 1].numpy()

@@ -3,7 +3,7 @@
 import torch
 
 from specctl.models.running.eager import EagerRunner
-from specctl.replay.recording.detours import Detours
+from specctl.replay.recording.coupling import Detours
 from tests.support.toys import random_model
 
 TEXT = (7, 3, 12, 5, 9, 22, 31, 4, 18, 2)

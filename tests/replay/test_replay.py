@@ -20,7 +20,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
-from specctl.replay.oracle import oracle
+from specctl.replay.bounds import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.traces import Trace
 from tests.support.few_tokens import trimmed

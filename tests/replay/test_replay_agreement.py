@@ -19,8 +19,8 @@ from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep
-from specctl.replay.agreeing import agreeing
 from specctl.replay.play import play, players_of
+from specctl.replay.traces import agreeing
 from tests.support.toys import Ticks
 from tests.support.traced import live_with
 

@@ -23,11 +23,9 @@ from specctl.models.running.pair import Pair
 from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
-from specctl.replay.bound import best_stopping
+from specctl.replay.bounds import best_stopping, oracle
 from specctl.replay.costs import CostTable
-from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
-from specctl.replay.recording import tails
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 from tests.support.toys import Ticks, noisy_copy, random_model
@@ -137,8 +135,7 @@ def test_what_the_draft_drafts_alone_may_be_read_in_parts(monkeypatch: pytest.Mo
     """Groups of one branch, one after another: as many tokens as in one group, and every round has all of them."""
     pair = drafts_of_a_model()
     whole = recorded(pair, 1)
-    monkeypatch.setattr(tails, "HELD", 1)
-    for module in ("block_recording", "grid_recording"):
+    for module in ("sequence_recording", "head_recording"):
         monkeypatch.setattr(f"specctl.replay.recording.{module}.HELD", 1)
     parts = recorded(pair, 1)
     assert (parts.draft.accepted_runs, parts.draft.tails) == (whole.draft.accepted_runs, whole.draft.tails)

@@ -19,11 +19,9 @@ from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.policies.source_choice import SourceChoice
 from specctl.records import Round
-from specctl.replay.chances import TokenChances
-from specctl.replay.costs import CostTable
+from specctl.replay.costs import CostTable, Level, columns
 from specctl.replay.play import Player, play, players_of, replay_levels
-from specctl.replay.replayed import Level, columns
-from specctl.replay.traces import Trace
+from specctl.replay.traces import TokenChances, Trace
 from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from tests.support.toys import Ticks, noisy_copy, random_model, round_of
 from tests.support.traced import live, live_with, pair_of, shape, trace_of

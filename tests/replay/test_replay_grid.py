@@ -27,15 +27,12 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import StopReason
-from specctl.replay.bound import best_stopping, play_best
-from specctl.replay.chances import TokenChances
+from specctl.replay.bounds import best_stopping, oracle, play_best
 from specctl.replay.costs import CostTable
-from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
-from specctl.replay.recorded import Recorded, recorded_by_place
-from specctl.replay.recording import starts
+from specctl.replay.recording import head_recording
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
-from specctl.replay.traces import Trace
+from specctl.replay.traces import Recorded, TokenChances, Trace, recorded_by_place
 from tests.support.toy_heads import random_block, random_eagle3, random_glide
 from tests.support.toys import (
     StateTable,
@@ -246,7 +243,7 @@ def test_a_trace_that_forgets_where_rounds_began_is_caught() -> None:
 
 def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Trace]) -> Recorded:
     with monkeypatch.context() as patched:
-        patched.setattr(starts, "ManyAtOnce", starts.OneByOne)
+        patched.setattr(head_recording, "ManyAtOnce", head_recording.OneByOne)
         return grid_of(record())
 
 
@@ -307,7 +304,7 @@ def test_distributions_may_be_forgotten_before_they_are_read() -> None:
     """As where rounds that are left out reach beyond what was read."""
     pair = toy_pair(NO_EOS, None)
     text = [token % VOCABULARY for token in range(3 * CHUNK)]
-    found, expected = (starts.ReadText(pair.target, (0,), PROMPT, text, PLAIN) for _ in range(2))
+    found, expected = (head_recording.ReadText(pair.target, (0,), PROMPT, text, PLAIN) for _ in range(2))
     with torch.inference_mode():
         whole = expected.probs([*range(len(text))])
         for position in (0, 3, CHUNK - 1, CHUNK + 1, 2 * CHUNK):

@@ -23,9 +23,9 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
-from specctl.replay.oracle import oracle
+from specctl.replay.bounds import oracle
 from specctl.replay.play import Player, play, replay_levels, replayable
-from specctl.replay.recording.signal_bound import Text, greedy_trace
+from specctl.replay.recording.collecting import Text, greedy_trace
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 from tests.support.toys import (

@@ -22,8 +22,8 @@ from specctl.models.translation import WrittenRunner
 from specctl.policies import draft_allowance
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play
-from specctl.replay.recording import block_coupling, block_recording, grid_recording, tails
-from specctl.replay.recording.block_coupling import InBlocks, Unkept
+from specctl.replay.recording import coupling, head_recording, sequence_recording
+from specctl.replay.recording.coupling import InBlocks, Unkept
 from specctl.replay.traces import Trace
 from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from tests.support.other_tokenizers import toy_map
@@ -289,10 +289,10 @@ LOOKING: list[Part] = [
 def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_allowance, "FIRST_DRAFTS", 0)  # two tokens have no tail
     if wrong == "tails":
-        monkeypatch.setattr(tails, "draw_unkept", as_the_draft_goes_on)
+        monkeypatch.setattr(coupling, "draw_unkept", as_the_draft_goes_on)
     else:
-        for module in (block_recording, grid_recording):
-            monkeypatch.setattr(module, "draw_in_blocks", partial(without_weights, block_coupling.draw_in_blocks))
+        for module in (sequence_recording, head_recording):
+            monkeypatch.setattr(module, "draw_in_blocks", partial(without_weights, coupling.draw_in_blocks))
     traces.cache_clear()
     try:
         assert max(compared(toy, [one], BLOCK, BLOCK)[0] for one in LOOKING) > 1000 * EXACT

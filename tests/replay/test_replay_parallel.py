@@ -17,10 +17,9 @@ from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.replay.costs import CostTable
-from specctl.replay.parallel_replay import Simulated, TwoDevices, cut, parallel_steps, rounds_in_turns, stretches
+from specctl.replay.pearl import Simulated, TwoDevices, cut, parallel_steps, rounds_in_turns, stretches
 from specctl.replay.play import replay
-from specctl.replay.recorded import recorded_by_start
-from specctl.replay.traces import Trace
+from specctl.replay.traces import Trace, recorded_by_start
 from tests.support.made_traces import flat_costs, trace
 
 BLOCKS = range(1, 7)

@@ -3,9 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specctl.errors import UsageError
-from specctl.replay.recorded import recorded_by_place
-from specctl.replay.steps import DraftSteps
-from specctl.replay.traces import Trace
+from specctl.replay.traces import DraftSteps, Trace, recorded_by_place
 
 
 def some_trace(prompt: str = "p", turn: int = 0) -> Trace:

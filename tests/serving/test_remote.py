@@ -21,8 +21,7 @@ from specctl.benchmark.server_load import LOAD
 from specctl.commands.tasks.remote_talk import talk_with
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Outputs
-from specctl.remote.chunks import AnswerError, Usage, chunk_of
-from specctl.remote.server import connected, drafted_of
+from specctl.remote import AnswerError, Usage, chunk_of, connected, drafted_of
 from specctl.serving.endpoints import application
 from specctl.serving.listening import address_of, bound
 from specctl.serving.service import Service
@@ -220,7 +219,7 @@ def test_a_wrong_key(url: str) -> None:
 
 
 def test_without_httpx_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.remote.server.find_spec", lambda _: None)
+    monkeypatch.setattr("specctl.remote.find_spec", lambda _: None)
     with pytest.raises(UsageError, match="--url needs httpx") as raised:
         invoke("chat", "--url", "http://x")
     assert raised.value.hint.startswith('pip install "httpx')

@@ -31,7 +31,7 @@ from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.profile.schema import Verification
 from specctl.records import Round
-from specctl.replay.recording import block_coupling, block_recording, coupling, grid_recording, sequence_recording
+from specctl.replay.recording import coupling, head_recording, sequence_recording
 from tests.support.toys import Ticks
 
 Outcome = TypeVar("Outcome")
@@ -136,11 +136,11 @@ def doors(chance: Chance) -> Iterator[None]:
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
         patch.object(sequence_recording, "draw", draw),
-        patch.object(grid_recording, "draw", draw),
-        patch.object(block_recording, "draw", draw),
+        patch.object(head_recording, "draw", draw),
+        patch.object(sequence_recording, "draw", draw),
         patch.object(sequence_recording, "draw_draft_tokens", coins.draw_draft_tokens),
-        patch.object(grid_recording, "draw_draft_tokens", coins.draw_draft_tokens),
-        patch.object(block_coupling, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(head_recording, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(coupling, "draw_draft_tokens", coins.draw_draft_tokens),
     ):
         yield
 

@@ -5,10 +5,8 @@ import random
 import numpy as np
 
 from specctl.replay.costs import CostTable, signal_key
-from specctl.replay.recorded import recorded_by_place
-from specctl.replay.steps import DraftSteps
 from specctl.replay.trace_files import TraceHeader, TraceSet
-from specctl.replay.traces import Trace
+from specctl.replay.traces import DraftSteps, Trace, recorded_by_place
 
 LENGTH = 60
 SIGNALS = {"entropy", "top_prob", "token_prob"}

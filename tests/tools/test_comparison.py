@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from specctl.calibration.grids import grid
+from specctl.calibration.compared_settings import grid
 from specctl.calibration.search import score, score_oracle, score_signal_bound
 from specctl.policies import POLICIES
 from specctl.policies.rules.bandit import Bandit
-from specctl.replay.bound import best_stopping
+from specctl.replay.bounds import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet
 from tests.support.made_traces import SIGNALS, flat_costs, traces

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from specctl.statistics.soft_logistic import fit_logistic
+from specctl.statistics import fit_logistic
 from specctl.training.epochs import Schedule, Training
 from specctl.training.material import Split
 from specctl.training.predictor_evaluation import Evaluation, Score, evaluate, reliability, score

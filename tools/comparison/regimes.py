@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from specctl.replay.costs import CostTable
-from specctl.replay.recorded import recorded_by_place, recorded_by_start
-from specctl.replay.steps import DraftSteps
-from specctl.replay.traces import Trace
+from specctl.replay.traces import DraftSteps, Trace, recorded_by_place, recorded_by_start
 
 RATIOS = (3, 8, 30)
 """Costs of a target pass in draft steps."""

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.calibration.grids import Grid, grid
+from specctl.calibration.compared_settings import Grid, grid
 from specctl.policies import Setting, StoppingPolicy
-from specctl.replay.bound import best_stopping, play_best
-from specctl.replay.costs import CostTable
-from specctl.replay.oracle import oracle
+from specctl.replay.bounds import best_stopping, oracle, play_best
+from specctl.replay.costs import CostTable, Replay
 from specctl.replay.play import replay, rounds
-from specctl.replay.replayed import Replay
 from specctl.replay.trace_files import TraceSet
 from specctl.replay.traces import Trace
 from tools.comparison.regimes import made_up, regimes, useless

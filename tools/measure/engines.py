@@ -6,7 +6,7 @@ import numpy as np
 
 from specctl.observing.results import BASELINE, Run, RunSet
 from specctl.observing.speedup import paired, speed_ratio
-from specctl.statistics.intervals import Interval, bootstrap
+from specctl.statistics import Interval, bootstrap
 
 Weight = Callable[[Run], float]
 """How often a run's tokens and seconds count."""

@@ -148,7 +148,7 @@ def show_calibration(
     import tomli_w
 
     from specctl.calibration.calibrated import draft_table
-    from specctl.calibration.calibration_tables import as_document, calibration_tables, warning_tables
+    from specctl.calibration.calibration_report import as_document, calibration_tables, warning_tables
 
     facts, found = command_facts(decision.traces), decision.found
     shown = calibration_tables(decision)
@@ -172,7 +172,7 @@ def show_calibration(
     if output is not None:
         write_calibrated(resolved, decision, facts, output, counted, quiet=show.quiet)
     if show.report is not None:
-        from specctl.calibration.calibration_figures import draw_calibration
+        from specctl.calibration.calibration_report import draw_calibration
         from specctl.reporting.document import write_document
 
         paths = write_document(

@@ -8,9 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specctl.commands.tasks.generation_view import Watcher, title_of, view_of
-from specctl.conversation.conversation import Chat
-from specctl.conversation.slash import ESCAPED, SLASHES, is_slash, run_slash
-from specctl.conversation.transcript import Turn
+from specctl.conversation import ESCAPED, SLASHES, Chat, Turn, is_slash, run_slash
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Sink
 from specctl.printable import printable

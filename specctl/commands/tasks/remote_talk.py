@@ -6,11 +6,10 @@ from typing import Any
 from rich.console import Console
 
 from specctl.commands.tasks.chat_dialogue import Talk
-from specctl.conversation.remote_chat import RemoteChat
-from specctl.conversation.transcript import Turn
+from specctl.conversation import RemoteChat, Turn
 from specctl.outputs import Outputs, Sink
 from specctl.profile import resolve
-from specctl.remote.server import Server
+from specctl.remote import Server
 from specctl.terminal.output import write_text
 
 

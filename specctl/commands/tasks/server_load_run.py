@@ -90,7 +90,7 @@ def run_load(
     from datetime import UTC, datetime
 
     from specctl.benchmark.server_load import LOAD, Asked, LoadHeader, ServerLoad, dialogues
-    from specctl.remote.server import connected
+    from specctl.remote import connected
 
     assert options.url is not None
     levels = options.levels

@@ -17,8 +17,7 @@ from specctl.terminal.output import write_out
 
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
-    from specctl.calibration.compared_settings import ComparedSettings
-    from specctl.calibration.grids import Grid
+    from specctl.calibration.compared_settings import ComparedSettings, Grid
     from specctl.calibration.several_drafts import Entrant, Standing
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
@@ -147,9 +146,8 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.calibration.calibration_tables import as_document, calibration_tables
+    from specctl.calibration.calibration_report import as_document, calibration_tables, plain_interval
     from specctl.calibration.several_drafts import standings_table, verdict_of
-    from specctl.calibration.speedup_cells import plain_interval
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 

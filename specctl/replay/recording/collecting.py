@@ -1,8 +1,8 @@
 """Collects traces: answers prompts live, reads each answer with every draft, and measures this machine's costs."""
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.running.pair import Pair
-from specctl.observing.findings import Skipped
+from specctl.observing.findings import SignalBound, Skipped
 from specctl.observing.progress import SILENT, Advance, Progress
 from specctl.observing.prompt_answers import Answered, answer_each, answering
 from specctl.observing.run_facts import gather
@@ -27,7 +27,8 @@ from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
-from specctl.replay.costs import signal_key
+from specctl.replay.bounds import LONGEST, play_best
+from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.recording.batch_metering import measure_batches, require_batches
 from specctl.replay.recording.metering import PASSES, measure
 from specctl.replay.recording.sequence_recording import read_sequence, verification_replayed
@@ -266,3 +267,49 @@ def _medians(overheads: Sequence[Sequence[float]], levels: int) -> list[float]:
         values = [each[level] for each in overheads if level < len(each)]
         medians.append(median(values) if values else medians[-1])
     return medians
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and the target's greedy output.
+
+    Attributes:
+        prompt, category: the prompt's id and category.
+        ids: token ids of the prompt.
+        tokens: token ids of the output.
+        limit: the token limit of the output.
+    """
+
+    prompt: str
+    category: str
+    ids: list[int]
+    tokens: list[int]
+    limit: int
+
+
+def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalBound:
+    """Read each output with the draft, and replay the best stopping rule of each category on the draft's signals.
+
+    Args:
+        pair: with a draft; only its first draft is used.
+        texts: at least one.
+        costs: of the first draft and the target.
+    """
+    traces = [greedy_trace(pair, text) for text in texts]
+    replays = play_best(traces, costs, frozenset(pair.eos))
+    return SignalBound(
+        prompts=len({trace.prompt for trace in traces}),
+        tokens=sum(replay.tokens for replay in replays),
+        drafted=sum(sum(replay.drafted) for replay in replays),
+        passes=sum(len(replay.starts) for replay in replays),
+    )
+
+
+def greedy_trace(pair: Pair, text: Text) -> Trace:
+    """The trace of a text with the first draft."""
+    unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
+    first = replace(pair, drafts=pair.drafts[:1], named_predictors=({},))
+    with torch.inference_mode():
+        draft = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
+    origin = text.prompt, text.category, 0, len(text.ids), text.limit
+    return Trace(*origin, text.tokens, draft, 0.0)

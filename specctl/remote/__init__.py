@@ -1,1 +1,0 @@
-"""Asks a server that speaks OpenAI's interface."""

@@ -1,1 +1,0 @@
-"""Intervals, rank statistics and logistic curves over plain arrays."""
