@@ -1,7 +1,8 @@
-"""How well heads predict acceptance on unseen examples, compared with single signals."""
+"""How well predictors foresee acceptance on unseen examples, compared with single signals."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Score:
 
     Attributes:
         kl: mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3.
-        loss: mean cross-entropy in nats, with the rejection weight of the head's training.
+        loss: mean cross-entropy in nats, with the rejection weight of the predictor's training.
         ece: expected calibration error over ten bins of equal width.
         auroc: the probability that an accepted token has a higher prediction than a rejected one, if each token is
             accepted with probability P; None if every P is 0 or every P is 1.
@@ -38,14 +39,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A head compared with logistic curves through single signals, on the same tokens.
+    """A predictor compared with logistic curves of single signals, on the same tokens.
 
     Attributes:
-        recipe: how the head was trained.
+        recipe: how the predictor was trained.
         tokens, prompts: number of tokens and prompts in the evaluation.
         accepted: mean acceptance probability P.
-        predictor: the score of the head.
-        signals: the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the head's
+        predictor: its score.
+        signals: the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the predictor's
             rejection weight, for the other scores with weight 1.
         reliability: mean P by predicted acceptance.
     """
@@ -71,7 +72,7 @@ class Evaluation:
 
     @property
     def document(self) -> dict[str, Any]:
-        """`metrics` with whose they are, and more."""
+        """`metrics` with the predictor's recipe, reliability and verdict."""
         return {
             "depth": self.recipe.depth,
             "reject_weight": self.recipe.reject_weight,
@@ -82,13 +83,9 @@ class Evaluation:
 
     @property
     def beaten_by(self) -> list[str]:
-        """Signals at least as good as the head: by KL if the rejection weight is 1, else by the weighted loss."""
-        plain = self.recipe.reject_weight == 1
-
-        def value(score: Score) -> float:
-            return score.kl if plain else score.loss
-
-        return [name for name, score in self.signals.items() if value(score) <= value(self.predictor)]
+        """Signals at least as good as the predictor: by KL if the rejection weight is 1, else by the weighted loss."""
+        by = "kl" if self.recipe.reject_weight == 1 else "loss"
+        return [name for name, found in self.signals.items() if getattr(found, by) <= getattr(self.predictor, by)]
 
 
 def evaluate(
@@ -99,18 +96,18 @@ def evaluate(
     seed: int,
     after_batch: Callable[[], None] = lambda: None,
 ) -> list[Evaluation]:
-    """Evaluate all heads on the development examples with one pass over them.
+    """Evaluate all predictors on the development examples with one pass over them.
 
     As in training, a draft model reads a mix of the target's tokens X and the draft tokens Y, and a draft head's states
-    are those of its rounds. Heads are compared with the signals of the step in which the draft drew Y; in this step a
-    draft model had read X only.
+    are those of its rounds. Predictors are compared with the signals of the step in which the draft sampled Y; in this
+    step a draft model had read X only.
 
     Args:
-        draft: gives the hidden states of the draft that the heads were trained on.
-        predictors: the heads, in the order of the recipes.
-        recipes: how the heads were trained.
-        split: heads and curves are evaluated on its development examples; curves are fitted to its training examples.
-        seed: seed of the mix.
+        draft: gives what the predictors were trained on.
+        predictors: in the order of the recipes.
+        recipes: how they were trained.
+        split: predictors and curves are evaluated on its development examples; curves are fitted to the training ones.
+        seed: of the mix.
         after_batch: called after each batch of 32 examples.
     """
     mixed = draft.mix(split.dev, f"evaluation/{seed}")
@@ -124,47 +121,28 @@ def evaluate(
                 found.append(predictor(hidden, seen).cpu())
         after_batch()
     drafted = [item.drafted for item in mixed]
-    truth = _column(split.dev, "acceptance", drafted)
-    curves = _Curves(split, drafted, truth)
-    evaluations = []
-    for found, recipe in zip(logits, recipes, strict=True):
-        predicted = torch.cat(found).double().numpy()
-        evaluations.append(
-            Evaluation(
-                recipe=recipe,
-                tokens=len(truth),
-                prompts=len({example.number for example in split.dev}),
-                accepted=float(truth.mean()),
-                predictor=score(predicted, truth, recipe.reject_weight),
-                signals=curves.scores(recipe.reject_weight),
-                reliability=reliability(expit(predicted), truth),
-            )
+    truth, accepted = _column(split.dev, "acceptance", drafted), _column(split.train, "acceptance")
+
+    @cache
+    def of_signal(name: Signal, reject_weight: float) -> Score:
+        curve = fit_logistic(_column(split.train, name), accepted, reject_weight)
+        weighted = score(curve.logits(_column(split.dev, name, drafted)), truth, reject_weight)
+        return weighted if reject_weight == 1 else replace(of_signal(name, 1.0), loss=weighted.loss)
+
+    def evaluation(found: Floats, recipe: PredictorRecipe) -> Evaluation:
+        weight = recipe.reject_weight
+        return Evaluation(
+            recipe,
+            tokens=len(truth),
+            prompts=len({example.number for example in split.dev}),
+            accepted=float(truth.mean()),
+            predictor=score(found, truth, weight),
+            signals={name: of_signal(name, weight) for name in DISTRIBUTION_SIGNALS},
+            reliability=reliability(expit(found), truth),
         )
-    return evaluations
 
-
-class _Curves:
-    """Logistic curves of single signals and their scores, computed once for each rejection weight."""
-
-    def __init__(self, split: Split[Example], drafted: Sequence[torch.Tensor], truth: Floats) -> None:
-        self._fitted_to = {name: _column(split.train, name) for name in DISTRIBUTION_SIGNALS}
-        self._accepted = _column(split.train, "acceptance")
-        self._evaluated_on = {name: _column(split.dev, name, drafted) for name in DISTRIBUTION_SIGNALS}
-        self._truth = truth
-        self._scores: dict[float, dict[str, Score]] = {}
-
-    def scores(self, reject_weight: float) -> dict[str, Score]:
-        if reject_weight not in self._scores:
-            self._scores[reject_weight] = {name: self._score(name, reject_weight) for name in DISTRIBUTION_SIGNALS}
-        return self._scores[reject_weight]
-
-    def _score(self, name: Signal, reject_weight: float) -> Score:
-        curve = fit_logistic(self._fitted_to[name], self._accepted, reject_weight)
-        weighted = score(curve.logits(self._evaluated_on[name]), self._truth, reject_weight)
-        if reject_weight == 1:
-            return weighted
-        plain = self.scores(1.0)[name]
-        return Score(plain.kl, weighted.loss, plain.ece, plain.auroc)
+    predicted = [torch.cat(found).double().numpy() for found in logits]
+    return [evaluation(found, recipe) for found, recipe in zip(predicted, recipes, strict=True)]
 
 
 def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:

@@ -1,9 +1,8 @@
-"""Training examples of predictors: their folder, the mixes that a draft reads, and its states."""
+"""Training examples of predictors, the folder that stores them, and the draft's states at their draft tokens."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -13,6 +12,9 @@ from specctl.models.passes.weights import device_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.training.material import Material, joined, parts_of
 
+MIX = 0.15
+"""SpecDec++'s share of the target's tokens in what a draft model reads."""
+TOKENS_AT_ONCE = 8192
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
 
@@ -24,15 +26,15 @@ class Example:
         number: index of the prompt in its suite, from 0; the turns of a conversation share it.
         prompt: ``(P,)`` int32, the ids before the answer.
         answer: ``(T,)`` int32, the target's tokens: X of the SpecDec++ paper.
-        proposals: ``(N,)`` int32, the draft tokens: Y of the paper. A draft model's token i is drawn after the prompt
-            and the first i tokens of the answer; those of a draft head are `example_rounds.RoundTokens`.
+        proposals: ``(N,)`` int32, the draft tokens: Y of the paper. A draft model's token i is sampled after the prompt
+            and the first i tokens of the answer; those of a draft head are `predictor_rounds.RoundTokens`.
         acceptance: ``(N,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's
             distribution after temperature and filters.
-        entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
+        entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it sampled Y, as in `DraftStep`.
         hidden: ``(N, H)`` in the draft's dtype, the states after the draft has read Y; None for a draft model, which
             can read Y again, and for DISCO.
-        top_probs, index: for DISCO, ``(N, 10)`` float32, the draft's largest probabilities when it drew Y, and ``(N,)``
-            int32, the number of Y in its round, from 1; else None. N is then T at most for a draft model too.
+        top_probs, index: for DISCO, ``(N, 10)`` float32, the draft's largest probabilities when it sampled Y, and
+            ``(N,)`` int32, the number of Y in its round, from 1; else None. N is then at most T for a draft model too.
     """
 
     number: int
@@ -64,10 +66,7 @@ class ExampleFolder(Material[Example]):
         for field in _PER_TOKEN:
             kind = torch.int32 if field == "proposals" else torch.float32
             tensors[field] = joined([getattr(example, field) for example in items], kind)
-        if states := [example.hidden for example in items if example.hidden is not None]:
-            tensors["draft_lengths"] = torch.tensor([len(state) for state in states], dtype=torch.int32)
-            tensors["hidden"] = torch.cat(states)
-        for field in ("top_probs", "index"):
+        for field in ("hidden", "top_probs", "index"):
             if parts := [part for example in items if (part := getattr(example, field)) is not None]:
                 tensors["draft_lengths"] = torch.tensor([len(part) for part in parts], dtype=torch.int32)
                 tensors[field] = torch.cat(parts)
@@ -75,18 +74,14 @@ class ExampleFolder(Material[Example]):
 
     def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Example]:
         answers = tensors["answer_lengths"].tolist()
-        texts = parts_of(tensors)
         drafted = tensors["draft_lengths"].tolist() if "draft_lengths" in tensors else answers
-        columns = [torch.split(tensors[field], drafted) for field in _PER_TOKEN]
         # Of a draft head's states, which may be larger than memory, only those in use are read from the file.
-        more: list[Sequence[torch.Tensor | None]] = [
+        columns: list[Sequence[torch.Tensor | None]] = [
             torch.split(tensors[field], drafted) if field in tensors else [None] * len(answers)
-            for field in ("hidden", "top_probs", "index")
+            for field in (*_PER_TOKEN, "hidden", "top_probs", "index")
         ]
-        for place, number in enumerate(tensors["numbers"].tolist()):
-            drawn, accepted, entropy, top_prob, token_prob = (column[place] for column in columns)
-            signals = entropy, top_prob, token_prob
-            yield Example(number, *texts[place], drawn, accepted, *signals, *(column[place] for column in more))
+        for number, text, *rest in zip(tensors["numbers"].tolist(), parts_of(tensors), *columns, strict=True):
+            yield Example(number, *text, *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +98,12 @@ class Mixed:
 
 
 def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
-    """Mix every example; the same seed gives the same mix.
+    """Take X or Y at each position (SpecDec++, arXiv 2405.19715, section 4.4); the same seed gives the same mix.
 
     Args:
         examples: the examples to mix.
         share: r, the probability of X at each position.
-        seed: seed of the random choices.
+        seed: of the random choices.
     """
     generator = torch.Generator().manual_seed(random.Random(seed).getrandbits(63))
     mixed = []
@@ -119,16 +114,8 @@ def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
     return mixed
 
 
-def states(draft: PreTrainedModel, mixed: Sequence[Mixed]) -> torch.Tensor:
-    """Float32 ``(N, H)``: the draft's last hidden states at the draft tokens of all sequences, in order."""
-    with torch.no_grad():
-        whole = last_hidden_states(draft, [item.tokens for item in mixed])
-    answers = (state[-len(item.drafted) :] for state, item in zip(whole, mixed, strict=True))
-    return torch.cat([state[item.drafted.to(state.device)] for state, item in zip(answers, mixed, strict=True)]).float()
-
-
 def signals(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
-    """``(N, 3)`` float32: the draft's `DISTRIBUTION_SIGNALS` when it drew the draft tokens of Z."""
+    """``(N, 3)`` float32: the draft's `DISTRIBUTION_SIGNALS` when it sampled the draft tokens of Z."""
     pairs = list(zip(examples, mixed, strict=True))
     columns = [torch.cat([getattr(e, name)[item.drafted] for e, item in pairs]) for name in DISTRIBUTION_SIGNALS]
     return torch.stack(columns, dim=1)
@@ -139,7 +126,60 @@ def acceptance(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Ten
     return torch.cat([example.acceptance[item.drafted] for example, item in zip(examples, mixed, strict=True)])
 
 
-TOKENS_AT_ONCE = 8192
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What predictors read at the draft tokens of examples, stored with them: every draft token is in use.
+
+    Attributes:
+        device: where predictors are trained.
+        stored: `stored_states`, or for DISCO `features_of`.
+        mixed: r, the share of the target's tokens in what the draft reads.
+    """
+
+    device: torch.device
+    stored: Callable[[Sequence[Example]], torch.Tensor]
+    mixed: float = 0.0
+
+    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
+        """What is read in one pass over the examples; the same seed gives the same."""
+        return [Mixed(each.prompt[:0], torch.ones(len(each.proposals), dtype=torch.bool)) for each in examples]
+
+    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
+        """Float32 ``(N, H)`` on `device`, at the draft tokens in use of all examples, in order."""
+        return self.stored(examples).to(self.device).float()
+
+
+def stored_states(examples: Sequence[Example]) -> torch.Tensor:
+    """``(N, H)``: the states of a draft head in its rounds."""
+    states = [example.hidden for example in examples if example.hidden is not None]
+    assert len(states) == len(examples), "examples of a draft head"
+    return torch.cat(states)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """As `Stored`, of a draft model that reads a mix of the target's tokens and its own; by default SpecDec++'s."""
+
+    model: PreTrainedModel
+    mixed: float = MIX
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:
+        return mix(examples, self.mixed, seed)
+
+    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - those of the mix
+        with torch.no_grad():
+            whole = last_hidden_states(self.model, [item.tokens for item in mixed])
+        answers = (state[-len(item.drafted) :] for state, item in zip(whole, mixed, strict=True))
+        return torch.cat(
+            [each[item.drafted.to(each.device)] for each, item in zip(answers, mixed, strict=True)]
+        ).float()
+
+
+DraftStates = Stored | ModelStates
 
 
 def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -171,73 +211,3 @@ def _groups(lengths: Sequence[int]) -> list[list[int]]:
             groups.append([])
         groups[-1].append(index)
     return groups
-
-
-MIX = 0.15
-"""SpecDec++'s share of the target's tokens in what a draft model reads."""
-
-
-class DraftStates(Protocol):
-    """Gives the hidden states at the draft tokens of examples.
-
-    Attributes:
-        mixed: r, the share of the target's tokens in what the draft reads.
-    """
-
-    @property
-    def mixed(self) -> float: ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where heads are trained."""
-
-    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:
-        """What is read in one pass over the examples; the same seed gives the same."""
-
-    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
-        """Float32 ``(N, H)`` on `device`: the states at the draft tokens in use of all examples, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStates:
-    """States of a draft model, which reads a mix of the target's tokens and its own; by default SpecDec++'s."""
-
-    model: PreTrainedModel
-    mixed: float = MIX
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:
-        return mix(examples, self.mixed, seed)
-
-    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - those of the mix
-        return states(self.model, mixed)
-
-
-def stored_states(examples: Sequence[Example]) -> torch.Tensor:
-    """``(N, H)``: the states of a draft head in its rounds."""
-    states = [example.hidden for example in examples if example.hidden is not None]
-    assert len(states) == len(examples), "examples of a draft head"
-    return torch.cat(states)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What is stored with the examples: every draft token is in use.
-
-    Attributes:
-        device: where heads are trained.
-        read: `stored_states`, or for DISCO `features_of`.
-    """
-
-    device: torch.device
-    read: Callable[[Sequence[Example]], torch.Tensor]
-    mixed: float = 0.0
-
-    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
-        return [Mixed(each.prompt[:0], torch.ones(len(each.proposals), dtype=torch.bool)) for each in examples]
-
-    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
-        return self.read(examples).to(self.device).float()

@@ -1,7 +1,7 @@
 """The rounds in which a draft drafts along an answer, with what predictors read in them.
 
 What a draft head drafts at a position depends on where the round began, and so do its hidden states. They come from
-passes over its verifier's states, so they are kept rather than computed again.
+passes over its verifier's states, so they are stored, not computed again.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.head_recording import ReadText, starts_of
 
 LONGEST = 20
-"""The most tokens that a round drafts, as the policies specdec++ and disco do if left alone."""
+"""The most tokens that a round drafts, as the policies specdec++ and disco do by default."""
 SIGNALS_END = 1 + len(DISTRIBUTION_SIGNALS)
 """Where the largest probabilities begin in a token's numbers."""
 
@@ -32,10 +32,9 @@ class RoundTokens:
 
     Attributes:
         drawn: N tokens, in each round up to its first rejected token, this one included.
-        hidden: ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what an
-            predictor reads in the step after the one that drew it. None where laws are read.
-        top_probs: ``(N, 10)`` float32, the largest probabilities of the distribution behind each token, for DISCO;
-            else None.
+        hidden: ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what a predictor
+            reads in the step after the one that sampled it. None where distributions are read.
+        top_probs: ``(N, 10)`` float32, for DISCO the largest probabilities of each token's distribution; else None.
         index: ``(N,)`` int32, the number of each token in its round, from 1.
     """
 
@@ -45,86 +44,6 @@ class RoundTokens:
     index: torch.Tensor
 
 
-def read_rounds(
-    target: Slot,
-    draft: Slot,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    sampling: Sampling,
-    generator: torch.Generator,
-    eos: frozenset[int],
-    *,
-    laws: bool = False,
-) -> RoundTokens | None:
-    """Draft the rounds of an answer that end with a rejected token, or with as many tokens as the draft can draft.
-
-    Every round begins where the one before ended: behind its rejected token, or behind the target's token that follows
-    a draft accepted as a whole. So a position of the answer has one token at most, as in the data of a draft model,
-    and rounds begin where those of a live run do. Within a round the draft has read its own tokens only, which are the
-    target's up to the first that is rejected; nothing that follows a rejected token has an acceptance probability. The
-    last token of a round that ends without a rejection is left out, for no policy would have read a state after it;
-    where laws are read in place of states it stays.
-
-    See `specctl.replay.play.play` for the joint distribution of draft tokens and answer when sampling.
-
-    Args:
-        target: the verifier; its cache is read anew.
-        draft: what drafts from its states.
-        prompt: at least one id.
-        answer: T ids, at least one.
-        sampling: as the answer was generated.
-        generator: on the target's device; draws draft tokens and verdicts when sampling.
-        eos: ids that end a sequence.
-        laws: whether to read distributions, for DISCO, and no states.
-
-    Returns:
-        None if no token is left.
-    """
-    with torch.inference_mode():
-        verifier = ReadText(target, draft.layers, prompt, answer, sampling)
-        running = starts_of(draft, verifier, [*prompt, *answer], len(prompt), hidden=not laws)
-        drawing = _Drawing(verifier, answer, sampling, generator, laws)
-        most = LONGEST if draft.longest is None else min(LONGEST, draft.longest)
-        chosen: list[_Round] = []
-        reached = 0
-        for first in range(0, len(answer), running.at_once):
-            starts = range(first, min(first + running.at_once, len(answer)))
-            if starts.stop <= reached:
-                continue
-            verifier.forget(first)
-            # A head that runs many rounds in one pass runs all of them, and those that do not follow on are dropped.
-            rounds = [_Round(start) for start in starts]
-            going = rounds
-            forward = running.first(starts)
-            while True:
-                judged = [n for n, one in enumerate(going) if not one.rejected and one.position < len(answer)]
-                drawing.draw([going[n] for n in judged], forward.logits[judged])
-                kept = [n for n in judged if len(going[n].tokens) < most and going[n].tokens[-1] not in eos]
-                if not kept:
-                    break
-                going = [going[n] for n in kept]
-                forward = running.further(kept, [one.tokens[-1] for one in going])
-                if laws:
-                    continue
-                assert forward.hidden is not None
-                for one, state in zip(going, forward.hidden.cpu(), strict=True):
-                    one.states.append(state)
-            for one in rounds:
-                if one.start == reached:
-                    chosen.append(one)
-                    reached += one.accepted + 1
-    counts = [len(one.tokens if laws else one.states) for one in chosen]
-    if not sum(counts):
-        return None
-    numbers = torch.tensor([row for one, count in zip(chosen, counts, strict=True) for row in one.rows[:count]])
-    tokens = torch.tensor([token for one, count in zip(chosen, counts, strict=True) for token in one.tokens[:count]])
-    index = torch.cat([torch.arange(1, count + 1, dtype=torch.int32) for count in counts])
-    drawn = DraftTokens(tokens, numbers[:, 0], numbers[:, 1:SIGNALS_END])  # numbers: (N, 4), or with laws (N, 14)
-    if laws:
-        return RoundTokens(drawn, None, numbers[:, SIGNALS_END:], index)
-    return RoundTokens(drawn, torch.stack([state for one in chosen for state in one.states]), None, index)
-
-
 @dataclass(slots=True)
 class _Round:
     """One round, as it grows.
@@ -132,15 +51,15 @@ class _Round:
     Attributes:
         start: position in the answer.
         tokens: the draft tokens so far.
-        rows: of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`, then, of laws, the largest
+        numbers: of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`, and for DISCO the largest
             probabilities.
         states: ``(H,)`` after each token that the draft has read.
-        accepted: how many tokens are accepted.
+        accepted: the number of accepted tokens.
     """
 
     start: int
     tokens: list[int] = field(default_factory=list)
-    rows: list[list[float]] = field(default_factory=list)
+    numbers: list[list[float]] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
     accepted: int = 0
 
@@ -154,31 +73,97 @@ class _Round:
         return self.start + len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawing:
-    """Draws the next tokens of rounds, with their verdicts."""
+def read_rounds(
+    target: Slot,
+    draft: Slot,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    sampling: Sampling,
+    generator: torch.Generator,
+    eos: frozenset[int],
+    *,
+    distributions: bool = False,
+) -> RoundTokens | None:
+    """Draft the rounds of an answer that end with a rejected token, or with as many tokens as the draft can draft.
 
-    verifier: ReadText
-    answer: Sequence[int]
-    sampling: Sampling
-    generator: torch.Generator
-    laws: bool
+    Every round begins where the one before ended: after its rejected token, or after the target's token that follows
+    a draft accepted as a whole. So a position of the answer has one token at most, as in the data of a draft model,
+    and rounds begin where those of a live run do. Within a round the draft has read its own tokens only. They are the
+    target's up to the first rejected one; what follows a rejected token has no acceptance probability. The last token
+    of a round without a rejection is left out, because no policy would have read a state after it; where distributions
+    are read in place of states it stays.
 
-    def draw(self, rounds: Sequence[_Round], logits: torch.Tensor) -> None:
-        """The next token of B rounds without a rejected token, from the draft's logits ``(B, V)``."""
-        if not rounds:
-            return
-        positions = [one.position for one in rounds]
-        written = torch.tensor([self.answer[position] for position in positions], device=logits.device)
-        above = None if self.sampling.greedy else self.verifier.probs(positions)  # (B, V)
-        tokens, verdicts, acceptance = _judged(written, logits, above, self.sampling, self.generator)
-        tokens = tokens.to(logits.device)
-        columns = token_columns(Forward(logits), tokens, tops=self.laws)
-        rows = torch.column_stack([acceptance.to(logits.device), columns]).tolist()
-        for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), rows, strict=True):
-            one.tokens.append(token)
-            one.rows.append(row)
-            one.accepted += fine
+    See `specctl.replay.play.play` for the joint distribution of draft tokens and answer when sampling.
+
+    Args:
+        target: the verifier; its cache is filled from the start.
+        draft: what drafts from its states.
+        prompt: at least one id.
+        answer: T ids, at least one.
+        sampling: as the answer was generated.
+        generator: on the target's device; samples draft tokens and verdicts.
+        eos: ids that end a sequence.
+        distributions: whether to read distributions, for DISCO, and no states.
+
+    Returns:
+        None if no token is left.
+    """
+    with torch.inference_mode():
+        verifier = ReadText(target, draft.layers, prompt, answer, sampling)
+        running = starts_of(draft, verifier, [*prompt, *answer], len(prompt), hidden=not distributions)
+        most = LONGEST if draft.longest is None else min(LONGEST, draft.longest)
+        chosen: list[_Round] = []
+        reached = 0
+
+        def sample(rounds: Sequence[_Round], logits: torch.Tensor) -> None:
+            """The next token of B rounds without a rejected token, from the draft's logits ``(B, V)``."""
+            positions = [one.position for one in rounds]
+            written = torch.tensor([answer[position] for position in positions], device=logits.device)
+            above = None if sampling.greedy else verifier.probs(positions)  # (B, V)
+            tokens, verdicts, acceptance = _judged(written, logits, above, sampling, generator)
+            tokens = tokens.to(logits.device)
+            columns = token_columns(Forward(logits), tokens, tops=distributions)
+            numbers = torch.column_stack([acceptance.to(logits.device), columns]).tolist()
+            for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), numbers, strict=True):
+                one.tokens.append(token)
+                one.numbers.append(row)
+                one.accepted += fine
+
+        for first in range(0, len(answer), running.at_once):
+            starts = range(first, min(first + running.at_once, len(answer)))
+            if starts.stop <= reached:
+                continue
+            verifier.forget(first)
+            # A head that runs many rounds in one pass runs all of them, and those that do not follow on are dropped.
+            going = rounds = [_Round(start) for start in starts]
+            forward = running.first(starts)
+            while True:
+                judged = [n for n, one in enumerate(going) if not one.rejected and one.position < len(answer)]
+                if judged:
+                    sample([going[n] for n in judged], forward.logits[judged])
+                longer = [n for n in judged if len(going[n].tokens) < most and going[n].tokens[-1] not in eos]
+                if not longer:
+                    break
+                going = [going[n] for n in longer]
+                forward = running.further(longer, [one.tokens[-1] for one in going])
+                if not distributions:
+                    assert forward.hidden is not None
+                    for one, state in zip(going, forward.hidden.cpu(), strict=True):
+                        one.states.append(state)
+            for one in rounds:
+                if one.start == reached:
+                    chosen.append(one)
+                    reached += one.accepted + 1
+    counts = [len(one.tokens if distributions else one.states) for one in chosen]
+    if not sum(counts):
+        return None
+    numbers = torch.tensor([row for one, count in zip(chosen, counts, strict=True) for row in one.numbers[:count]])
+    tokens = torch.tensor([token for one, count in zip(chosen, counts, strict=True) for token in one.tokens[:count]])
+    index = torch.cat([torch.arange(1, count + 1, dtype=torch.int32) for count in counts])
+    drawn = DraftTokens(tokens, numbers[:, 0], numbers[:, 1:SIGNALS_END])  # numbers: (N, 4), for DISCO (N, 14)
+    if distributions:
+        return RoundTokens(drawn, None, numbers[:, SIGNALS_END:], index)
+    return RoundTokens(drawn, torch.stack([state for one in chosen for state in one.states]), None, index)
 
 
 def _judged(
@@ -188,7 +173,7 @@ def _judged(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`draw_draft_tokens` of draft logits ``(B, V)``, or, without the verifier's laws, of their likeliest tokens."""
+    """`draw_draft_tokens` of logits ``(B, V)``, or of their likeliest tokens without the verifier's distributions."""
     if above is None:
         tokens = logits.argmax(-1)
         return tokens, tokens == written, (tokens == written).float()
@@ -204,18 +189,18 @@ def read_model_rounds(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> RoundTokens:
-    """The rounds of `example_rounds.read_rounds` with laws, of a draft model, in one pass of each model.
+    """The rounds of `read_rounds` with distributions, of a draft model, in one pass of each model.
 
-    What a draft model drafts at a position is the same whichever round it is in, so that the verdicts along the answer
-    tell where the rounds begin.
+    What a draft model drafts at a position is the same in every round, so the verdicts along the answer say where the
+    rounds begin.
 
     Args:
-        target: the verifier; both caches are read anew.
+        target: the verifier; both caches are filled from the start.
         draft: the draft model.
         prompt: at least one id.
         answer: T ids, at least one.
         sampling: as the answer was generated.
-        generator: on the target's device; draws draft tokens and verdicts when sampling.
+        generator: on the target's device; samples draft tokens and verdicts.
     """
     parts: list[torch.Tensor] = []
     with torch.inference_mode():
@@ -232,13 +217,13 @@ def read_model_rounds(
     indices: list[int] = []
     index = 1
     for position, accepted in enumerate(whole[:, 1].bool().tolist()):
-        if index > LONGEST:  # behind a draft accepted as a whole the target writes a token of its own
+        if index > LONGEST:  # after a draft accepted as a whole the target writes a token of its own
             index = 1
             continue
         places.append(position)
         indices.append(index)
         index = index + 1 if accepted else 1
-    kept = whole[places]
-    numbers = kept[:, 2:].float()
-    drawn = DraftTokens(kept[:, 0].long(), numbers[:, 0], numbers[:, 1:SIGNALS_END])
+    used = whole[places]
+    numbers = used[:, 2:].float()
+    drawn = DraftTokens(used[:, 0].long(), numbers[:, 0], numbers[:, 1:SIGNALS_END])
     return RoundTokens(drawn, None, numbers[:, SIGNALS_END:], torch.tensor(indices, dtype=torch.int32))

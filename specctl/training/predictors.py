@@ -1,8 +1,4 @@
-"""Predictors of acceptance: from answers, and what the draft drafts along them, to trained ones in folders.
-
-A draft model drafts one token at every position, a draft head the rounds of `read_rounds`; for DISCO, whose heads read
-the number of a token in its round, a draft model drafts such rounds too.
-"""
+"""Predictors of acceptance: examples from answers, training, evaluation, and their folders with reports."""
 
 import json
 from collections.abc import Sequence
@@ -54,21 +50,23 @@ from specctl.training.subject import STATE, Source, Subject
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)
 SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
-_HEAD = "the head"
 _SPECDEC = "SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715"
 _DISCO = "DISCO: Mamou and others 2024, arXiv 2405.04304"
 
 
 def sweep_recipes(*, signals: bool = False) -> list[PredictorRecipe]:
-    """The recipes of all heads in SpecDec++'s Table 3, which read no signals."""
+    """The recipes of all predictors in SpecDec++'s Table 3, which read no signals."""
     return [PredictorRecipe(depth, weight, signals) for depth in SWEEP_DEPTHS for weight in SWEEP_WEIGHTS]
 
 
 def predictor_tables(evaluation: Evaluation) -> list[Table]:
-    """Tables of one head: scores of the head and of single signals, the verdict, and the head's reliability."""
+    """Of one predictor: its scores and those of single signals, the verdict, and its reliability."""
     weight = evaluation.recipe.reject_weight
     depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
-    scores = {_HEAD: evaluation.predictor, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
+    scores = {
+        "the head": evaluation.predictor,
+        **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()},
+    }
     rows = tuple((name, *_cells(found)) for name, found in scores.items())
     return [
         Table(
@@ -94,7 +92,7 @@ def predictor_tables(evaluation: Evaluation) -> list[Table]:
 
 
 def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
-    """All heads of a sweep: KL as in SpecDec++'s Table 3, then every score."""
+    """All predictors of a sweep: KL as in SpecDec++'s Table 3, then every score."""
     kl = {(e.recipe.depth, e.recipe.reject_weight): e.predictor.kl for e in evaluations}
     plain = next(e.signals for e in evaluations if e.recipe.reject_weight == 1)
     signals = ", ".join(f"{SIGNAL_NAMES[name]} {found.kl:.4f}" for name, found in plain.items())
@@ -110,32 +108,8 @@ def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
     ]
 
 
-def predictor_config(
-    evaluation: Evaluation, mixed: float, schedule: Schedule, facts: dict[str, Any], made: Made
-) -> dict[str, Any]:
-    """The fields of config.json about the draft, the data, the training and the metrics.
-
-    Args:
-        evaluation: scores of the predictor.
-        mixed: share of the target's tokens in what the draft read in training.
-        schedule: of its training.
-        facts: models, prompts and settings of the training data.
-        made: how long it took.
-    """
-    return {
-        "draft_model": facts["draft"],
-        "draft_sha256": facts["draft_sha256"],
-        "target_model": facts["target"],
-        "sampling": facts["sampling"],
-        "prompts": facts["prompts"],
-        "training": {**asdict(evaluation.recipe), "mix": mixed, **asdict(schedule)},
-        "metrics": evaluation.metrics,
-        **asdict(made),
-    }
-
-
 def predictor_card(evaluation: Evaluation, config: dict[str, Any], made: Made) -> str:
-    """The model card of the predictor, in Markdown; ``config`` as `predictor_config` gives it."""
+    """The model card of the predictor, in Markdown; ``config`` is its config.json."""
     sampling, settings = config["sampling"], config["training"]
     draft, target = inert(config["draft_model"]), inert(config["target_model"])
     disco = settings["depth"] is None
@@ -270,7 +244,7 @@ class Predictors(Subject[Example, DraftStates]):
         return self.profile.draft
 
     def _draft_head(self) -> DraftHeadCheckpoint | None:
-        """The draft, if it is a head on the target's states, told from its files without loading it."""
+        """The draft if it is a head on the target's states, by its files, without loading it."""
         head = find_head("draft", self._draft, ("target", self.profile.target))
         if head is not None and self._mix is not None:
             raise UsageError("--mix is for draft models: a draft head reads its own tokens", "leave it out")
@@ -316,11 +290,10 @@ class Predictors(Subject[Example, DraftStates]):
         if self._kind == "disco":
             return Stored(torch.device("cpu"), features_of)
         if self._draft_head() is not None:
-            # On the device that the draft is told to run on, else on the first GPU, if there is one.
-            told = self._draft.device
-            if isinstance(told, str) and told != "auto":
-                return Stored(torch.device(told), stored_states)
-            return Stored(torch.device("cuda" if torch.cuda.is_available() else "cpu"), stored_states)
+            device = self._draft.device
+            if not isinstance(device, str) or device == "auto":
+                device = "cuda" if torch.cuda.is_available() else "cpu"
+            return Stored(torch.device(device), stored_states)
         mix = MIX if self._mix is None else self._mix
         if pair is not None:
             return ModelStates(pair.models[1], mix)
@@ -344,7 +317,7 @@ class Predictors(Subject[Example, DraftStates]):
             schedule: shared by all.
             progress: receives the stages.
         """
-        split, states = source.material.split(), source.models
+        split, states, facts = source.material.split(), source.models, source.material.facts
         learner = PredictorLearner(states, recipes, split.train, schedule.seed)
         seconds = self.train(output, learner, schedule, split.train, progress)
         began = perf_counter()
@@ -354,7 +327,16 @@ class Predictors(Subject[Example, DraftStates]):
         progress.say(f"evaluation: {evaluations[0].tokens} tokens in {made.seconds['evaluation']:.1f} s")
         for network, evaluation in zip(learner.networks, evaluations, strict=True):
             folder = output if len(recipes) == 1 else output / evaluation.recipe.name
-            config = predictor_config(evaluation, states.mixed, schedule, source.material.facts, made)
+            config = {
+                "draft_model": facts["draft"],
+                "draft_sha256": facts["draft_sha256"],
+                "target_model": facts["target"],
+                "sampling": facts["sampling"],
+                "prompts": facts["prompts"],
+                "training": {**asdict(evaluation.recipe), "mix": states.mixed, **asdict(schedule)},
+                "metrics": evaluation.metrics,
+                **asdict(made),
+            }
             write_reliability(evaluation, folder)
             card = predictor_card(evaluation, config, made)
             if isinstance(network, DiscoNetwork):  # the last file says that all is written
@@ -371,26 +353,29 @@ class Predictors(Subject[Example, DraftStates]):
 
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling, kind: Kind) -> Example | None:
-    target, draft = pair.target, pair.drafts[0]
+    """The draft tokens along an answer; None where the draft's context has no room after the prompt, or none is left.
+
+    A draft model drafts one token at every position, a draft head the rounds of `read_rounds`. DISCO's predictors read
+    the number of a token in its round, so for them a draft model drafts such rounds too.
+    """
+    target, draft, disco = pair.target, pair.drafts[0], kind == "disco"
     text = completion.prompt, completion.tokens[: draft.room(completion.prompt_tokens)]
     if not text[1]:
-        return None  # the draft's context has no room behind the prompt
+        return None
     generator = draft_token_generator(target, completion.seed)
-    laws = kind == "disco"
     rounds: RoundTokens | None = None
     if draft.drafts_by_round:
-        rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, laws=laws)
+        rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, distributions=disco)
         if rounds is None:
             return None
-    elif laws:
+    elif disco:
         rounds = read_model_rounds(target, draft, *text, sampling, generator)
     found = draw_along(target, draft, *text, sampling, generator) if rounds is None else rounds.drawn
     ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
-    entropy, top_prob, token_prob = found.signals.unbind(1)
-    drawn = found.tokens.int(), found.acceptance, entropy, top_prob, token_prob
+    drawn = found.tokens.int(), found.acceptance, *found.signals.unbind(1)
     if rounds is None:
         return Example(number, ids, answer, *drawn)
-    return Example(number, ids, answer, *drawn, rounds.hidden, rounds.top_probs, rounds.index if laws else None)
+    return Example(number, ids, answer, *drawn, rounds.hidden, rounds.top_probs, rounds.index if disco else None)
 
 
 def replica(*, number: int, profile: Profile, kind: Kind) -> Answer:  # noqa: ARG001 - all do the same

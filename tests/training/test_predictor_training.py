@@ -7,7 +7,7 @@ from made import liked_examples as examples
 
 from specctl.models.running.eager import EagerRunner
 from specctl.training.epochs import Schedule, Training
-from specctl.training.predictor_examples import ModelStates, acceptance, last_hidden_states, mix, signals, states
+from specctl.training.predictor_examples import ModelStates, acceptance, last_hidden_states, mix, signals
 from specctl.training.predictor_learner import (
     PredictorLearner,
     PredictorRecipe,
@@ -65,7 +65,7 @@ def test_states_stand_where_the_mix_holds_a_proposal() -> None:
     with torch.no_grad():
         whole = last_hidden_states(random_model("llama"), [one.tokens for one in mixed])
     expected = [state[3:][one.drafted] for state, one in zip(whole, mixed, strict=True)]
-    assert torch.equal(states(random_model("llama"), mixed), torch.cat(expected))
+    assert torch.equal(ModelStates(random_model("llama")).of([], mixed), torch.cat(expected))
 
 
 def test_a_predictor_learns_what_can_be_learned(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_predictor_learns_what_can_be_learned(tmp_path: Path) -> None:
     unseen = examples(20, seed=1)
     mixed = mix(unseen, 0.15, "unseen")
     with torch.inference_mode():
-        said = learner.networks[0](states(random_model("llama"), mixed), signals(unseen, mixed)).sigmoid()
+        said = learner.networks[0](ModelStates(random_model("llama")).of([], mixed), signals(unseen, mixed)).sigmoid()
     truth = acceptance(unseen, mixed)
     assert said[truth > 0.5].mean() > 0.75
     assert said[truth < 0.5].mean() < 0.25
