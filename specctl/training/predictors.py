@@ -63,11 +63,9 @@ def predictor_tables(evaluation: Evaluation) -> list[Table]:
     """Of one predictor: its scores and those of single signals, the verdict, and its reliability."""
     weight = evaluation.recipe.reject_weight
     depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
-    scores = {
-        "the head": evaluation.predictor,
-        **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()},
-    }
-    rows = tuple((name, *_cells(found)) for name, found in scores.items())
+    scores = [("the head", evaluation.predictor)]
+    scores += [(SIGNAL_NAMES[name], found) for name, found in evaluation.signals.items()]
+    rows = tuple((name, *_cells(found)) for name, found in scores)
     return [
         Table(
             f"How well acceptance is predicted ({depth}rejection weight {weight:g})",
@@ -372,7 +370,8 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
         rounds = read_model_rounds(target, draft, *text, sampling, generator)
     found = draw_along(target, draft, *text, sampling, generator) if rounds is None else rounds.drawn
     ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
-    drawn = found.tokens.int(), found.acceptance, *found.signals.unbind(1)
+    entropy, top_prob, token_prob = found.signals.unbind(1)
+    drawn = found.tokens.int(), found.acceptance, entropy, top_prob, token_prob
     if rounds is None:
         return Example(number, ids, answer, *drawn)
     return Example(number, ids, answer, *drawn, rounds.hidden, rounds.top_probs, rounds.index if disco else None)

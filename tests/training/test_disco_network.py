@@ -111,9 +111,8 @@ def test_tokens_and_their_places_are_those_of_live_rounds(make) -> None:  # type
     if make is model_pair:
         found = read_model_rounds(pair.target, pair.drafts[0], PROMPT, answer, GREEDY, seeded(0))
     else:
-        found = read_rounds(
-            pair.target, pair.drafts[0], PROMPT, answer, GREEDY, seeded(0), frozenset(), distributions=True
-        )  # type: ignore[arg-type]
+        texts = pair.target, pair.drafts[0], PROMPT, answer
+        found = read_rounds(*texts, GREEDY, seeded(0), frozenset(), distributions=True)  # type: ignore[arg-type]
     # The last round may draft beyond the answer's end.
     judged = [(step, number < one.accepted) for one in played[:-1] for number, step in enumerate(one.steps)
               if number <= one.accepted]  # fmt: skip
