@@ -17,8 +17,7 @@ from specctl.jsonl import Record, read_records
 from specctl.messages import Message, read_messages
 from specctl.metrics import Metrics, shown_rates
 from specctl.models.running.pair import Pair
-from specctl.outputs import Outputs
-from specctl.outputs.file import whole_lines
+from specctl.outputs import Outputs, whole_lines
 from specctl.profile import Profile, changed, parse_policy
 from specctl.profile.schema import PolicyTable, PromptTable, SamplingTable, Table
 from specctl.profile.wording import did_you_mean, shown

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
-from specctl.errors import UsageError
-from specctl.nesting import too_deep
+from specctl.errors import UsageError, too_deep
 from specctl.outputs import OutputFile, Sink
 from specctl.printable import escaped
 

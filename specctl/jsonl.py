@@ -12,10 +12,9 @@ from typing import IO, Any, Literal
 
 from pydantic import TypeAdapter
 
-from specctl.errors import RecordError
+from specctl.errors import RecordError, json_fault, too_deep
 from specctl.messages import read_messages
 from specctl.metrics import Metrics
-from specctl.nesting import json_fault, too_deep
 from specctl.record_settings import SETTING_KEYS
 from specctl.records import Completion, CompletionSummary, RoundSummary
 

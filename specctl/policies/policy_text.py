@@ -3,7 +3,7 @@
 import tomllib
 from typing import Any
 
-from specctl.nesting import too_deep
+from specctl.errors import too_deep
 
 _LONGEST_NUMBER = 20
 """Characters of an integer of 64 bits."""

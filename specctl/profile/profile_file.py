@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.errors import ProfileError
-from specctl.nesting import too_deep
+from specctl.errors import ProfileError, too_deep
 from specctl.profile.schema import SCHEMA_VERSION
 from specctl.profile.wording import Key, brief, did_you_mean, shown
 

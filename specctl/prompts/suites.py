@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypedDict, Unpack
 from urllib.request import urlopen
 
-from specctl.errors import UsageError, pip_install
+from specctl.errors import UsageError, json_fault, pip_install
 from specctl.jsonl import Record, deciding, read_records
-from specctl.nesting import json_fault
 from specctl.profile.wording import did_you_mean
 
 Row = Mapping[str, Any]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.errors import UsageError
+from specctl.errors import UsageError, too_deep
 from specctl.jsonl import DUPLICATE, Record, key_of
-from specctl.nesting import too_deep
 from specctl.resuming.identities import Identities, content_of
 
 

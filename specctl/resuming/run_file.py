@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from specctl.errors import UsageError
-from specctl.nesting import too_deep
+from specctl.errors import UsageError, too_deep
 from specctl.outputs import OutputFile, Outputs
 from specctl.resuming.made_by import MadeBy
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from specctl.nesting import json_fault, too_deep
+from specctl.errors import json_fault, too_deep
 from specctl.serving.api_errors import ApiError
 
 

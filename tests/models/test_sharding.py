@@ -428,7 +428,7 @@ def test_one_interrupt_leaves_a_pass_that_waits_for_a_follower_to_it():
 
 def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkeypatch):
     from specctl.models.sharding import MeetingFolder
-    from specctl.outputs.locks import ABANDONED
+    from specctl.outputs import ABANDONED
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     used = MeetingFolder()  # of this process, as of any that lives

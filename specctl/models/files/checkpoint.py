@@ -15,9 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from specctl.errors import ModelError, pip_install
+from specctl.errors import ModelError, pip_install, too_deep
 from specctl.models.files.library_calls import ADAPTER, adapter, explained, hushed_hub, pickle_only, similar_models
-from specctl.nesting import too_deep
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:

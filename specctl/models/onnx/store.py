@@ -24,7 +24,7 @@ from specctl import __version__
 from specctl.models.files.tokenizer import Spelling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.tree_sight import WINDOWS
-from specctl.outputs.locks import ABANDONED, locked, remove_abandoned
+from specctl.outputs import ABANDONED, locked, remove_abandoned
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, too_deep
 from specctl.models.files.checkpoint import Checkpoint, weights_hash
 from specctl.models.files.library_calls import explained, hushed_hub
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
 from specctl.policies import Signal
 from specctl.profile.schema import PolicyTable, predictor_path

@@ -13,7 +13,7 @@ import torch
 
 from specctl.models.onnx import store as stores
 from specctl.models.onnx.store import GRAPH, SCHEMA_VERSION, TEMPORARY, Store, cache_folder, key_of, passing_store
-from specctl.outputs.locks import ABANDONED
+from specctl.outputs import ABANDONED
 from tests.support.toys import random_model
 
 
