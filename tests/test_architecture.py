@@ -12,6 +12,25 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "specctl"
 PARTED = {"models"}
 """Folders whose own folders are rooms."""
+IN_CIRCLES = {
+    "specctl.decoding.rows.certain_rows",
+    "specctl.decoding.rows.device_judging",
+    "specctl.decoding.rows.device_rows",
+    "specctl.decoding.rows.host_rows",
+    "specctl.decoding.rows.judging",
+    "specctl.decoding.rows.reading",
+    "specctl.decoding.rows.rows",
+    "specctl.decoding.rows.rows_of",
+    "specctl.decoding.rows.several_texts",
+    "specctl.decoding.sampling",
+    "specctl.models.running.eager",
+    "specctl.models.running.engines",
+    "specctl.models.running.graph",
+    "specctl.models.running.row_passes.captured_rows",
+    "specctl.models.running.row_passes.fixed_rows",
+    "specctl.models.running.static",
+}
+"""Modules that import one another by imports inside functions."""
 
 
 def room_of(module: str) -> str:
@@ -94,6 +113,56 @@ def test_nothing_imports_upward() -> None:
     while free := {room for room, below in left.items() if not below}:
         left = {room: below - free for room, below in left.items() if room not in free}
     assert not left, f"these rooms import each other: {sorted(left)}"
+
+
+def imported(path: Path, *, deferred: bool) -> set[str]:
+    """The modules that a module of the package imports, with those that its functions import if ``deferred``."""
+    found, own = set[str](), module_name(path)
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if typing_only(node) or (not deferred and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if is_module(name) else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("specctl.") and name != own}
+
+
+def typing_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def in_circles(imports: dict[str, set[str]]) -> set[str]:
+    """The modules from which a chain of imports leads back to themselves."""
+
+    def leads_back(module: str) -> bool:
+        seen, waiting = set[str](), [*imports[module]]
+        while waiting:
+            if (other := waiting.pop()) == module:
+                return True
+            if other not in seen:
+                seen.add(other)
+                waiting.extend(imports.get(other, ()))
+        return False
+
+    return {module for module in imports if leads_back(module)}
+
+
+def test_no_modules_import_each_other() -> None:
+    assert in_circles({module_name(path): imported(path, deferred=False) for path in FILES}) == set()
+
+
+def test_imports_inside_functions_close_no_further_circles() -> None:
+    """A module that leaves the last circle leaves `IN_CIRCLES` too."""
+    assert in_circles({module_name(path): imported(path, deferred=True) for path in FILES}) == IN_CIRCLES
+
+
+def test_circles_are_found() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b", "c"}
 
 
 def test_the_package_does_not_need_the_tools() -> None:
