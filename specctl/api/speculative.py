@@ -19,7 +19,7 @@ from specctl.decoding.rows.draws import DrawGenerator, generator_on
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
-from specctl.models.loading.loaded_target import assembled, form_of, in_memory
+from specctl.models.loading.assembly import assembled, form_of, in_memory
 from specctl.models.passes.cache import CACHE_ARGUMENTS
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait

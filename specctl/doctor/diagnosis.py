@@ -12,12 +12,11 @@ from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate, term
 from specctl.models.files.plain_config import is_plain
 from specctl.models.files.skeleton import skeleton
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
+from specctl.models.loading.assembly import large_draft
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model, kept_check
-from specctl.models.loading.model_runners import model_runner
+from specctl.models.loading.model_runners import PARD_TOKENS, model_runner
 from specctl.models.loading.pair_members import PairMember, find_head
-from specctl.models.loading.parallel_runner import TRAINED
-from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.architecture import generation_config, require_supported_rules
@@ -131,7 +130,7 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
     tokenizers = _tokenizers(report, read, dict(tables))
     _compare(report, tokenizers, dict(tables))
     lowest = read.get(report.models[-1].key)
-    masks = TRAINED - 1 if lowest is not None and "pard_token" in lowest.settings() else 0
+    masks = PARD_TOKENS - 1 if lowest is not None and "pard_token" in lowest.settings() else 0
     report.advice += _short_contexts(report.models, masks)
     for key, table in tables:
         if _is_cut(table) and "target" in tokenizers:

@@ -14,8 +14,8 @@ from specctl.errors import ModelError, SpecctlError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target, tensor_names
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
 from specctl.models.files.tokenizer import Tokenizer, known_ids
+from specctl.models.loading.assembly import LARGE_DRAFT
 from specctl.models.loading.model import load_tokenizer
-from specctl.models.loading.proportion import LARGE_DRAFT
 from specctl.models.loading.vocabularies import token_map
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.requirements import weighed

@@ -7,9 +7,9 @@ from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, locate
 from specctl.models.files.skeleton import skeleton
 from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.loading.fewer_tokens import counts_for, draft_vocabulary, trained_on_few
-from specctl.models.loading.head_loading import needed
+from specctl.models.loading.draft_heads import needed
 from specctl.models.loading.pair_members import require_head_settings
+from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, trained_on_few
 from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.model_config import load_config
 from specctl.models.placing.placement import dtype_on, kind_of_device, place

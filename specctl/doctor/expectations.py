@@ -11,7 +11,7 @@ from specctl.doctor.pass_bytes import WeightReads
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
 from specctl.models.files.skeleton import skeleton
-from specctl.models.loading.head_loading import needed
+from specctl.models.loading.draft_heads import needed
 from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.pair_members import find_head
 from specctl.models.passes.layer_sizes import largest

@@ -9,7 +9,7 @@ import torch
 
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.models.loading.head_engines import build_head_runner
+from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import Capturing

@@ -16,7 +16,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.session import Session
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.loading.head_engines import build_head_runner
+from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.passes import host_device
 from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.eager import EagerRunner

@@ -14,7 +14,7 @@ from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.draft_heads.training import Teacher
-from specctl.models.loading.head_engines import build_head_runner
+from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair

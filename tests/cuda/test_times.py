@@ -13,7 +13,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.loading.head_engines import build_head_runner
+from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specctl.errors import ModelError
 from specctl.models.loading.model import load_model
-from specctl.models.loading.model_shards import sharded_runner
+from specctl.models.loading.model_runners import sharded_runner
 from specctl.models.placing import shard_plan
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings

@@ -15,10 +15,9 @@ from specctl.decoding.session import Session
 from specctl.errors import ModelError, ProfileError
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.files.token_counts import TokenCounts
-from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.fewer_tokens import draft_vocabulary, fitting, write_fewer
-from specctl.models.loading.loaded_target import assembled, in_memory
+from specctl.models.loading.assembly import assembled, in_memory, load_pair
 from specctl.models.loading.pair_members import PairMember
+from specctl.models.loading.vocabularies import draft_vocabulary, fitting, write_fewer
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.pair import Pair
 from specctl.profile import resolve

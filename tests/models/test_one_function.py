@@ -30,8 +30,7 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading import model_check
-from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.loaded_target import assembled, in_memory
+from specctl.models.loading.assembly import assembled, in_memory, load_pair
 from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.passes import masks
 from specctl.models.passes.cache import cannot_go_back

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from specctl.doctor.diagnosis import diagnose
-from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.proportion import large_draft
+from specctl.models.loading.assembly import large_draft, load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.profile.schema import Profile
 from tests.support.checkpoints import llama_config, save_model

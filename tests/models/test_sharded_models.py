@@ -23,7 +23,7 @@ from specctl.errors import ModelError
 from specctl.models import sharding
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import LoadedModel, load_model
-from specctl.models.loading.model_shards import checking_runner, sharded_runner
+from specctl.models.loading.model_runners import checking_runner, sharded_runner
 from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, fixed_width

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import locate
-from specctl.models.loading.model_shards import split
+from specctl.models.loading.pair_members import split
 from specctl.models.passes.compilation import Compiler
 from specctl.models.placing.memory import DeviceMemory, estimate
 from specctl.models.placing.placement import place

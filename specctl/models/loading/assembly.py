@@ -1,20 +1,26 @@
 """From a profile to a `Pair`: the facts about its models first, then weights or stored graphs, then runners."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, of_onnxruntime
-from specctl.models.files.tokenizer import known_ids
-from specctl.models.loading.fewer_tokens import write_fewer
-from specctl.models.loading.model import LoadedModel, loading_order, model_tables
+from specctl.models.files.tokenizer import difference, known_ids
+from specctl.models.loading.model import LoadedModel, load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model
-from specctl.models.loading.model_runners import checked_runner, model_runner
-from specctl.models.loading.pair_members import PairMember, eos_of, find_all, find_stored, load_found, reader_of
-from specctl.models.loading.parallel_runner import in_parallel
-from specctl.models.loading.proportion import large_drafts
+from specctl.models.loading.model_runners import checked_runner, in_parallel, model_runner
+from specctl.models.loading.pair_members import (
+    PairMember,
+    eos_of,
+    find_all,
+    find_stored,
+    load_found,
+    reader_of,
+    require_own_tokenizers,
+)
 from specctl.models.loading.stored_model import StoredModel, store_facts
-from specctl.models.loading.vocabularies import notice_of, own_text_runner, require_own_tokenizers, translated
+from specctl.models.loading.vocabularies import notice_of, own_text_runner, write_fewer
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.architecture import require_supported_rules
 from specctl.models.placing.engine_table import build_runner, engine_named
@@ -23,7 +29,7 @@ from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, locate_predictor, mismatch, require_kind
 from specctl.models.running.around import NarrowRunner
-from specctl.models.running.engines import EngineSettings, checked, fixed_width
+from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair, in_a_row
@@ -35,6 +41,44 @@ from specctl.models.running.slot import Slot
 from specctl.models.running.threads import LARGE, choose, decided, share_of, tell_torch, threads_of
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LARGE_DRAFT = 0.5
+
+
+def large_draft(verifier: tuple[str, int], draft: tuple[str, int]) -> str | None:
+    """What to tell of a draft that is too large to pay; None for one that is not.
+
+    Args:
+        verifier: the model that reads what is drafted: its key in the profile, and its number of parameters.
+        draft: the same of the draft.
+    """
+    (upper, larger), (lower, smaller) = verifier, draft
+    if smaller <= LARGE_DRAFT * larger:
+        return None
+    return (
+        f"The {lower} model has {smaller / larger:.0%} of the parameters of the {upper} model; drafting pays off when "
+        "the draft is many times smaller."
+    )
+
+
+def large_drafts(members: Sequence[PairMember], above: Sequence[int | None]) -> Iterator[str]:
+    """The warnings of `large_draft` about a pair; draft heads and models in shards are left out.
+
+    Args:
+        members: from the target down, loaded.
+        above: as in `Pair`.
+    """
+    for draft, upper in zip(members[1:], above, strict=True):
+        sizes = [
+            (one.role, one.model.parameters)
+            for one in (reader_of(members, upper), draft)
+            if one.model is not None and (one.torch_model is None or one.torch_model.sharding is None)
+        ]
+        if len(sizes) == 2 and (warning := large_draft(*sizes)):
+            yield warning
 
 
 def load_pair(
@@ -146,7 +190,7 @@ def _pair(
         if one.model is not None:
             tokenizers[place] = tokenizer if one.spells_like(members[0]) else one.tokenizer()
             verifies = place - 1 in above
-            members[place] = one = translated(one, tokenizer, tokenizers[place], vocabulary, verifies=verifies)
+            members[place] = one = one.translated(tokenizer, tokenizers[place], vocabulary, verifies=verifies)
             if one.tokens is not None:
                 settings.notice(notice_of(one.role, one.table, one.tokens))
     eos = eos_of(target, tokenizer)
@@ -290,10 +334,7 @@ def assemble(
     if settings.deterministic:
         runners[0] = FixedWidthRunner(bare) if target is None else fixed_width(bare, target.model)
     if checks and target is not None:
-        if members[0].checkpoint is not None:
-            runners[0] = checked_runner(runners[0], bare, target, members[0], vocabulary)
-        else:
-            runners[0] = checked(runners[0], target.model, vocabulary, target.name)
+        runners[0] = checked_runner(runners[0], bare, members[0], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
         if runner.reads_states:
             reader_of(runners, upper).watch(runner.layers)
@@ -331,7 +372,7 @@ def _runner(
     elif isinstance(network, LoadedModel):
         network, runner = model_runner(member, network, own, settings, keeps=keeps)
     else:
-        from specctl.models.loading.head_engines import build_head_runner
+        from specctl.models.loading.draft_heads import build_head_runner
 
         return member, build_head_runner(network, vocabulary, member.name, settings, verifier)
     if member.tokens is not None:
@@ -358,3 +399,108 @@ def _load_predictor(draft: PairMember, name: str, on_foreign: Callable[[str], No
             raise ModelError(f"{reason}.", hint)
         on_foreign(f"{reason}; its predictions may be far off")
     return head
+
+
+NAMELESS = "the model"
+
+
+def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
+    """A model that its user has loaded.
+
+    Args:
+        model: a causal language model.
+        role: ``target`` or ``draft``, for messages.
+
+    Raises:
+        ModelError: it is an encoder and decoder, or cannot take back rejected tokens.
+    """
+    from specctl.models.passes.cache import cannot_go_back
+
+    name = model.name_or_path or NAMELESS
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"The {role} {name!r} has an encoder.", "Speculative decoding here is for decoders alone.")
+    if why := cannot_go_back(model.config, type(model)):
+        raise ModelError(f"The {role} {name!r} cannot take back rejected tokens: {why}.")
+    return LoadedModel.of(model, name)
+
+
+def form_of(model: "PreTrainedModel") -> list[Any]:
+    """What runners of a model and its drafts are made for; where it differs from an earlier one they must be made anew.
+
+    It is the model's configuration, the attention that it runs, and each weight's name, shape, dtype and device: so it
+    changes where embeddings are resized or a model is moved, and not where weights get other values.
+    """
+    from specctl.models.passes.masks import USUAL, WITH_MASKS
+
+    weights = [(name, weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()]
+    config = model.config
+    attention = getattr(config, "_attn_implementation", None)  # of `WITH_MASKS` a runner itself may choose another
+    return [model, config.to_dict(), USUAL if attention in WITH_MASKS else attention, weights]
+
+
+def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | None") -> Assembled:
+    """Eager runners of a target in memory, with all its output rows, and of its drafts.
+
+    Args:
+        target: it is checked once, if its family is not known.
+        draft: the table of the draft that it verifies.
+        given: a model to use as the only draft; None to load what the table names.
+
+    Raises:
+        ModelError: a draft cannot be loaded, has another tokenizer than the target, or its head was trained on another;
+            or the target's weights are quantised, and what they compute depends on the width of a pass.
+    """
+    members = [PairMember("target", ModelTable(model=target.name), network=target)]
+    if given is not None:
+        members.append(PairMember("draft", draft, own_heads(draft), network=in_memory(given, "draft")))
+    else:
+        for table in draft.levels:
+            role = ".".join(["draft"] * len(members))
+            here = table if table.device != "auto" else table.model_copy(update={"device": str(target.device)})
+            members.append(PairMember(role, here, own_heads(table)))
+    above = in_a_row(len(members) - 1)
+    members = find_all(members, above, device_memory(), "eager")
+    for place, (member, table) in enumerate(zip(members[1:], draft.levels, strict=False), start=1):
+        if member.head is not None:
+            members[place] = replace(member, table=table)  # draft heads go where their verifier's output layer is
+    members = load_found(members, above, lambda _: None)
+    _write_fewer(target, members)
+    for place, member in enumerate(members[1:], start=1):
+        if member.torch_model is not None:
+            members[place] = _translated(member, target, verifies=place - 1 in above)
+    require_own_tokenizers(members, above)
+    return assemble(members, above, target.vocabulary, EngineSettings(engine="eager"))
+
+
+def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
+    """Cut the output layers of drafts to the tokens that their tables let them write.
+
+    Raises:
+        ModelError: a draft is in memory, and so is its user's.
+    """
+    for draft in members[1:]:
+        if not isinstance(draft.table, DraftTable) or draft.table.tokens is None or draft.network is None:
+            continue
+        if draft.checkpoint is None:
+            raise ModelError(
+                f"The draft {draft.name!r} is in memory: draft.tokens would cut its output layer.",
+                "Give its folder or its name on the hub, or leave draft.tokens out.",
+            )
+        tokenizer = load_tokenizer(draft.table if draft.head is None else ModelTable(model=target.name))
+        whole = known_ids(tokenizer, target.vocabulary)
+        write_fewer(draft, tokenizer, whole, eos_of(target, tokenizer))
+
+
+def _translated(draft: PairMember, target: LoadedModel, *, verifies: bool) -> PairMember:
+    """`translated`, where both models' folders or repositories have a tokenizer."""
+    assert draft.torch_model is not None
+    try:
+        ours = load_tokenizer(ModelTable(model=target.name))
+        own = ModelTable(model=draft.torch_model.name) if draft.checkpoint is None else draft.table
+        theirs = load_tokenizer(own)
+    except ModelError:
+        return draft  # nothing is known of it
+    # A draft with fewer rows than the target may still have the same tokenizer: the others are padding.
+    if difference(ours, theirs) is None:
+        return draft
+    return draft.translated(ours, theirs, target.vocabulary, verifies=verifies)

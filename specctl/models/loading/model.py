@@ -1,11 +1,12 @@
 """From a profile's model table to a model and a tokenizer in memory."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.files.checkpoint import Adapter, Checkpoint, locate
 from specctl.models.files.library_calls import explained, hushed
 from specctl.models.files.skeleton import text_only_class
 from specctl.models.placing.memory import device_memory, estimate
@@ -148,8 +149,6 @@ def load_inspected(
         else:
             model, sharding = _led(checkpoint, placement, table.trust_remote_code)
         if checkpoint.adapter is not None:
-            from specctl.models.loading.adapting import adapted
-
             model = adapted(model, checkpoint.adapter)
     _require_numbers(checkpoint, model)
     return LoadedModel.of(model, table.model, placement.devices, sharding)
@@ -168,18 +167,17 @@ def prefer_own_attention(devices: Iterable[str]) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def read_share(told: dict[str, Any]) -> "PreTrainedModel":
-    """This process's share of a model, in a follower that was told what `Leader.load` tells.
+def read_share(asked: dict[str, Any]) -> "PreTrainedModel":
+    """This process's share of a model, in a follower; ``asked`` is what `_led` sent, with what the leader adds.
 
     Raises:
         ModelError: it cannot be loaded.
     """
-    from specctl.models.loading.model_shards import understood
-
-    checkpoint, placement, trust_remote_code = understood(told)
+    checkpoint = Checkpoint(**{**asked["checkpoint"], "folder": Path(asked["checkpoint"]["folder"])})
+    placement = Placement({}, None, asked["dtype"], {}, sharded=asked["kind"], shards=asked["shards"])
     prefer_own_attention(placement.devices)
     with explained(checkpoint.role, checkpoint.name), hushed():
-        model = _read(checkpoint, placement, None, trust_remote_code)
+        model = _read(checkpoint, placement, None, asked["trust_remote_code"])
     _require_numbers(checkpoint, model)
     return model
 
@@ -226,13 +224,17 @@ def _eos_ids(model: "PreTrainedModel") -> frozenset[int]:
 
 
 def _led(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "tuple[PreTrainedModel, Sharding]":
-    from specctl.models.loading.model_shards import told
     from specctl.models.sharding import lead
 
     assert placement.sharded is not None, "whole models have no leader"
+    asked = {
+        "checkpoint": {**asdict(checkpoint), "folder": str(checkpoint.folder.absolute())},
+        "dtype": placement.dtype,
+        "trust_remote_code": trust_remote_code,
+    }
     return lead(placement.shards).load(
         placement.sharded,
-        told(checkpoint, placement, trust_remote_code),
+        asked,
         lambda: _read(checkpoint, placement, None, trust_remote_code),
     )
 
@@ -248,9 +250,11 @@ def _read(
         device_map = {"": placement.device_map} if single else placement.device_map
         where: dict[str, Any] = {"device_map": device_map, "max_memory": placement.max_memory}
     else:
-        from specctl.models.loading.model_shards import distributed
+        from transformers.distributed.configuration_utils import DistributedConfig
 
-        where = distributed(placement)
+        size = placement.shards
+        split = DistributedConfig(tp_size=size) if placement.sharded == "tensor" else DistributedConfig(pp_size=size)
+        where = {"distributed_config": split}
     # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.
     quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
     # transformers' own door also knows code from repositories, and decoders inside of a wrapper's files.
@@ -302,3 +306,52 @@ def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
                 f"{checkpoint} has weights that are not numbers (NaN), first in {name}.",
                 "Copy or download it again, or choose another checkpoint.",
             )
+
+
+def adapted(model: "PreTrainedModel", adapter: Adapter) -> "PreTrainedModel":
+    """The same model, changed in place.
+
+    Changes are added to the weights, in the weights' dtype, so that passes cost nothing more and every engine runs
+    them. Weights that are quantised stay as they are: adding would round them anew, so their layers compute the change
+    in every pass.
+
+    Raises:
+        ModelError: some of the adapter's tensors have no place in the model, or the model has some for which there
+            are none.
+        Exception: whatever peft raises of an adapter that does not fit.
+    """
+    from peft import PeftConfig, PeftModel
+
+    settings: Any = PeftConfig.from_pretrained(str(adapter.folder))
+    settings.inference_mode = True
+    whole: Any = PeftModel(model, settings)
+    read = whole.load_adapter(str(adapter.folder), "default")
+    adapter.require_whole(read.missing_keys, read.unexpected_keys)
+    if getattr(model, "hf_quantizer", None) is not None:
+        apart: PreTrainedModel = whole.get_base_model()
+        return apart
+    _part_embeddings(whole.get_base_model())
+    merged: PreTrainedModel = whole.merge_and_unload()
+    if not _tied(merged):
+        for config in (merged.config, merged.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+    return merged
+
+
+def _part_embeddings(model: Any) -> None:
+    """Give the output layer weights of its own if they are the input's and an adapter changes either of them: what is
+    added to one would be added to the other too, which is not what the adapter was trained with."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch.nn import Parameter
+
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if not any(isinstance(end, BaseTunerLayer) for end in ends) or not _tied(model):
+        return
+    output: Any = ends[1].get_base_layer() if isinstance(ends[1], BaseTunerLayer) else ends[1]
+    output.weight = Parameter(output.weight.detach().clone(), requires_grad=False)
+
+
+def _tied(model: Any) -> bool:
+    """Whether the output layer's weights are the input embeddings."""
+    output = getattr(model.get_output_embeddings(), "weight", None)
+    return output is not None and output is model.get_input_embeddings().weight

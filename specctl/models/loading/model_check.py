@@ -105,7 +105,7 @@ def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
     from specctl.models.running.rounding import width_fault
 
     if (sharding := network.sharding) is not None:
-        from specctl.models.loading.model_shards import checking_runner
+        from specctl.models.loading.model_runners import checking_runner
 
         other = checking_runner(network.model, sharding, vocabulary, network.name)
         reading = over_cache(network.model, vocabulary, other)

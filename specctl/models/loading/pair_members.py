@@ -1,6 +1,6 @@
 """The target and drafts of a pair on their way into memory: found and checked first, weights last."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
@@ -10,9 +10,9 @@ from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_hea
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, known_ids
 from specctl.models.loading.contents import States, model_hash, model_states
-from specctl.models.loading.fewer_tokens import draft_vocabulary
 from specctl.models.loading.model import LoadedModel, load_inspected, load_tokenizer, loading_order
 from specctl.models.loading.stored_model import StoredModel, may_be_stored
+from specctl.models.loading.vocabularies import draft_vocabulary, token_map
 from specctl.models.onnx.store import Store, Times, cache_folder, packages_there
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.placing.absent import absence
@@ -132,6 +132,22 @@ class PairMember:
             return load_tokenizer(self.table, role=self.role)
         return BareTokenizer(spelling, lambda: load_tokenizer(self.table, role=self.role))
 
+    def translated(self, target: Tokenizer, own: Tokenizer, whole: int, *, verifies: bool) -> "PairMember":
+        """It with what it shares with a target that has another tokenizer.
+
+        Args:
+            target, whole: as in `token_map`.
+            own: its tokenizer.
+            verifies: whether another draft drafts for it.
+
+        Raises:
+            ModelError, ProfileError: see `token_map`.
+        """
+        assert self.model is not None, "a draft head has no tokenizer"
+        needs_law = verifies or bool(self.predictors)
+        tokens = token_map(self.table, target, own, whole, self.model.vocabulary, needs_law=needs_law)
+        return replace(self, tokens=tokens)
+
     def spells_like(self, other: "PairMember") -> bool:
         """Whether the stored facts of both say that they have one tokenizer."""
         stored = [one.network.facts.spelling for one in (self, other) if isinstance(one.network, StoredModel)]
@@ -152,7 +168,7 @@ class PairMember:
                 'Set placement = "spread" for that model, or draft with a model.',
             )
         # Imported here because most pairs have no draft head, and need none of the networks.
-        from specctl.models.loading.head_loading import load_draft_head
+        from specctl.models.loading.draft_heads import load_draft_head
 
         return replace(self, network=load_draft_head(self.head, self.table, verifier))
 
@@ -240,7 +256,6 @@ def load_found(
     loaded = list(members)
     wanted = [place for place, one in enumerate(members) if one.checkpoint is not None]
     if any(members[place].table.splits for place in wanted):
-        from specctl.models.loading.model_shards import split
         from specctl.models.sharding import lead
 
         shards = split(members[place].table for place in wanted)
@@ -254,6 +269,22 @@ def load_found(
         progress(members[place].table.model)
         loaded[place] = members[place].load(reader_of(loaded, above[place - 1]).torch_model)
     return loaded
+
+
+def split(tables: Iterable[ModelTable]) -> int | None:
+    """The number of processes over which a profile's models are split; None where none is.
+
+    Raises:
+        ModelError: two of them are split over different numbers.
+    """
+    numbers = {table.shards for table in tables if table.shards is not None and table.splits}
+    if len(numbers) > 1:
+        raise ModelError(
+            f"Models are in {' and '.join(map(str, sorted(numbers)))} shards; all that are split over processes need "
+            "the same number.",
+            'Set the same shards, or placement = "spread" for one of them.',
+        )
+    return next(iter(numbers), None)
 
 
 def find_stored(members: Sequence[PairMember], profile: Profile, settings: EngineSettings) -> list[PairMember] | None:
@@ -331,3 +362,14 @@ def _facts_suffice(networks: Sequence[object], profile: Profile) -> bool:
 def eos_of(model: LoadedModel | StoredModel, tokenizer: Tokenizer) -> frozenset[int]:
     """Every id that ends a sequence: those of a model's generation settings and its tokenizer's."""
     return model.eos_ids | ({tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set())
+
+
+def require_own_tokenizers(members: Sequence[PairMember], above: Sequence[int | None]) -> None:
+    """Raise a ModelError if a draft head would read the states of a model with another tokenizer than the target."""
+    for draft, upper in zip(members[1:], above, strict=True):
+        if draft.head is not None and reader_of(members, upper).tokens is not None:
+            raise ModelError(
+                f"The draft head of {draft.role} cannot read the states of a model with another tokenizer than the "
+                "target's: they are of other tokens.",
+                f"Leave [{draft.role}] out, or take a model in its place.",
+            )

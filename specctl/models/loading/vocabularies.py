@@ -1,15 +1,25 @@
-"""Which form a draft with a tokenizer of its own takes."""
+"""The tokens of a draft: those it shares with a target of another tokenizer, and those it may write."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError, ProfileError
 from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import CHOOSE, Tokenizer, check_vocabulary, difference
-from specctl.models.loading.pair_members import PairMember, reader_of
+from specctl.models.loading.model import LoadedModel
+from specctl.models.loading.stored_model import StoredModel
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.slot import Slot
 from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from specctl.models.draft_heads.block import BlockHead
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.loading.pair_members import PairMember
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
 COVERED = 0.75
@@ -90,30 +100,150 @@ def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
     return f"{role} {table.model} has another tokenizer than the target: it {tokens.told}"
 
 
-def translated(draft: PairMember, target: Tokenizer, own: Tokenizer, whole: int, *, verifies: bool) -> PairMember:
-    """A draft model with what it shares with the target.
+WRITES_FEW = "it was trained to write {:,} of them"
+PARTS = (1, 2, 4, 8, 16)
+"""``auto`` chooses among V divided by these."""
+DRAFTING = 0.4
+"""The share of a round's time in which the draft works, as ``auto`` supposes."""
+WORTH = 1.5
+"""By which part a round gets shorter for each part of the draft's acceptance that is lost, as ``auto`` supposes: of
+five tokens that are each accepted with probability 0.7."""
+
+
+def draft_vocabulary(
+    table: ModelTable,
+    tokenizer: Tokenizer,
+    whole: int,
+    eos: Iterable[int],
+    rows: int | None = None,
+    share: float = 0.0,
+) -> DraftVocabulary | None:
+    """The ids that a draft's table lets it write; None for all of them.
 
     Args:
-        draft: a model that is loaded.
-        target, whole: as in `token_map`.
-        own: the draft's tokenizer.
-        verifies: whether another draft drafts for it.
+        table: the draft's.
+        tokenizer: the pair's.
+        whole: V, the pair's shared vocabulary.
+        eos: ids that end a text, which it can write in any case.
+        rows: of its output layer; None for V at least.
+        share: of the weights that a draft step reads, those of the output layer; only ``auto`` asks for it.
 
     Raises:
-        ModelError, ProfileError: as there.
+        ModelError: it is to write more ids than there are, or there are no counts where the table says.
     """
-    assert draft.model is not None, "a draft head has no tokenizer"
-    needs_law = verifies or bool(draft.predictors)
-    tokens = token_map(draft.table, target, own, whole, draft.model.vocabulary, needs_law=needs_law)
-    return replace(draft, tokens=tokens)
+    if not isinstance(table, DraftTable) or table.tokens is None:
+        return None
+    shared = whole if rows is None else min(rows, whole)
+    if table.tokens != "auto" and table.tokens > shared:
+        raise ModelError(
+            f"The draft {table.model!r} cannot write {table.tokens:,} tokens: it shares {shared:,} with its target.",
+            f"Set draft.tokens to less than {shared:,}, or leave it out.",
+        )
+    counts = counts_for(table, tokenizer, whole)
+    count = fitting(counts, shared, share) if table.tokens == "auto" else table.tokens
+    return None if count == shared else DraftVocabulary(counts.likeliest(count, shared, eos), whole)
 
 
-def require_own_tokenizers(members: Sequence[PairMember], above: Sequence[int | None]) -> None:
-    """Raise a ModelError if a draft head would read the states of a model with another tokenizer than the target."""
-    for draft, upper in zip(members[1:], above, strict=True):
-        if draft.head is not None and reader_of(members, upper).tokens is not None:
-            raise ModelError(
-                f"The draft head of {draft.role} cannot read the states of a model with another tokenizer than the "
-                "target's: they are of other tokens.",
-                f"Leave [{draft.role}] out, or take a model in its place.",
-            )
+def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCounts:
+    """How often tokens occur, as a draft's table has it.
+
+    Raises:
+        ModelError: there are no counts where it says, or they are of other tokens.
+    """
+    if (named := table.token_counts) is None:
+        return TokenCounts.shipped(tokenizer)
+    counts = TokenCounts.read(Path(named))
+    if (most := max(counts.counts, default=0)) >= whole:
+        raise ModelError(
+            f"{named} counts ids up to {most:,}, and the pair shares {whole:,}.",
+            "It was made for a pair with another tokenizer: name the right one, or leave token_counts out.",
+        )
+    return counts
+
+
+def fitting(counts: TokenCounts, whole: int, share: float) -> int:
+    """How many ids ``auto`` lets a draft write: what a round gains by a smaller product less what lost drafts cost it.
+
+    Args:
+        counts: of the pair's texts.
+        whole: V.
+        share: as of `draft_vocabulary`.
+    """
+
+    def gain(count: int) -> float:
+        lost = 1 - counts.expected(counts.likeliest(count, whole), whole)
+        return DRAFTING * share * (1 - count / whole) - WORTH * lost
+
+    return max((whole // part for part in PARTS if whole >= part), key=gain)
+
+
+def write_fewer(draft: "PairMember", tokenizer: Tokenizer, whole: int, eos: Iterable[int]) -> None:
+    """Cut a draft's output layer to the ids that its table lets it write, if torch has the draft.
+
+    Args:
+        draft: loaded.
+        tokenizer, whole, eos: as in `draft_vocabulary`.
+
+    Raises:
+        ModelError: as there, or its output layer cannot be cut.
+    """
+    table, network = draft.table, draft.network
+    if not isinstance(table, DraftTable) or table.tokens is None:
+        return
+    if network is None or isinstance(network, StoredModel):
+        return
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.passes.trimmed_output import trim_output
+
+    output = _output_of(network)
+    if isinstance(output, str):
+        if table.tokens == "auto":
+            return
+        raise _cannot(draft.name, output)
+    share = _share(output, network.model if isinstance(network, LoadedModel) else network)
+    ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), share)
+    if ids is None:
+        return
+    if isinstance(network, LoadedModel):
+        trim_output(network.model, ids)
+    elif isinstance(network, ChainHead):
+        network.draft_only(ids)
+
+
+def trained_on_few(name: str, count: int) -> ModelError:
+    """What is told where a draft head that was trained to write few tokens is to write others."""
+    return _cannot(name, WRITES_FEW.format(count))
+
+
+def _cannot(name: str, why: str) -> ModelError:
+    return ModelError(f"The draft {name!r} cannot write fewer tokens: {why}.", "Leave draft.tokens out.")
+
+
+def _output_of(network: "LoadedModel | ChainHead | BlockHead") -> "nn.Linear | str":
+    """The output layer of a draft that writes all ids, or why it cannot be cut, as the end of a sentence."""
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.passes.trimmed_output import trims
+
+    if isinstance(network, LoadedModel):
+        output = network.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    elif network.tokens is not None:
+        return WRITES_FEW.format(network.draft_vocabulary)
+    elif not isinstance(network, ChainHead):
+        return "its kind drafts blocks"
+    else:
+        output = network.output_layer
+    return output if trims(output) else "its output layer is quantised or of a kind of its own"
+
+
+def _share(output: "nn.Linear", module: "nn.Module") -> float:
+    """Of the weights that a draft step reads, those of the output layer: all but the embeddings are read."""
+    from torch import nn
+
+    weights = {id(weight): weight.numel() for weight in module.parameters()}
+    read = sum(weights.values())
+    for part in module.modules():
+        if isinstance(part, nn.Embedding) and part.weight is not output.weight:
+            read -= part.weight.numel()
+    if id(output.weight) not in weights:  # its verifier's
+        read += output.weight.numel()
+    return output.weight.numel() / read

@@ -28,7 +28,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp_tensors import mtp_in, mtp_tensors, read_mtp
 from specctl.models.files.checkpoint import INDEX
 from specctl.models.files.skeleton import skeleton
-from specctl.models.loading.head_loading import load_draft_head
+from specctl.models.loading.draft_heads import load_draft_head
 from specctl.models.loading.model import load_model
 from specctl.models.placing.model_config import load_config
 from specctl.profile.schema import DraftTable, ModelTable
