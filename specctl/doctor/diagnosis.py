@@ -15,7 +15,7 @@ from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.loading.assembly import large_draft
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model, kept_check
-from specctl.models.loading.model_runners import PARD_TOKENS, model_runner
+from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.pair_members import PairMember, find_head
 from specctl.models.loading.vocabularies import notice_of, token_map
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
@@ -30,6 +30,7 @@ from specctl.models.placing.shard_plan import placement_advice
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings, require_fixed_width
+from specctl.models.running.parallel_runner import PARD_TOKENS
 from specctl.models.running.rules.generation_rules import prompt_rules_in, rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES

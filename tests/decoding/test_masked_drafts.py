@@ -21,8 +21,8 @@ from specctl.errors import ModelError, ProfileError
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.model_runners import ParallelRunner
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner

@@ -17,11 +17,11 @@ from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.draft_heads import build_head_runner
-from specctl.models.loading.model_runners import ParallelRunner
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.policies import NONE, Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize

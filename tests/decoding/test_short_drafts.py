@@ -17,10 +17,10 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.model_runners import ParallelRunner
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
+from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticRunner
 from specctl.policies import Setting

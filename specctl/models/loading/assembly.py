@@ -9,7 +9,7 @@ from specctl.errors import ModelError, of_onnxruntime
 from specctl.models.files.tokenizer import difference, known_ids
 from specctl.models.loading.model import LoadedModel, load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model
-from specctl.models.loading.model_runners import checked_runner, in_parallel, model_runner
+from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.pair_members import (
     PairMember,
     eos_of,
@@ -33,6 +33,7 @@ from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair, in_a_row
+from specctl.models.running.parallel_runner import in_parallel
 from specctl.models.running.registered_runner import RegisteredRunner
 from specctl.models.running.rules.generation_rules import prompt_rules_in
 from specctl.models.running.rules.ruled import RuledRunner, TokenRule

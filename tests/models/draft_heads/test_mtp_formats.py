@@ -99,8 +99,8 @@ def test_a_head_in_its_target_is_loaded_beside_it(kind: str) -> None:
     target = load_model(ModelTable(model=str(FOLDER / kind), dtype="float32"), role="target")
     loaded = load_draft_head(found, DraftTable(model="target:mtp"), target)
     own = head_of(kind).state_dict()
-    assert loaded.head.state_dict().keys() == own.keys()
-    assert all(torch.equal(weight, own[name]) for name, weight in loaded.head.state_dict().items())
+    assert loaded.state_dict().keys() == own.keys()
+    assert all(torch.equal(weight, own[name]) for name, weight in loaded.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", WITH_SPECULATORS)
