@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, option, require_unused
-from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import TemplateOption, warn
-from specctl.commands.prompt_options import PromptOptions
-from specctl.commands.tasks.command_files import open_report, spare_profile
-from specctl.commands.tasks.pair_loading import load
+from specctl.commands.flags import (
+    FewSamplingOptions,
+    PairOptions,
+    PromptOptions,
+    RunOptions,
+    ShowOptions,
+    TemplateOption,
+    open_report,
+    spare_profile,
+    warn,
+)
+from specctl.commands.loading import load
+from specctl.commands.requests import But, grouped, option, require_unused
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 

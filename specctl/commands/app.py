@@ -15,13 +15,12 @@ from specctl.commands.calibrate import calibrate
 from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
-from specctl.commands.grouped_command import HelpAll
-from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
+from specctl.commands.requests import CommandWithHelp, GroupWithHelp, HelpAll, grouped
 from specctl.commands.serve import serve
-from specctl.commands.train_draft import train_draft
-from specctl.commands.train_head import train_head
-from specctl.commands.words import words
+from specctl.commands.train import train_draft, train_head
+from specctl.errors import UsageError
 from specctl.printable import one_line
+from specctl.terminal.output import write_sentence
 
 
 class _Commands(GroupWithHelp):
@@ -85,6 +84,42 @@ def specctl(
     A small draft model drafts tokens, the large target model verifies many of them in one pass, and a stopping
     policy decides, token by token, when the draft should stop.
     """
+
+
+@grouped()
+def words(
+    asked: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORD...",
+            show_default=False,
+            help="A column, a field or a term, or a command for all of its columns. Default: list them.",
+        ),
+    ] = None,
+) -> None:
+    """Explain the columns of tables, the fields of results and the terms.
+
+    Examples:
+
+    [cyan]specctl words "verification rate"[/]
+
+    [cyan]specctl words bench[/]
+    """
+    from specctl.reporting.words import all_words, lookup
+
+    if not asked:
+        for section, defined in all_words().items():
+            write_sentence(f"{section}: {', '.join(defined)}")
+        return
+    found = {one: lookup(one) for one in asked}
+    if missing := next((one for one, hits in found.items() if not hits), None):
+        known = [word for defined in all_words().values() for word in defined]
+        near = get_close_matches(missing, known, n=1)
+        raise UsageError(
+            f"{missing!r} is not explained", f"did you mean {near[0]!r}?" if near else "`specctl words` lists all words"
+        )
+    for section, word in dict.fromkeys(hit for hits in found.values() for hit in hits):
+        write_sentence(f"{word.text} ({section}): {word.meaning}")
 
 
 # Every command, in the order help lists them.

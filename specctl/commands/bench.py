@@ -1,26 +1,77 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
-from dataclasses import replace
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, option, require_unused
-from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import TemplateOption, complete_profile, warn, warn_never_stopping, warn_unused
-from specctl.commands.prompt_options import PromptOptions
-from specctl.commands.tasks.bench_results import show_comparison, show_results
-from specctl.commands.tasks.benchmark_run import run_plan
-from specctl.commands.tasks.command_files import open_report, spare_profile
-from specctl.commands.tasks.replication import FewReplicaOptions
-from specctl.commands.tasks.server_load_run import LoadOptions, run_load
-from specctl.errors import UsageError
-from specctl.outputs import Outputs
+from specctl.commands.flags import (
+    FewReplicaOptions,
+    FewSamplingOptions,
+    PairOptions,
+    PromptOptions,
+    RunOptions,
+    ServerOptions,
+    ShowOptions,
+    TemplateOption,
+    complete_profile,
+    open_report,
+    spare_profile,
+    warn,
+    warn_never_stopping,
+    warn_unused,
+)
+from specctl.commands.loading import Replication, load
+from specctl.commands.requests import But, grouped, option, require_unused
+from specctl.errors import SpecctlError, UsageError
+from specctl.outputs import OutputFile, Outputs
+from specctl.terminal.output import write_out, write_sentence
 
 if TYPE_CHECKING:
+    from specctl.benchmark.plan import Plan
+    from specctl.benchmark.server_load import LoadHeader, ServerLoad
+    from specctl.models.running.pair import Pair
     from specctl.observing.results import RunSet
+    from specctl.profile import Profile
+    from specctl.prompts.suites import Suite
+    from specctl.replicas.job import Answer
+    from specctl.replicas.replica import Replicas
+    from specctl.terminal.progress import TerminalProgress
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions(ServerOptions):
+    """How much it is asked."""
+
+    concurrency: str | None = option(
+        "With --url: requests at once; all prompts are asked with each. Default: 1.", "N[,N...]"
+    )
+    warm_up: int | None = option(
+        "With --url: requests before each concurrency that are not counted. Default: 1.", "N", min=0
+    )
+
+    @property
+    def levels(self) -> list[int]:
+        """The concurrencies, in order; raises UsageError."""
+        try:
+            found = [int(part) for part in (self.concurrency or "1").split(",")]
+        except ValueError:
+            found = [0]
+        if any(one < 1 for one in found):
+            raise UsageError(f"--concurrency {self.concurrency} is not a list of positive numbers", "e.g. 1,4,16")
+        return list(dict.fromkeys(found))
+
+    def require_url(self) -> None:
+        """Raise UsageError where an option has no effect without a server."""
+        for name, value in (("--concurrency", self.concurrency), ("--warm-up", self.warm_up)):
+            if value is not None:
+                raise UsageError(f"{name} is about a server", "name one with --url, or leave it out")
+
 
 OF_A_SERVER = (
     *("target", "api_key", "concurrency", "warm_up", "suite", "data", "input_", "limit", "category"),
@@ -229,3 +280,246 @@ def _lengths(text: str | None) -> list[int]:
     if any(length < 1 for length in lengths):
         raise UsageError(f"--lengths {text} is not a list of positive numbers", "e.g. --lengths 128,256,512")
     return sorted(set(lengths))
+
+
+def show_comparison(a: Path, b: Path, as_document: bool) -> None:
+    """Print two results files compared, as tables or as one JSON document."""
+    from rich.console import Console
+
+    from specctl.benchmark.comparison import compare_files, comparison_json, comparison_tables
+    from specctl.files import write_line
+    from specctl.reporting.console import print_tables
+
+    comparison = compare_files(a, b)
+    if as_document:
+        write_line(sys.stdout, comparison_json(comparison))
+        return
+    console = Console()
+    print_tables(console, comparison_tables(comparison))
+    if not console.is_terminal:
+        write_out("")
+    for compared in comparison.candidates:
+        write_sentence(compared.verdict)
+
+
+def show_results(
+    results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float, *, details: bool = False
+) -> None:
+    """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for.
+
+    ``details`` are the tables that the report has too; without them one table is shown.
+    """
+    from specctl.benchmark import report as tables
+    from specctl.benchmark.digest import digest, verdict
+
+    whole = digest(results, sync_ms)
+    shown = tables.tables(whole) if details else tables.brief_tables(whole)
+    show.outcome(tables.as_json(whole), shown, verdict(whole))
+    written: list[Path] = []
+    if show.report is not None:
+        from specctl.benchmark.report import write_report
+
+        written += write_report(whole, show.report)
+    if answers is not None:
+        from specctl.benchmark.spec_bench import write_answers
+
+        written += write_answers(results, answers)
+    show.written(written)
+
+
+REPLICA = "specctl.commands.bench:replica"
+"""What makes a replica that benchmarks, as `specctl.replicas.job.Job` names it."""
+
+
+def run_plan(
+    plan: "Plan",
+    output: OutputFile | None,
+    progress: "TerminalProgress",
+    *,
+    foreign_head: bool,
+    stopped: "Callable[[RunSet], None]",
+    replication: Replication | None = None,
+) -> "RunSet":
+    """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish.
+
+    With ``replication``, replicas load them, and each prompt runs on one of these. After Ctrl-C ``stopped`` gets the
+    runs that are there, if there are any, before KeyboardInterrupt goes on.
+    """
+    from specctl.benchmark.papers import left_out_lines
+    from specctl.benchmark.plan import require_same
+    from specctl.observing.results import BASELINE, RESULTS, read_results
+    from specctl.terminal.progress import BenchProgress, note, resumable
+
+    console = progress.console
+    earlier = None
+    if output is not None and RESULTS.continues(output):
+        earlier = read_results(output.path)
+        require_same(earlier.header, plan, output.path)
+    for line in left_out_lines(plan.papers or {}):
+        note(console, line)
+    begun: list[RunSet] = []
+
+    def watch(results: "RunSet", total: int) -> BenchProgress:
+        begun.append(results)
+        labels = [candidate.label for candidate in results.header.candidates]
+        return BenchProgress(progress, labels, BASELINE, total, results.runs, not plan.profile.sampling.temperature)
+
+    try:
+        with ExitStack() as stack:
+            if replication is not None:
+                from specctl.benchmark.run import run_by_replicas
+
+                start = _starter(replication, plan, progress, foreign_head=foreign_head)
+                stack.enter_context(resumable(console, output and output.path))
+                return run_by_replicas(start, plan, output, watch, earlier)
+            from specctl.peers.process import PeerProcess
+
+            processes = {
+                label: stack.enter_context(PeerProcess(label, launch.command))
+                for label, launch in plan.candidates.launches.items()
+            }
+            pair = _load(plan, plan.tokens, progress, foreign_head=foreign_head)
+
+            from specctl.benchmark.run import run_benchmark
+
+            stack.enter_context(resumable(console, output and output.path))
+            results = run_benchmark(pair, plan, output, watch, progress, earlier, processes)
+    except KeyboardInterrupt:
+        if output is None:
+            note(console, "interrupted")
+        if begun and begun[0].runs:
+            stopped(begun[0])
+        raise
+    if (seconds := pair.preparing_seconds) is not None:
+        note(console, f"preparing passes took {seconds:.1f} s; no result includes this time")
+    return results
+
+
+def _starter(
+    replication: Replication, plan: "Plan", progress: "TerminalProgress", *, foreign_head: bool
+) -> "Callable[[], AbstractContextManager[Replicas]]":
+    """What starts the replicas of a benchmark."""
+    setup = {"plan": plan, "foreign_head": foreign_head}
+    others = [
+        table.model_copy(update={"head": head})
+        for table, heads in zip(plan.candidates.drafts, plan.candidates.heads, strict=True)
+        for head in (*heads, None)
+    ]
+    return partial(
+        replication.start, plan.profile, REPLICA, setup, progress, plan.tokens, others=others, exclusive=True
+    )
+
+
+def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool, expected_tokens: int) -> "Answer":
+    """A replica for `specctl.benchmark.run.run_by_replicas`.
+
+    Args:
+        number: from 0; the first one alone says what all have to say.
+        profile: the plan's.
+        plan, foreign_head: as in `run_plan`.
+        expected_tokens: number of tokens that it will generate.
+    """
+    from rich.console import Console
+
+    from specctl.terminal.progress import TerminalProgress
+
+    silent = TerminalProgress(Console(stderr=True, quiet=number > 0), False)
+    plan = replace(plan, profile=profile)
+    pair = _load(plan, expected_tokens, silent, foreign_head=foreign_head)
+
+    from specctl.benchmark.run import benchmarking
+
+    return benchmarking(pair, plan)
+
+
+def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, foreign_head: bool) -> "Pair":
+    """Load the models of all candidates."""
+    from specctl.peers.engines import ASSISTED
+
+    candidates = plan.candidates
+    return load(
+        plan.profile,
+        progress.console,
+        expected_tokens=expected_tokens,
+        drafts=candidates.drafts,
+        above=candidates.above,
+        heads=candidates.heads,
+        foreign_head=foreign_head,
+        tree=candidates.tree,
+        longest=max((one.setting.longest_draft for one in candidates.all if one.setting is not None), default=0),
+        torch_weights=any(candidate.peer in ASSISTED for candidate in candidates.all),
+        progress=progress,
+    )
+
+
+def run_load(
+    options: LoadOptions,
+    model: str | None,
+    suite: "Suite",
+    settings: dict[str, Any],
+    chat: bool | None,
+    repeats: int,
+    file: OutputFile | None,
+    show: ShowOptions,
+) -> None:
+    """Measure a server and show what was found, after Ctrl-C too.
+
+    Args:
+        options: name it.
+        model: of its models; None for the only one.
+        suite: the records.
+        settings: keys of the sampling table.
+        chat: whether texts go through its chat template, if the user says.
+        repeats: how often each record is asked.
+        file: takes each request.
+        show: how.
+
+    Raises:
+        UsageError: the options or records cannot be.
+        SpecctlError: the server gives no answers, or some requests failed.
+    """
+    from datetime import UTC, datetime
+
+    from specctl.benchmark.server_load import LOAD, Asked, LoadHeader, ServerLoad, dialogues
+    from specctl.remote import connected
+
+    assert options.url is not None
+    levels = options.levels
+    work = dialogues(suite, settings, chat) * repeats
+    server = connected(options.url, options.api_key, model)
+    header = LoadHeader(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        url=server.url,
+        model=server.model,
+        concurrency=levels,
+        suite={"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
+        settings={key: value for key, value in settings.items() if value is not None},
+    )
+    write = LOAD.writing(file, header)
+    total = sum(max(1, len(one.turns)) for one in work) * len(levels)
+    with show.bars().counting("requests", total) as advance:
+
+        def heard(asked: Asked) -> None:
+            write(asked)
+            advance(asked.tokens)
+
+        load = ServerLoad(server, work, heard)
+        try:
+            for concurrency in levels:
+                load.run(concurrency, 1 if options.warm_up is None else options.warm_up)
+        except KeyboardInterrupt:
+            _show(header, load, total - sum(len(level.asked) for level in load.levels), show)
+            raise
+    _show(header, load, 0, show)
+    failed = sum(sum(level.failures.values()) for level in load.levels)
+    if failed:
+        asked = sum(len(level.asked) for level in load.levels)
+        raise SpecctlError(f"{failed} of {asked} requests failed")
+
+
+def _show(header: "LoadHeader", load: "ServerLoad", missing: int, show: ShowOptions) -> None:
+
+    from specctl.benchmark.server_load import load_json, load_tables
+
+    levels = [level for level in load.levels if level.asked]
+    show.outcome(load_json(header, levels, missing), load_tables(header, levels, missing) if levels else ())

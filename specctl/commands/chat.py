@@ -5,12 +5,20 @@ from typing import Annotated
 
 import typer
 
-from specctl.commands.grouped_command import But, grouped, option, require_unused
-from specctl.commands.option_groups import LIMIT, FewSamplingOptions, PairOptions, RunOptions, ShowOptions
-from specctl.commands.options import PolicyOption, TemplateOption, policy_flag
-from specctl.commands.tasks.command_files import spare_profile
-from specctl.commands.tasks.pair_loading import load
-from specctl.commands.tasks.server_load_run import ServerOptions
+from specctl.commands.flags import (
+    LIMIT,
+    FewSamplingOptions,
+    PairOptions,
+    PolicyOption,
+    RunOptions,
+    ServerOptions,
+    ShowOptions,
+    TemplateOption,
+    policy_flag,
+    spare_profile,
+)
+from specctl.commands.loading import load
+from specctl.commands.requests import But, grouped, option, require_unused
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 from specctl.streams import Closed
@@ -64,7 +72,7 @@ def chat(
 
         from rich.console import Console
 
-        from specctl.commands.tasks.remote_talk import talk_with
+        from specctl.commands.talk import talk_with
 
         with Outputs() as outputs:
             outputs.reads("input", "-")
@@ -88,7 +96,7 @@ def chat(
         shown = TerminalProgress(console, False if show.quiet else show.progress)
         pair = load(own, console, foreign_head=run.foreign_head, quiet=show.quiet, models=False, progress=shown)
 
-        from specctl.commands.tasks.chat_dialogue import Talk
+        from specctl.commands.talk import Talk
         from specctl.conversation import Chat
 
         conversation = Chat(pair, own, outputs)

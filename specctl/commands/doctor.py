@@ -1,23 +1,20 @@
 """``specctl doctor``: whether a pair can run on this machine, and if not, why."""
 
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from specctl.commands.grouped_command import But, grouped, option
-from specctl.commands.option_groups import PairOptions, RunOptions
-from specctl.commands.options import JsonOption
-from specctl.commands.tasks.device_report import Section, sections
-from specctl.commands.tasks.found_drafts import given
-from specctl.commands.tasks.found_drafts import sections as found_drafts
+from specctl.commands.flags import JsonOption, PairOptions, RunOptions
+from specctl.commands.requests import But, grouped, option
 from specctl.errors import ModelError, UsageError
 from specctl.files import write_line
 from specctl.profile.profile_file import display
@@ -25,11 +22,19 @@ from specctl.terminal.output import write_out
 from specctl.terminal.progress import loading
 
 if TYPE_CHECKING:
+    from specctl.commands.flags import PairOptions, RunOptions
+    from specctl.doctor.bandwidth import Bandwidth
     from specctl.doctor.diagnosis import Diagnosis
+    from specctl.doctor.draft_candidates import DraftCandidate, DraftSearch
+    from specctl.doctor.expectations import Expectation
+    from specctl.doctor.memory_needs import Room
     from specctl.doctor.model_facts import ModelFacts
+    from specctl.doctor.outlook import Outlook
+    from specctl.models.placing.cards import Graphics
     from specctl.models.running.threads import Threads
     from specctl.observing.pair_trial import Trial
     from specctl.profile import Profile
+
 
 Facts = dict[str, str]
 
@@ -103,7 +108,6 @@ def doctor(
         chosen = decided(resolved.profile.threads)
         found = None
         if devices or machine is not None:
-            from specctl.commands.tasks.device_report import examine_devices
             from specctl.models.placing.cards import graphics
 
             use(resolved.profile.threads)
@@ -118,7 +122,10 @@ def doctor(
     tried = None
     if run and report.ready:
         tried, chosen = _try_out(resolved.profile)
-    told = [*(sections(found) if found is not None else ()), *(found_drafts(drafts) if drafts is not None else ())]
+    told = [
+        *(device_sections(found) if found is not None else ()),
+        *(draft_sections(drafts) if drafts is not None else ()),
+    ]
     if json_:
         document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
         document["threads"] = None if chosen is None else asdict(chosen)
@@ -138,7 +145,7 @@ def doctor(
 
 
 def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
-    from specctl.commands.tasks.pair_loading import load
+    from specctl.commands.loading import load
 
     pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 
@@ -181,7 +188,7 @@ def _print_tables(
     console: Console,
     report: "Diagnosis",
     threads: "Threads | None",
-    more: Sequence[Section],
+    more: "Sequence[Section]",
     tried: "Trial | None",
 ) -> None:
     from specctl.reporting.console import cell
@@ -211,7 +218,7 @@ def _plain(
     profile: str,
     report: "Diagnosis",
     threads: "Threads | None",
-    more: Sequence[Section],
+    more: "Sequence[Section]",
     tried: "Trial | None",
 ) -> list[str]:
     lines = [f"profile: {profile}"]
@@ -323,3 +330,212 @@ def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str
         return [*lines, (f"Verdict: {'ready' if report.here else 'fits'}.", "bold green")]
     count = len(report.problems)
     return [*lines, (f"Verdict: cannot run, {count} problem{'s'[: count > 1]}.", "bold red")]
+
+
+Section = tuple[str, dict[str, str]]
+"""A title and rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """All that is told of a profile's models on a machine's devices; the last four are empty for models with problems.
+
+    Attributes:
+        graphics: the cards, and what torch makes of them; None for another machine than this one.
+        bandwidths: by device.
+        models: the target first.
+        rooms: by device, what the models take of its memory.
+        outlook: what drafts can bring; None for models with problems.
+    """
+
+    graphics: "Graphics | None"
+    bandwidths: "Mapping[str, Bandwidth | None]"
+    models: "Sequence[Expectation]"
+    rooms: "Sequence[Room]"
+    outlook: "Outlook | None"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as plain values."""
+        found = asdict(self)
+        if self.graphics is not None:
+            found["graphics"]["obstacles"] = self.graphics.obstacles
+        return found
+
+
+def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics | None") -> Devices:
+    """What a profile's models will take of the devices of their diagnosis, and how fast these can be.
+
+    Devices that torch can use are measured, which takes a fraction of a second each.
+
+    Args:
+        profile: as it was diagnosed.
+        report: its diagnosis.
+        graphics: the machine's cards; None for another machine than this one.
+    """
+    from specctl.doctor.bandwidth import bandwidth
+    from specctl.doctor.expectations import expectations
+    from specctl.doctor.memory_needs import rooms
+    from specctl.doctor.outlook import outlook
+    from specctl.models.placing.memory import DESCRIBED
+
+    if not report.placed:
+        return Devices(graphics, {}, (), (), None)
+    models = expectations(profile, report)
+    taken = rooms(models, report.devices)
+    usable = 0 if graphics is None else graphics.usable
+    # Of another machine, the CPU too unless it is this one's.
+    here = {"cpu"} if report.here or report.devices[-1].label != DESCRIBED else set()
+    here |= {f"cuda:{index}" for index in range(usable)}
+    held = {room.device: room.weights for room in taken}
+    bandwidths = {
+        device.name: bandwidth(device, held[device.name], here=device.name in here)
+        for device in report.devices
+        if device.name in held
+    }
+    return Devices(graphics, bandwidths, models, taken, outlook(models, bandwidths))
+
+
+def device_sections(found: Devices) -> Iterator[Section]:
+    """What is shown, in order: the cards, each device, each model, and what drafts can bring."""
+    from specctl.printable import gib
+
+    if found.graphics is not None:
+        yield "NVIDIA cards", dict(_cards(found.graphics))
+    for room in found.rooms:
+        speed = found.bandwidths[room.device]
+        yield (
+            f"{room.device}, once the models run",
+            {
+                "reads": "unknown" if speed is None else str(speed),
+                "free": gib(room.free),
+                "weights": gib(room.weights),
+                f"caches of {room.context:,} tokens": gib(room.caches),
+                "working room": gib(room.working),
+                "left": gib(room.left) if room.left >= 0 else f"{gib(-room.left)} too little",
+                **({"room for": f"{room.tokens:,} tokens"} if room.left < 0 and room.tokens is not None else {}),
+            },
+        )
+    for model in found.models:
+        yield model.key, dict(_model(model, found))
+    if found.outlook is not None:
+        yield "what drafts can bring", dict(_gains(found))
+
+
+def _cards(graphics: "Graphics") -> Iterator[tuple[str, str]]:
+    from specctl.printable import gib
+
+    built = "without CUDA" if graphics.built_for is None else f"for CUDA {graphics.built_for}"
+    oldest = graphics.oldest_driver
+    needs = f", which needs driver {oldest} or newer" if oldest is not None else ""
+    yield "torch", f"{graphics.torch_version}, built {built}{needs}"
+    yield "driver", graphics.driver or "none found"
+    if not graphics.cards:
+        yield "cards", "none that nvidia-smi lists; models run on the other devices below"
+    for number, card in enumerate(graphics.cards):
+        parts = [card.name]
+        if card.memory is not None:
+            parts.append(gib(card.memory))
+        if card.capability is not None:
+            parts.append(f"compute capability {card.capability}")
+        yield f"card {number}", ", ".join(parts)
+    for number, obstacle in enumerate(graphics.obstacles, start=1):
+        yield f"problem {number}", obstacle
+
+
+def _model(model: "Expectation", found: Devices) -> Iterator[tuple[str, str]]:
+    from specctl.printable import gib
+
+    yield "engine", f"{model.engine} ({model.why})"
+    if found.outlook is None or not model.reads:
+        return
+    yield "a pass reads", gib(model.reads[0])
+    times = [f"{milliseconds(found.outlook.step_ms[model.key])} for a token"]
+    if model.key == "target":
+        times.append(f"{milliseconds(found.outlook.verify_ms)} for 6")
+    yield "takes at least", ", ".join(times)
+
+
+def _gains(found: Devices) -> Iterator[tuple[str, str]]:
+    outlook = found.outlook
+    assert outlook is not None
+    if len(found.models) < 2:
+        yield "can pay", "there is no draft, or its files are not here yet"
+        return
+    if outlook.cost_ratio is None:
+        yield "can pay", "unknown, for a pass has no least time"
+        return
+    what = "a draft" if found.models[1].blocks else "a draft step"
+    yield "cost by bytes", f"{what} takes {outlook.cost_ratio:.2f} of a target pass at least"
+    yield "can pay", f"if {_from(outlook.pays_from)}, where reading memory takes the time"
+    if outlook.pays_from_full != outlook.pays_from:
+        yield (
+            "can pay at the end",
+            f"of a context of {found.models[1].context:,} tokens if {_from(outlook.pays_from_full)}",
+        )
+    if outlook.layer_ratio is not None:
+        yield "cost by layers", f"{outlook.layer_ratio:.2f} of a target pass"
+        launched = "where starting kernels takes the time, as in eager passes on a GPU"
+        yield "can pay then", f"if {_from(outlook.pays_from_launched)}, {launched}"
+    for gain in outlook.gains:
+        fast = f"{gain.speedup:.2f} times as fast with {gain.draft_length} tokens a draft"
+        yield f"at most, {gain.acceptance_rate:.0%} accepted", fast if gain.draft_length else "no gain"
+    if any("cpu" in model.devices for model in found.models):
+        yield "on a CPU", "passes over several tokens take longer than reading does; doctor --run times them"
+
+
+def _from(rate: float | None) -> str:
+    return "all were accepted and more" if rate is None else f"more than about {rate:.0%} of the tokens are accepted"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time in words; unknown for None."""
+    if value is None:
+        return "unknown"
+    return f"{value:.2g} ms" if value < 10 else f"{value:,.0f} ms"
+
+
+SHOWN = 5
+"""Models that are no candidates of which the reason is shown."""
+
+
+def draft_sections(found: "DraftSearch") -> "Iterator[Section]":
+    """What is shown, in order: each candidate, what was left out, and what to run next."""
+    for one in found.candidates:
+        yield f"draft {one.model}", dict(_candidate(one))
+    if found.left_out:
+        more = len(found.left_out) - SHOWN
+        rows = dict([*found.left_out.items()][:SHOWN])
+        yield "no drafts for this target", rows | ({"and": f"{more} more (--json tells why)"} if more > 0 else {})
+    rows = dict.fromkeys(found.on_hub, "made from this target; `hf download` fetches it, and then more can be said")
+    yield "on the hub", rows or {"none": found.hub or "nothing new"}
+    if found.compare:
+        yield "to compare the first two", {str(number): line for number, line in enumerate(found.compare, start=1)}
+
+
+def given(models: "PairOptions", options: "RunOptions", target: str) -> list[str]:
+    """The arguments that name this call's target in another command, with all that --set says but of the draft."""
+    name = models.profile or (None if models.target else os.environ.get("SPECCTL_PROFILE"))
+    arguments = ["--profile", name] if name else []
+    if models.target or not name:
+        arguments += ["--target", target]
+    kept = [text for text in options.set_ or () if text.split(".")[0].strip() not in ("draft", "policy")]
+    return [*arguments, *(word for text in kept for word in ("--set", text))]
+
+
+def _candidate(one: "DraftCandidate") -> Iterator[tuple[str, str]]:
+    size = "" if one.parameters is None else f", {one.parameters:,} parameters"
+    yield "is", f"{one.kind}{size}"
+    yield "tokenizer", one.tokens
+    yield "a step reads", f"{one.cost:.2f} of what a target pass reads"
+    long = (
+        ""
+        if one.pays_from_full == one.pays_from
+        else f"; {_paying_from(one.pays_from_full)} with {one.full:,} tokens in the caches"
+    )
+    yield "can pay", f"{_paying_from(one.pays_from)}{long}"
+    yield "next", one.command
+
+
+def _paying_from(rate: float | None) -> str:
+    return "never, by the bytes that are read" if rate is None else f"from about {rate:.0%} accepted"

@@ -4,25 +4,81 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.generate_options import RecordOptions, ResultOptions
-from specctl.commands.grouped_command import But, grouped, option
-from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
-from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
-from specctl.commands.tasks.command_files import spare_profile
-from specctl.commands.tasks.record_answerer import REPLICA, load_answering
-from specctl.commands.tasks.replication import ReplicaOptions
+from specctl.commands.flags import (
+    LIMIT,
+    PairOptions,
+    PolicyOption,
+    ReplicaOptions,
+    RunOptions,
+    SamplingOptions,
+    ShowOptions,
+    TemplateOption,
+    policy_flag,
+    spare_profile,
+    warn,
+)
+from specctl.commands.loading import REPLICA, load_answering
+from specctl.commands.requests import But, grouped, option
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Record, result_line
+from specctl.jsonl import InputFormat, Record, result_line
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.observing.record_stream import RecordStream
     from specctl.replicas.replica import Replicas
+
+
+RECORDS, SHOWN = "Records", "What is shown"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Which records are answered, and where the results go."""
+
+    panel = RECORDS
+    input_: str | None = option(
+        "JSON lines with prompt, messages or turns. Each may have settings of its own, such as max_tokens.",
+        "-i --input FILE|-",
+    )
+    output: str = option(
+        "Write results here, not to standard output.", "-o --output FILE|-", default="-", show_default=False
+    )
+    input_format: InputFormat = option("What an input line is: a JSON object or a prompt.", default="jsonl")
+    resume: bool = option(
+        "Continue an interrupted run of --output. Only records whose id is not there are answered; a "
+        "record without an id has its line number. Refuses results of other models, settings or prompts. Adaptive "
+        "policies start afresh.",
+        "--resume",
+        default=False,
+    )
+    anyway: bool = option("Let --resume continue the results of another run.", "--anyway", default=False)
+
+    @property
+    def source(self) -> str:
+        """The file of records, ``-`` for standard input."""
+        return self.input_ or "-"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultOptions:
+    """What a result holds, and what is shown beside it."""
+
+    panel = SHOWN
+    json_: bool = option("Print the result for PROMPT as one JSON document.", "--json", default=False)
+    rounds: bool = option("Add every round to the JSON results.", "--rounds", default=False)
+    token_ids: bool = option("Add the generated token ids to the JSON results.", "--token-ids", default=False)
+    trace: str | None = option("Write a JSON line per round, with each draft token and its signals.", "FILE|-")
+    live: bool | None = option(
+        "Show a live panel. Default: yes for a PROMPT in a terminal.",
+        "--live/--no-live",
+    )
+
 
 GENERATE_HELP = {
     "max_new_tokens": LIMIT.format("for each prompt"),
@@ -123,8 +179,8 @@ def generate(
     from rich.console import Console
 
     from specctl import streams
-    from specctl.commands.tasks import generation_view
-    from specctl.commands.tasks.record_run import RecordRun
+    from specctl.commands import watching
+    from specctl.commands.record_run import RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
     from specctl.terminal.progress import TerminalProgress, resumable
@@ -170,7 +226,7 @@ def generate(
                 answering = stack.enter_context(rows)
             else:
                 answerer = loaded.answerer()
-        view = generation_view.view_of(resolved, console)
+        view = watching.view_of(resolved, console)
         if several is not None and source is not None:
             several.begin()
             answers: RecordStream | ReplicatedRecords
@@ -179,7 +235,7 @@ def generate(
                 turns = several.turns if replication is None else None
                 watch = None
                 if results.live and replication is None:
-                    watch = generation_view.watch_with(loaded.answerer(), stack.enter_context(view))
+                    watch = watching.watch_with(loaded.answerer(), stack.enter_context(view))
                 answers = ReplicatedRecords(
                     answering, sink, traced, several.finished, results.rounds, results.token_ids, turns, watch
                 )
@@ -188,7 +244,7 @@ def generate(
             else:
                 from specctl.observing import record_stream
 
-                alone = generation_view.watch_with(answerer, view) if results.live else record_stream.trace_alone
+                alone = watching.watch_with(answerer, view) if results.live else record_stream.trace_alone
                 answers = record_stream.RecordStream(
                     answerer, sink, traced, several.finished, results.rounds, results.token_ids, alone, several.turns
                 )
@@ -216,4 +272,4 @@ def generate(
             return
         plain = not console.is_terminal or not sys.stdout.isatty() or show.quiet
         shown = results.live if results.live is not None else not plain
-        generation_view.show_prompt(answerer, record, sink, on_round, view if shown else None)
+        watching.show_prompt(answerer, record, sink, on_round, view if shown else None)

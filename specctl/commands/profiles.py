@@ -2,26 +2,40 @@
 
 import json
 import os
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from specctl.commands.grouped_command import But, HelpAll, grouped
-from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
-from specctl.commands.new_profile import new
-from specctl.commands.option_groups import PairOptions, RunOptions
-from specctl.commands.options import JsonOption, SetOption, complete_profile
-from specctl.errors import ProfileError
-from specctl.profile import ResolvedProfile, resolve
-from specctl.profile.profile_file import available, chosen, display, find
-from specctl.profile.resolution import ENVIRONMENT_PREFIX
-from specctl.profile.schema import EMBEDDED
+from specctl.commands.flags import (
+    ForceOption,
+    JsonOption,
+    PairOptions,
+    RunOptions,
+    SetOption,
+    TemplateOption,
+    complete_policy,
+    complete_profile,
+)
+from specctl.commands.requests import But, CommandWithHelp, GroupWithHelp, HelpAll, grouped, option
+from specctl.errors import AbsentError, ModelError, ProfileError, SpecctlError, UsageError
+from specctl.outputs import Outputs
+from specctl.policies import Setting
+from specctl.profile import ResolvedProfile, parse_policy, resolve
+from specctl.profile.profile_file import available, chosen, display, find, is_path, user_directory
+from specctl.profile.resolution import ENVIRONMENT_PREFIX, pair_policy
+from specctl.profile.schema import EMBEDDED, LOOKUP
 from specctl.profile.wording import short_name
 from specctl.profile.writing import annotated
-from specctl.terminal.output import write_json, write_out
+from specctl.terminal.output import tell, write_json, write_out
+
+if TYPE_CHECKING:
+    from specctl.profile import Profile
+
 
 app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True)
 
@@ -30,8 +44,6 @@ app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True)
 def profiles(help_all: HelpAll = False) -> None:
     """List, show, check and write profiles."""
 
-
-app.command(cls=CommandWithHelp)(new)
 
 ProfileArgument = Annotated[
     str | None,
@@ -197,3 +209,207 @@ def _cut(text: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
+
+
+T = TypeVar("T")
+
+
+@grouped()
+def new(
+    *,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
+        ),
+    ] = None,
+    target: str | None = option("A folder or hub id.", "--target --model MODEL"),
+    drafts: list[str] | None = option(
+        "A folder or hub id. A second one names a model that drafts for the first.", "--draft MODEL"
+    ),
+    policy: str | None = option(
+        "Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
+        "NAME:KEY=VALUE,...",
+        autocompletion=complete_policy,
+    ),
+    set_: SetOption = None,
+    chat: TemplateOption = None,
+    output: Path | None = option("Write this file instead of one for NAME.", "-o --output FILE"),
+    force: ForceOption = False,
+) -> None:
+    """Write a profile, after checking that its models have one tokenizer and fit this machine.
+
+    Says what could not be checked of models that are not downloaded yet. In a terminal, asks for the models if --target
+    or --draft is missing. An existing file is replaced only with --force.
+
+    Example:
+
+    [cyan]specctl profiles new --target ./big --draft ./small[/]
+    """
+    if name is not None and output is not None:
+        raise UsageError("NAME and --output exclude each other", "leave one of them out")
+    asks = target is None or not drafts
+    if asks and not sys.stdin.isatty():
+        raise UsageError(f"{'--target' if target is None else '--draft'} is missing", "name a folder or hub id")
+    settings = parse_policy(policy) if policy is not None else None
+    path = output if name is None else _path_of(name, force)
+    if output is not None:
+        if not output.parent.is_dir():
+            raise UsageError(f"cannot write {display(output)}: there is no such folder")
+        _require_new(output, force)
+    if target is None:
+        target = _ask("Target model, a folder or hub id")
+    if not drafts:
+        drafts = [_ask("Draft model, a folder or hub id")]
+    if settings is None:
+        default = Setting.of(pair_policy(drafts[0])).label
+        text = _ask("Policy", default, lambda text: parse_policy(text, "policy")) if asks else default
+        settings = parse_policy(text)
+
+    own = _name_for(target, drafts[0])
+    if path is None and not asks:
+        path = _path_of(own, force)
+
+    from specctl.profile.writing import checked, new_profile
+
+    models = [_findable(model) for model in (target, *drafts)]
+    values = set_ or ()
+    profile = checked(new_profile(models[0], models[1:], settings, chat=None, values=values), "the new profile")
+    _require_ready(profile)
+    if profile.prompt.chat is None:
+        chat = _wants_template(profile, chat, asks)
+    elif chat is not None and chat != profile.prompt.chat:
+        raise UsageError(
+            f"{'--chat' if chat else '--raw'} and --set prompt.chat contradict each other", "leave one out"
+        )
+    if path is None:
+        path = _path_of(_ask("Name", own, lambda text: _path_of(text, force)), force)
+    with Outputs(force=force) as outputs:
+        for model in models:
+            outputs.spare("model", model)
+        if output is None:
+            outputs.folder("profiles", path.parent, ())
+        text = new_profile(models[0], models[1:], settings, chat=chat, values=values)
+        outputs.file("profile", path).replace(text)
+    _say_what_next(path, "bench -p {}" if LOOKUP in drafts else "calibrate -p {} -o fast.toml")
+
+
+def _require_ready(profile: "Profile") -> None:
+    """Print doctor's verdict; raises ModelError if the models cannot run together on this machine.
+
+    Of models whose files cannot be fetched now it is said what is not checked.
+    """
+    from rich.console import Console
+
+    from specctl.commands.doctor import verdict
+    from specctl.reporting.console import cell
+    from specctl.terminal.progress import loading
+
+    console = Console(stderr=True)
+    with loading(console, "examining the models"):
+        from specctl.doctor.diagnosis import diagnose
+
+        report = diagnose(profile)
+    absent = [problem.where for problem in report.problems if problem.absent]
+    if absent and len(absent) == len(report.problems):
+        models = {facts.key: facts.model for facts in report.models}
+        names = ", ".join(dict.fromkeys(models.get(where, where) for where in absent))
+        tell(
+            f"not checked, because files are not here: {names}. Whether these models exist, share a tokenizer and "
+            "fit this machine is told by specctl doctor once they can be read.",
+            "note",
+        )
+        return
+    for line, style in verdict(report):
+        console.print(cell(line, style), soft_wrap=True)
+    if not report.ready:
+        raise ModelError("nothing was written", "`specctl doctor` with the same --target and --draft shows more")
+
+
+def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool | None:
+    """Whether prompts go through the chat template; None to leave that to the rule, as the tokenizer is not here."""
+    from specctl.models.loading.model import load_tokenizer
+
+    if chat is False:
+        return False
+    try:
+        template = load_tokenizer(profile.target).chat_template
+    except AbsentError:
+        return chat
+    if not template:
+        if chat:
+            raise UsageError("the target has no chat template", "leave --chat out")
+        return False
+    if chat or not asks:
+        if chat is None:
+            tell("Prompts go through the target's chat template; --raw makes a profile that sends them as they are.")
+        return True
+    return _answered(lambda: typer.confirm("Put prompts through the target's chat template?", default=True, err=True))
+
+
+def _ask(question: str, default: str | None = None, check: Callable[[str], object] = lambda _: None) -> str:
+    """Ask until the answer passes the check, which raises SpecctlError."""
+    while True:
+        answer: str = _answered(lambda: typer.prompt(question, default=default, err=True)).strip()
+        try:
+            check(answer)
+        except SpecctlError as error:
+            tell(error.message)
+        else:
+            return answer
+
+
+def _answered(ask: Callable[[], T]) -> T:
+    """Ask; an end of the input or an interrupt writes nothing, and says so."""
+    try:
+        return ask()
+    except typer.Abort as stop:
+        tell("")
+        if isinstance(stop.__context__, EOFError):
+            raise UsageError("the input ended before the last question; nothing was written") from None
+        tell("nothing was written")
+        raise KeyboardInterrupt from None
+
+
+def _findable(model: str) -> str:
+    """A folder as an absolute path, since a profile can be used from any directory; else the name itself."""
+    folder = Path(model).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else model
+
+
+def _name_for(target: str, draft: str) -> str:
+    names = f"{short_name(target.rstrip('/'))}-{short_name(draft.rstrip('/'))}"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", names).strip("-.") or "pair"
+
+
+def _path_of(name: str, force: bool) -> Path:
+    """Where a profile of this name goes; raises SpecctlError if it cannot."""
+    if is_path(name) or not name.strip():
+        raise UsageError(f"{name!r} is not a name for a profile", "name a file with --output FILE")
+    path = user_directory() / f"{name}.toml"
+    other = available().get(name)
+    if other is not None and not (path.exists() and other.samefile(path)):
+        raise UsageError(f"{display(other)} has the name {name} already", "choose another, or name a file with -o FILE")
+    _require_new(path, force)
+    return path
+
+
+def _require_new(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise UsageError(f"{display(path)} exists already", "choose another name, or replace it with --force")
+
+
+def _say_what_next(path: Path, then: str) -> None:
+    import shlex
+
+    own = path.parent == user_directory()
+    shown = display(path)
+    name = shlex.quote(path.stem if own else shown if is_path(shown) else f"./{shown}")
+    tell(f"wrote {shown}; try it with:")
+    for command in (f'generate -p {name} "Once upon a time"', f"chat -p {name}", then.format(name)):
+        tell(f"  specctl {command}")
+
+
+app.command(cls=CommandWithHelp)(new)

@@ -4,18 +4,106 @@ import json
 import os
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-from specctl.commands.grouped_command import But, grouped
-from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
-from specctl.commands.options import PolicyOption, policy_flag, warn
-from specctl.commands.serve_options import KEY_VARIABLE, BoundOptions, ClientOptions
-from specctl.commands.tasks.replication import ReplicaOptions
-from specctl.commands.tasks.served_pair import load_served, replicated
+import typer
+
+from specctl.commands.flags import (
+    LIMIT,
+    PairOptions,
+    PolicyOption,
+    ReplicaOptions,
+    RunOptions,
+    SamplingOptions,
+    ShowOptions,
+    policy_flag,
+    warn,
+)
+from specctl.commands.loading import load_served, served_replicas
+from specctl.commands.requests import But, grouped
 from specctl.errors import UsageError, pip_install
 from specctl.printable import counted, one_line
 from specctl.profile.schema import GRAMMARS
+
+CLIENTS, BOUNDS = "Clients", "Limits"
+KEY_VARIABLE = "SPECCTL_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Where it listens, and to whom."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on; 0.0.0.0 admits other machines.",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.", rich_help_panel=CLIENTS
+        ),
+    ] = 8000
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=KEY_VARIABLE,
+            metavar="KEY",
+            help="Key that clients must send. Other users of the machine do not see it in the environment.",
+            show_default=False,
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What clients call the model. Default: the target.", rich_help_panel=CLIENTS),
+    ] = None
+    cors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this origin ask, such as https://example.org.",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None
+    log_prompts: Annotated[
+        bool,
+        typer.Option("--log-prompts", help="Write requests and texts to the access log too.", rich_help_panel=CLIENTS),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOptions:
+    """How much may be asked."""
+
+    max_waiting: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Requests that may wait; others get error 429.", rich_help_panel=BOUNDS),
+    ] = 256
+    max_body: Annotated[
+        int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.", rich_help_panel=BOUNDS)
+    ] = 4 << 20
+    most_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Largest max_tokens of a request. Default: what the context holds.",
+            rich_help_panel=BOUNDS,
+        ),
+    ] = None
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1, metavar="SECONDS", help="Longest time of a request, waiting included.", rich_help_panel=BOUNDS
+        ),
+    ] = 600.0
+
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
 NEEDS = ("prometheus-client", "starlette", "uvicorn")
@@ -73,7 +161,7 @@ def serve(
             service = Service(loaded.pair, loaded.profile, name, loaded.passes, limits, warn)
             writers = ""
         else:
-            pair = stack.enter_context(replicated(replication, profile, name, batch, shown, **flags))
+            pair = stack.enter_context(served_replicas(replication, profile, name, batch, shown, **flags))
             service = Service(pair, profile, name, limits=limits)
             writers = f" with {counted(pair.workers, 'worker')}"
         app = application(

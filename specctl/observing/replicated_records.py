@@ -88,7 +88,7 @@ class ReplicatedRecords:
     answered with the error ``worker_died``.
 
     Attributes:
-        replicas: each a `specctl.commands.tasks.record_answerer.replica`.
+        replicas: each a `specctl.commands.loading.replica`.
         sink, traced, finished, rounds, token_ids: as in `RecordStream`.
         turns, watch: as there, where replicas are this process's own.
         tally: as in `RecordStream`.

@@ -152,7 +152,7 @@ def test_wrong_options_end_it_before_anything_is_read(arguments: list[str], mess
 
 def test_an_interrupt_in_a_pipe_leaves_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = chat(said=QUESTION).stdout
-    from specctl.commands.tasks.chat_dialogue import Watcher
+    from specctl.commands.talk import Watcher
 
     show: Callable[..., None] = Watcher.__call__
     rounds: list[object] = []

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
-from specctl.commands.option_groups import ShowOptions
+from specctl.commands.flags import ShowOptions
 from specctl.errors import ModelError, SpecctlError
 from specctl.models.loading import pair_members as found
 from specctl.outputs import Outputs

@@ -14,8 +14,7 @@ import typer
 from transformers import LlamaForCausalLM, MixtralConfig
 from typer.testing import CliRunner
 
-from specctl.commands.doctor import doctor
-from specctl.commands.tasks.device_report import Devices, examine_devices, sections
+from specctl.commands.doctor import Devices, doctor, examine_devices, sections
 from specctl.doctor import diagnosis
 from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose

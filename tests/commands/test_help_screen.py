@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from specctl.commands.app import app
-from specctl.commands.help_screen import help_lines
+from specctl.commands.requests import help_lines
 from tests.support.invoked import invoke
 
 GROUP: Any = typer.main.get_command(app)

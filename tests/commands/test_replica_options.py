@@ -3,7 +3,8 @@
 import pytest
 from rich.console import Console
 
-from specctl.commands.tasks.replication import ReplicaOptions, Replication
+from specctl.commands.flags import ReplicaOptions
+from specctl.commands.loading import Replication
 from specctl.errors import UsageError
 from specctl.profile import resolve
 from specctl.terminal.progress import TerminalProgress

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specctl.commands.options import warn_unused
+from specctl.commands.flags import warn_unused
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.commands.tasks.replication import batch_sizes
+from specctl.commands.flags import batch_sizes
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.forward import Forward

@@ -61,7 +61,7 @@ def unwatched(*_):
 
 def run(asked, output=None, earlier=None, replicas=InProcess):
     job = Job(
-        "specctl.commands.tasks.benchmark_run:replica",
+        "specctl.commands.bench:replica",
         {"profile": asked.profile, "plan": asked, "foreign_head": False, "expected_tokens": 0},
     )
     start = lambda: replicas(job)  # noqa: E731

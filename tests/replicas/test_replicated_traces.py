@@ -70,7 +70,7 @@ def untimed(traces):
 def test_traces_and_their_order_are_the_same_and_costs_are_measured_here(profile, suite, tmp_path):
     pair = load_pair(profile, measured=False)
     job = Job(
-        "specctl.commands.tasks.calibration_run:replica",
+        "specctl.commands.calibrate:replica",
         {"profile": profile, "heads": [], "depth": 4, "foreign_head": False},
     )
     expected = collect_traces(pair, profile, suite, 4)

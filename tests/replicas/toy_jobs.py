@@ -93,7 +93,7 @@ def clerk(*, number, places):
 
 
 def records(*, number, traced, **_):
-    """Stands for `specctl.commands.tasks.record_answerer.replica`: a completion is the prompt in capitals."""
+    """Stands for `specctl.commands.loading.replica`: a completion is the prompt in capitals."""
     act = echo(number=number)
 
     def answer(question):

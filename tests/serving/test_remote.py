@@ -18,7 +18,7 @@ import uvicorn
 import specctl
 from specctl.benchmark import server_load
 from specctl.benchmark.server_load import LOAD
-from specctl.commands.tasks.remote_talk import talk_with
+from specctl.commands.talk import talk_with
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Outputs
 from specctl.remote import AnswerError, Usage, chunk_of, connected, drafted_of

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from specctl.commands.tasks.generation_view import show_prompt
+from specctl.commands.watching import show_prompt
 from specctl.files import write_line
 from specctl.jsonl import Record
 from specctl.printable import harmless, one_line, printable

@@ -1,4 +1,4 @@
-"""A run of `generate` over records: what an earlier one left, what makes this one, and what it says at its end."""
+"""A run of `generate` over records: what an earlier one left, what makes this one, and its summary."""
 
 import os
 import time
@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from specctl import streams
-from specctl.commands.generate_options import RecordOptions, ResultOptions
-from specctl.commands.options import warn
+from specctl.commands.flags import warn
+from specctl.commands.generate import RecordOptions, ResultOptions
 from specctl.jsonl import Record, read_records
 from specctl.observing.progress import Tally
 from specctl.outputs import OutputFile, Outputs

@@ -1,4 +1,4 @@
-"""Shows the progress of `generate`: text as rounds end, a live panel, or a progress bar over records."""
+"""Shows what is generated as it grows: text as rounds end, or a live panel."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
     from specctl.observing.record_stream import Watch
     from specctl.profile import Profile
+
 
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
 

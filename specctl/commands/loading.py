@@ -1,0 +1,492 @@
+"""Loads a profile's models for a command, here or in replicas. Torch is imported when a function runs."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from specctl.commands.flags import warn
+from specctl.errors import UsageError
+from specctl.terminal.output import tell
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specctl.batching.row_count import Batch
+    from specctl.batching.row_replicas import RowReplicas
+    from specctl.decoding.answers import Answerer
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.jsonl import Record
+    from specctl.models.running.pair import Pair
+    from specctl.models.running.passes import Passes
+    from specctl.policies import Setting, Signal
+    from specctl.policies.tree_shape import TreeSize
+    from specctl.profile import Profile
+    from specctl.profile.schema import DraftTable, ModelTable
+    from specctl.records import Completion
+    from specctl.replicas.job import Answer
+    from specctl.replicas.local import LocalReplicas
+    from specctl.replicas.replica import Replicas
+    from specctl.serving.workers.replica_writer import ReplicaWriter
+    from specctl.serving.workers.replicated_pair import ReplicatedPair
+    from specctl.terminal.progress import TerminalProgress
+
+
+def load(
+    profile: "Profile",
+    console: "Console",
+    *,
+    expected_tokens: int = 0,
+    drafts: "Sequence[ModelTable] | None" = None,
+    above: Sequence[int | None] = (),
+    heads: Sequence[Sequence[str]] | None = None,
+    with_predictors: bool = True,
+    foreign_head: bool = False,
+    tree: "TreeSize | Literal['profile'] | None" = "profile",
+    longest: int | None = None,
+    quiet: bool = False,
+    torch_weights: bool = False,
+    models: bool = True,
+    progress: "TerminalProgress | None" = None,
+) -> "Pair":
+    """Load the pair of a profile; compile or capture its passes where the profile wants that.
+
+    Args:
+        profile: names the models and how their passes run.
+        console: writes to standard error.
+        expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
+        drafts, above, heads, with_predictors: as in `load_pair`.
+        foreign_head: use heads that were trained on another draft, with a warning.
+        tree: the size of the trees that drafts are to be, None for chains, or what the profile says.
+        longest: the most tokens drafted in a round; None for what the profile says.
+        quiet: show only warnings.
+        torch_weights: as in `load_pair`, for who runs the transformers models too.
+        models: as in `load_pair`.
+        progress: shows what is loaded; None for a new one on the console.
+    """
+    from specctl.terminal.progress import TerminalProgress, note
+
+    progress = progress or TerminalProgress(console, False if quiet else None)
+    if tree == "profile":
+        tree = profile.draft.own_setting.tree if profile.draft is not None else None
+    if longest is None:
+        longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
+    with progress.doing("starting") as show:
+        from specctl.decoding.prompt_format import PromptFormat
+        from specctl.models.loading.assembly import load_pair
+        from specctl.models.running.engines import EngineSettings
+
+        notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
+        engines = replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=tree is not None)
+        pair = load_pair(
+            profile,
+            drafts=drafts,
+            above=above,
+            heads=heads,
+            with_predictors=with_predictors,
+            on_foreign_predictor=warn if foreign_head else None,
+            engines=engines,
+            torch_weights=torch_weights,
+            models=models,
+            progress=lambda what: show(f"loading {what}"),
+        )
+        if pair.threads is not None and pair.threads.warning is not None:
+            warn(pair.threads.warning)
+        for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):
+            if tree is not None and (why := runner.no_trees):
+                notice(f"drafts are no trees: the {role} reads chains only, because {why}")
+                break
+        # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
+        if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
+            from specctl.decoding.warming import warm_up
+
+            warm_up(pair, profile.sampling, tree=tree, longest=longest)
+        if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
+            notice(told)
+    return pair
+
+
+PLACES = 16
+"""Questions that each replica gets at once where it decides itself how many it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """What the flags ask for.
+
+    Attributes:
+        workers: how many replicas.
+        cluster: where Ray is; None for processes of this machine.
+        warm_seconds: how long replicas stay in the cluster without work; 0 to end them with the command.
+    """
+
+    workers: int | Literal["auto"]
+    cluster: str | None = None
+    warm_seconds: float = 0.0
+
+    @contextmanager
+    def start(
+        self,
+        profile: "Profile",
+        maker: str,
+        setup: Mapping[str, Any],
+        progress: "TerminalProgress",
+        expected_tokens: int | None = None,
+        *,
+        others: "Iterable[DraftTable]" = (),
+        spare: bool = False,
+        exclusive: bool = False,
+        batch: "Batch" = 1,
+        places: int | None = None,
+    ) -> "Iterator[Replicas]":
+        """Start replicas, and wait until the first of them is ready.
+
+        Args:
+            profile: of the pair.
+            maker: as in `specctl.replicas.job.Job`.
+            setup: of the job, without the profile and its share of the tokens.
+            progress: shows that they are starting.
+            expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
+            others: drafts and heads that are loaded besides the profile's.
+            spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
+            exclusive: whether nothing may share a replica's devices, because it measures time.
+            batch: how many questions each answers at once; then its job is told so too.
+            places: the most that each is asked at once; by default as many as that.
+
+        Raises:
+            UsageError: they do not fit on this machine, or Ray is missing or not there.
+            SpecctlError: they cannot be loaded, or are not here.
+        """
+        from specctl.replicas.job import Job
+        from specctl.replicas.local import LocalReplicas
+        from specctl.replicas.model_sources import Sources
+        from specctl.replicas.replica import started
+        from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
+
+        with progress.doing("reading the models' files"):
+            sources = Sources.of(profile, others)
+
+        def job(count: int) -> Job:
+            shared: dict[str, Any] = {} if batch == 1 else {"batch": batch}
+            if expected_tokens is not None:
+                shared["expected_tokens"] = -(-expected_tokens // count)
+            return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
+
+        replicas: Replicas
+        if places is None:
+            places = PLACES if batch == "auto" else batch
+        if self.cluster is not None:
+            from specctl.replicas.on_ray import RayReplicas
+
+            with progress.doing("connecting to Ray"):
+                replicas = RayReplicas.on(
+                    self.cluster,
+                    self.workers,
+                    profile,
+                    job,
+                    warn,
+                    self.warm_seconds,
+                    exclusive=exclusive,
+                    places=places,
+                )
+        else:
+            gpus = gpus_here()
+            needed = gpus_needed(profile, len(gpus))
+            if exclusive:
+                require_gpus(profile, len(gpus))
+            each = shares(self.workers, profile, gpus[needed:] if spare and len(gpus) >= 2 * needed else gpus)
+            if exclusive and not all(share.gpus and share.alone for share in each):
+                raise UsageError(
+                    f"{len(each)} replicas would share {len(gpus)} GPUs, and times would be those of sharing",
+                    f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
+                )
+            # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
+            one_by_one = not all(share.alone for share in each) or profile.compile is True
+            environments = [share.environment for share in each]
+            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
+        with replicas:
+            with progress.doing("starting replicas"):
+                started(replicas)
+            yield replicas
+
+
+REPLICA = "specctl.commands.loading:replica"
+"""What makes a replica that answers records, as `specctl.replicas.job.Job` names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A loaded pair and how it answers records.
+
+    Attributes:
+        pair: loaded models.
+        profile: how they are used, with the draft that is at work.
+        prompts: makes prompts.
+        signals: to record though no policy reads them.
+        traced: whether rounds are traced.
+    """
+
+    pair: "Pair"
+    profile: "Profile"
+    prompts: "PromptFormat"
+    signals: "frozenset[Signal]"
+    traced: bool
+
+    def answerer(self, pair: "Pair | None" = None) -> "Answerer":
+        """One whose policies have learnt nothing yet; with another ``pair`` of the same models, over that."""
+        from specctl.decoding.answers import Answerer
+        from specctl.decoding.named_drafters import NamedDrafters
+        from specctl.decoding.session import Session
+
+        pair = pair or self.pair
+        drafters = NamedDrafters(pair, self.profile.draft, self.signals)
+        session = Session(pair, None, keep_caches=self._keeps)
+
+        def begin(record: "Record") -> None:
+            session.drafter = drafters.of_record(record.data)
+
+        return Answerer(session, self.prompts, self.profile.sampling, begin)
+
+    def answer(self, pair: "Pair | None" = None) -> "Answer":
+        """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
+        from specctl.jsonl import Record
+        from specctl.observing.record_stream import reply_to, trace_alone
+        from specctl.round_trace import trace_line
+
+        served, answerer = "", self.answerer(pair)
+
+        def answer(question: dict[str, Any]) -> dict[str, Any]:
+            nonlocal served, answerer
+            if question["run"] != served:
+                served, answerer = question["run"], self.answerer(pair)
+            record = Record(question["line"], question["id"], question["data"])
+            trace: list[dict[str, Any]] = []
+            on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
+            done, keep = question.get("done", ()), question.get("on_turn", lambda *_: None)
+
+            def on_turn(turn: int, completion: "Completion") -> None:
+                keep(turn, completion, [line for line in trace if line["turn"] == turn])
+
+            with question.get("watch", trace_alone)(record, on_round) as heard:
+                reply = reply_to(
+                    record,
+                    lambda each: [*done, *answerer.answer(each, heard, done=done, on_turn=on_turn)],
+                    rounds=question["rounds"],
+                    token_ids=question["token_ids"],
+                )
+            return {"trace": trace, "line": reply.line, "tokens": reply.tokens, "fine": reply.fine}
+
+        return answer
+
+    def batch(self, asked: "Batch", records: int | None) -> "Replicas | None":
+        """The pair answering several records at once; None where it answers them one at a time.
+
+        Args:
+            asked: how many at once; a number that cannot be is warned of.
+            records: how many there are; None if that is not known.
+        """
+        from specctl.batching.auto_replicas import AutoReplicas
+        from specctl.batching.pair_rows import why_alone
+        from specctl.batching.row_count import MOST
+
+        if asked == "auto" and records is None and why_alone(self.pair, *self._settings) is None:
+            return AutoReplicas(self.answer(), partial(self._rows, "auto"), MOST)
+        return self._rows(asked, records if records is not None else MOST if asked == "auto" else asked)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a prompt is read only from where it differs from a text before it, which changes roundings."""
+        return not self.profile.deterministic
+
+    @property
+    def _settings(self) -> "list[Setting]":
+        return [] if self.profile.draft is None else [self.profile.draft.setting]
+
+    def _rows(self, asked: "Batch", records: int) -> "RowReplicas | None":
+        from specctl.batching.row_replicas import RowReplicas
+
+        limit = self.profile.sampling.max_new_tokens
+        return RowReplicas.of(
+            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=self._keeps
+        )
+
+
+def load_answering(
+    profile: "Profile",
+    progress: "TerminalProgress",
+    *,
+    quiet: bool,
+    traced: bool,
+    foreign_head: bool,
+    expected_tokens: int,
+) -> Answering:
+    """Load the models that the profile's policies use.
+
+    Args:
+        profile: names the models and how they are used.
+        progress: shows what is loaded.
+        quiet: show only warnings.
+        traced: whether rounds are traced, with every signal that can be read.
+        foreign_head: as in `load`.
+        expected_tokens: number of tokens to generate in all, 0 if unknown.
+    """
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
+    with_predictors = traced or (draft is not None and draft.setting.needs_predictors)
+    pair = load(
+        profile,
+        progress.console,
+        expected_tokens=expected_tokens,
+        with_predictors=with_predictors,
+        foreign_head=foreign_head,
+        quiet=quiet,
+        models=False,
+        progress=progress,
+    )
+
+    from specctl.decoding.composition import readable
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.policies import Signal
+
+    signals = readable(pair) if traced else frozenset[Signal]()
+    return Answering(pair, profile, PromptFormat.of(pair.tokenizer, profile.prompt), signals, traced)
+
+
+def replica(
+    *,
+    number: int,
+    profile: "Profile",
+    quiet: bool,
+    traced: bool,
+    foreign_head: bool,
+    expected_tokens: int,
+    batch: "Batch" = 1,
+) -> "Answer | Replicas":
+    """A replica of the pair: answers questions of `specctl.observing.replicated_records`.
+
+    Args:
+        number: from 0; the first one alone says what all have to say.
+        profile, quiet, traced, foreign_head, expected_tokens: as in `load_answering`.
+        batch: how many questions it answers at once.
+    """
+    from rich.console import Console
+
+    from specctl.terminal.progress import TerminalProgress
+
+    quiet = quiet or number > 0
+    silent = TerminalProgress(Console(stderr=True), False)
+    loaded = load_answering(
+        profile, silent, quiet=quiet, traced=traced, foreign_head=foreign_head, expected_tokens=expected_tokens
+    )
+    return loaded.batch(batch, None) or loaded.answer()
+
+
+SERVED_REPLICA = "specctl.commands.loading:served_replica"
+"""What makes a served_replica that writes a server's texts, as `specctl.replicas.job.Job` names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPair:
+    """A loaded pair and its passes.
+
+    Attributes:
+        pair: loaded models.
+        profile: how they are used, with the draft that is at work.
+        passes: over as many texts as are written at once; None for one at a time.
+    """
+
+    pair: "Pair"
+    profile: "Profile"
+    passes: "Sequence[Passes] | None"
+
+
+def load_served(
+    profile: "Profile", batch: "Batch", progress: "TerminalProgress", *, quiet: bool, foreign_head: bool
+) -> ServedPair:
+    """Load a pair, and find how many texts it writes at once.
+
+    Args:
+        profile: names the models and how they are used.
+        batch: so many texts at once.
+        progress: shows what is loaded.
+        quiet: show only warnings.
+        foreign_head: as in `specctl.commands.loading.load`.
+    """
+    from specctl.batching.row_count import MOST, chosen_passes
+
+    loaded = load_answering(profile, progress, quiet=quiet, traced=False, foreign_head=foreign_head, expected_tokens=0)
+    pair, profile = loaded.pair, loaded.profile
+    limit = profile.sampling.max_new_tokens
+    settings = [] if profile.draft is None else [profile.draft.setting]
+    with progress.doing("choosing how many texts are written at once"):
+        passes = chosen_passes(pair, batch, MOST if batch == "auto" else batch, limit, settings, warn)
+    return ServedPair(pair, profile, passes)
+
+
+@contextmanager
+def served_replicas(
+    replication: Replication,
+    profile: "Profile",
+    name: str,
+    batch: "Batch",
+    progress: "TerminalProgress",
+    *,
+    quiet: bool,
+    foreign_head: bool,
+) -> "Iterator[ReplicatedPair]":
+    """Replicas of a pair, which end behind the block.
+
+    Args:
+        replication: how many.
+        profile, batch, progress, quiet, foreign_head: as of `load_served`, for each of them.
+        name: what clients call the pair.
+
+    Raises:
+        UsageError: they do not fit on this machine.
+        ModelError: they cannot be loaded, or end while they load.
+    """
+    from functools import cache
+
+    from specctl.batching.row_count import MOST
+    from specctl.errors import ModelError
+    from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
+    from specctl.replicas.job import ReplicaError
+    from specctl.serving.workers.replicated_pair import ReplicatedPair
+
+    @cache
+    def whole() -> Tokenizer:
+        from specctl.models.loading.model import load_tokenizer
+
+        return load_tokenizer(profile.target)
+
+    places = MOST if batch == "auto" else batch
+    setup = {"quiet": quiet, "foreign_head": foreign_head, "name": name}
+    try:
+        with replication.start(profile, SERVED_REPLICA, setup, progress, batch=batch, places=places) as started:
+            replicas = cast("LocalReplicas", started)
+            facts = replicas.about
+            tokenizer = whole() if facts.spelling is None else BareTokenizer(facts.spelling, whole)
+            yield ReplicatedPair(replicas, replicas.count // places, tokenizer, facts)
+    except ReplicaError as error:
+        raise ModelError(error.message, "Fewer --workers need less memory.") from error
+
+
+def served_replica(
+    *, number: int, profile: "Profile", quiet: bool, foreign_head: bool, name: str, batch: "Batch" = 1
+) -> "ReplicaWriter":
+    """A served_replica of the pair that writes a server's texts.
+
+    Args:
+        number: from 0; the first one alone says what all have to say.
+        profile, quiet, foreign_head, batch: as of `load_served`.
+        name: what clients call the pair.
+    """
+    from rich.console import Console
+
+    from specctl.serving.workers.replica_writer import ReplicaWriter
+    from specctl.terminal.progress import TerminalProgress
+
+    silent = TerminalProgress(Console(stderr=True), False)
+    served = load_served(profile, batch, silent, quiet=quiet or number > 0, foreign_head=foreign_head)
+    return ReplicaWriter(served.pair, served.profile, name, served.passes, warn)

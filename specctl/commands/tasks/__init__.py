@@ -1,1 +1,0 @@
-"""What commands do with what they read: load, run, show, write."""
