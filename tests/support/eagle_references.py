@@ -85,7 +85,7 @@ def drafted(head: ChainHead, ids: torch.Tensor, states: dict[int, torch.Tensor],
         count = len(rows)
         positions = torch.arange(first, first + count)
         out = head(ids[None, first : first + count], rows[None], positions, causal(first, count), cache)
-        rows, first = out.rows[-1:], first + count
+        rows, first = out.features[-1:], first + count
         found.append(head.widened(out.logits[-1]))
         assert len(out.logits) == len(out.hidden) == count, step
     return torch.stack(found)

@@ -328,10 +328,8 @@ class BlockHead(DraftHead):
         self.block_size, self.num_layers, self.context = config.block_size, config.num_layers, config.context
         self.longest = config.block_size - config.first_row
         # The output layer's forward method is not called: hooks on it keep the verifier's last states.
-        self._embeddings = None if embeddings is None else Borrowed(embeddings)
         self._output = None if output is None else Borrowed(output)
-        if embeddings is None:
-            self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
+        self._take_embeddings(embeddings)
         self.fc = nn.Linear(len(config.layers) * shape.hidden_size, shape.hidden_size, bias=False)
         self.hidden_norm = shape.norm()
         self.rotary = Rotary(shape)
@@ -350,6 +348,10 @@ class BlockHead(DraftHead):
         if config.confidence:
             more = config.markov_rank if config.confidence_reads_token else 0
             self.confidence = nn.Linear(shape.hidden_size + more, 1)
+
+    @property
+    def no_graphs(self) -> str | None:
+        return "its layers have windows or convolutions" if self.config.sights or self.config.taps else None
 
     def _layer(self) -> DecoderLayer:
         config = self.config
@@ -422,6 +424,31 @@ class BlockHead(DraftHead):
         if config.logit_cap:
             logits = torch.tanh(logits / config.logit_cap) * config.logit_cap
         return BlockPass(logits, hidden)
+
+    def from_anchors(
+        self, newest: torch.Tensor, anchors: torch.Tensor, known: int, cache: Cache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read a block from each of R places of one text; each attends to the places before its own, and to itself.
+
+        Args:
+            newest: ``(R,)`` int64, the tokens there.
+            anchors: ``(R,)`` int64, the places.
+            known: the number of places that the cache holds, from 0 on.
+            cache: as of `forward`.
+
+        Returns:
+            The rows' logits ``(R, B, D)`` and hidden states ``(R, B, H)``.
+        """
+        size, device = self.block_size, anchors.device
+        places = anchors[:, None] + torch.arange(size, device=device)  # (R, B)
+        ids = torch.full_like(places, self.config.mask_token)
+        ids[:, 0] = newest
+        cached = torch.arange(known, device=device)
+        own = torch.eye(len(anchors), dtype=torch.bool, device=device).repeat_interleave(size, 1)
+        mask = torch.cat([cached < anchors[:, None], own], 1).repeat_interleave(size, 0)  # (R B, known + R B)
+        keys = torch.cat([cached, places.flatten()])
+        found = self(ids.flatten()[None], places.flatten(), mask[None, None], cache, keys)
+        return found.logits.unflatten(0, ids.shape), found.hidden.unflatten(0, ids.shape)
 
     def blank(self) -> torch.Tensor:
         """The sequential head's memory ``(R,)`` before a block's first row; R = 0 where there is no such head."""

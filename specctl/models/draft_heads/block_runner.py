@@ -354,22 +354,13 @@ class BlocksSideBySide:
         Returns:
             Logits ``(B, V)``.
         """
-        config, device, count = self._head.config, self._weight.device, len(lengths)
-        anchors = torch.tensor(lengths, device=device) - 1  # (B,), the places of the newest tokens
-        newest = torch.tensor([self._text[length - 1] for length in lengths], device=device)
-        places = anchors[:, None] + torch.arange(config.block_size, device=device)  # (B, block)
-        ids = torch.full_like(places, config.mask_token)
-        ids[:, 0] = newest
-        before = torch.arange(self._observed, device=device) < anchors[:, None]  # (B, W)
-        own = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(config.block_size, 1)
-        mask = torch.cat([before, own], 1).repeat_interleave(config.block_size, 0)  # (B block, W + B block)
-        keys = torch.cat([torch.arange(self._observed, device=device), places.flatten()])
-        found = self._head(ids.flatten()[None], places.flatten(), mask[None, None], self._cache, keys)
+        anchors = torch.tensor(lengths, device=self._weight.device) - 1  # (B,), the places of the newest tokens
+        newest = torch.tensor([self._text[length - 1] for length in lengths], device=anchors.device)
+        self._logits, self._hidden = self._head.from_anchors(newest, anchors, self._observed, self._cache)
         for layer in self._layers:
-            layer.crop(ids.numel())
-        self._logits, self._hidden = (part.unflatten(0, ids.shape) for part in (found.logits, found.hidden))
-        self._memory = self._head.blank().expand(count, -1)
-        self._row = config.first_row
+            layer.crop(len(lengths) * self._head.block_size)
+        self._memory = self._head.blank().expand(len(lengths), -1)
+        self._row = self._head.config.first_row
         return self._given(newest, hidden=False)
 
     def further(self, going: Sequence[int], tokens: Sequence[int], *, hidden: bool = False) -> Forward:

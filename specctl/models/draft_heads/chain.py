@@ -14,23 +14,23 @@ from specctl.models.passes.trimmed_output import TrimmedOutput
 
 
 class ChainPass(NamedTuple):
-    """What a chain head makes of the last tokens that it read.
+    """What a chain head computes for the last tokens that it read.
 
     Attributes:
-        logits: ``(keep, D)`` of the last tokens, over the draft vocabulary.
-        hidden: ``(keep, H)`` what the output layer read, for acceptance heads.
-        rows: ``(keep, R)`` the recursion: the row to read with the next token where the verifier's state is not known.
+        logits: ``(keep, D)``, over the draft vocabulary.
+        hidden: ``(keep, H)`` what the output layer read, for predictors.
+        features: ``(keep, F)`` what the next token is read with where the verifier's state is not known.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
-    rows: torch.Tensor
+    features: torch.Tensor
 
 
 class ChainHead(DraftHead, ABC):
-    """A network that reads token x_p together with a row for place p - 1, and predicts token x_(p+1).
+    """A network that reads token x_p together with the features of place p - 1, and predicts token x_(p+1).
 
-    A row is what `fuse` makes of the verifier's states, or the network's own output where there are none yet.
+    Features are what `fuse` computes from the verifier's states, or the network's own output where there are none yet.
 
     Attributes:
         sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
@@ -45,11 +45,15 @@ class ChainHead(DraftHead, ABC):
     lm_head: nn.Linear
 
     @property
+    def no_graphs(self) -> str | None:
+        return "its layers have windows, or it reads masks" if self.window or self.mask_token is not None else None
+
+    @property
     def output_layer(self) -> nn.Linear:
-        """What makes logits ``(..., D)`` of hidden states."""
+        """Computes logits ``(..., D)`` of hidden states."""
         return self.lm_head
 
-    def _replace_output(self, layer: nn.Linear) -> None:  # a module's attributes that are modules know no setters
+    def _replace_output(self, layer: nn.Linear) -> None:  # torch's modules do not allow a setter
         self.lm_head = layer
 
     def draft_only(self, vocabulary: DraftVocabulary) -> None:
@@ -59,20 +63,12 @@ class ChainHead(DraftHead, ABC):
         self.tokens, self.draft_vocabulary = vocabulary.ids_on(layer.weight.device), len(vocabulary)
 
     @property
-    def row_size(self) -> int:
-        """R, the length of a row."""
+    def feature_size(self) -> int:
+        """F, numbers of a place's features."""
         return self.width
 
     def causal(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Which of S tokens of the text each of T tokens attends to.
-
-        Args:
-            slots: ``(S,)`` int64, places of tokens.
-            positions: ``(T,)`` int64, places of the tokens that attend.
-
-        Returns:
-            ``(T, S)`` bool.
-        """
+        """Which of S tokens at places ``slots`` each of T tokens at ``positions`` attends to: ``(T, S)`` bool."""
         return self.attended(slots <= positions[:, None], slots, positions)
 
     def attended(self, seen: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -85,19 +81,19 @@ class ChainHead(DraftHead, ABC):
         """Which places are within the window, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
         return slots > positions[:, None] - self.window
 
-    def mask_row(self) -> torch.Tensor | None:
-        """The row ``(1, R)`` that a mask is read with; None of heads that go on from their own output."""
+    def mask_features(self) -> torch.Tensor | None:
+        """The features ``(1, F)`` that a mask is read with; None for heads that continue from their own output."""
         return None
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """The rows ``(T, R)`` of T places whose states are given, ``(T, D)`` for each of `layers`."""
+        """The features ``(T, F)`` of T places whose states are given, ``(T, D)`` for each of `layers`."""
 
     @abstractmethod
     def forward(
         self,
         ids: torch.Tensor,
-        rows: torch.Tensor,
+        features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
@@ -107,14 +103,14 @@ class ChainHead(DraftHead, ABC):
 
         Args:
             ids: ``(1, T)`` int64, tokens x_p.
-            rows: ``(1, T, R)``, of the places p - 1.
+            features: ``(1, T, F)``, of the places p - 1.
             positions: ``(T,)`` int64, p.
             mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
-            cache: whose layers write the T keys and values where the caller points and return all S of them.
-            keep: how many of the last tokens need logits, 0 for all; or which of them, ``(R,)`` int64.
+            cache: its layers write the T keys and values where the caller wants them and return all S of them.
+            keep: the number of last tokens that need logits, 0 for all; or which of them, ``(R,)`` int64.
         """
 
 
 def last_of(states: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
-    """Of states ``(1, T, H)`` those ``(R, H)`` of the tokens that `ChainHead.forward` is told to keep."""
+    """Of states ``(1, T, H)`` those ``(R, H)`` of the tokens to ``keep``, see `ChainHead.forward`."""
     return states[:, keep][0] if isinstance(keep, torch.Tensor) else states[0, -keep:]

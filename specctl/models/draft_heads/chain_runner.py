@@ -46,9 +46,9 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         self._run_head(head, vocabulary)
         if head.window:
             self.no_trees = "it has a sliding window"
-        self._blank = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
+        self._blank = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         with torch.inference_mode():
-            self._rows = HeadInputs(self._blank, self._fused, head.mask_row())
+            self._rows = HeadInputs(self._blank, self._fused, head.mask_features())
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
 
     def fresh(self) -> "HeadRunner":
@@ -142,7 +142,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         assert rows is not None, "of `_next_rows`"
         seen = self.head.attended(mask, slots, written)
         found = self.head(ids, rows[None], positions, seen[None, None], self._cache, keep)
-        return found.logits[:, : self._columns], found.hidden if kind.hidden else None, found.rows
+        return found.logits[:, : self._columns], found.hidden if kind.hidden else None, found.features
 
 
 class GraphHeadRunner(Capturing, HeadRunner):
@@ -170,7 +170,7 @@ class SideBySide:
         # The cache holds the text as far as it was read, and behind it the draft tokens of the rounds.
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._rows = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)
+        self._rows = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
         """``(N, R)`` of the places before the tokens to be read next, as far as they are known."""
         self._read = 0
         self._lengths = torch.empty(0, dtype=torch.int64, device=self._device)  # (B,) tokens of each round's prefix
@@ -245,6 +245,6 @@ class SideBySide:
         return found
 
     def _forward(self, found: ChainPass, hidden: bool) -> Forward:
-        self._own = found.rows
+        self._own = found.features
         logits = self._head.widened(found.logits)[:, : self._vocabulary]
         return Forward(logits, found.hidden if hidden else None)

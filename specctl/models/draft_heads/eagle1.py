@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear, smooth_l1_loss
+from torch.nn.functional import linear, smooth_l1_loss
 from transformers import Cache, PreTrainedModel
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
@@ -72,18 +72,12 @@ class Eagle1Head(ChainHead):
         self.vocabulary = self.draft_vocabulary = config.vocabulary
         self.num_layers, self.context = config.num_layers, config.context
         self.cached_values = config.num_layers * shape.cached_values
-        # Their forward methods are not called: hooks on the verifier's output layer keep its last states.
+        # Its forward method is not called: hooks on the verifier's output layer catch its last states.
         self._output = Borrowed(unembedding)
-        self._embeddings = None if embeddings is None else Borrowed(embeddings)
-        if embeddings is None:
-            self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
+        self._take_embeddings(embeddings)
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=config.fc_bias)
         self.rotary = Rotary(shape)
         self.blocks = nn.ModuleList(DecoderLayer(shape, normed=index > 0) for index in range(config.num_layers))
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(..., H)`` of ids ``(...)``; see `Eagle3Head.embed`."""
-        return embedding(ids, (self._embeddings.module if self._embeddings else self.embed_tokens).weight)
 
     @property
     def borrowed_output(self) -> nn.Module:
@@ -101,26 +95,21 @@ class Eagle1Head(ChainHead):
     def _replace_output(self, layer: nn.Linear) -> None:
         self._output = Borrowed(layer)
 
-    def output(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits ``(..., D)`` of the last layer's output ``(..., H)``, by the verifier's output layer."""
-        layer = self._output.module
-        return linear(rows, layer.weight, layer.bias)
-
     def forward(
         self,
         ids: torch.Tensor,
-        rows: torch.Tensor,
+        features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
         keep: int | torch.Tensor = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
-        states = self.fc(torch.cat([self.embed(ids), rows], -1))  # (1, T, H)
+        states = self.fc(torch.cat([self.embed(ids), features], -1))  # (1, T, H)
         for index, block in enumerate(self.blocks):
             states = block(states, rope, mask, cache, index)
-        kept = last_of(states, keep)
-        return ChainPass(self.output(kept), kept, kept)
+        last, output = last_of(states, keep), self._output.module
+        return ChainPass(linear(last, output.weight, output.bias), last, last)
 
 
 NAMES = {"blocks.": "layers."}
@@ -187,18 +176,18 @@ def loss(head: Eagle1Head, lesson: "Lesson", recipe: "Recipe", generator: torch.
     """The loss of an answer; see `HeadKind.loss`."""
     from specctl.models.draft_heads.training import drafted_steps
 
-    def noisy(rows: torch.Tensor) -> torch.Tensor:
-        shift = torch.rand(rows.shape, generator=generator).to(rows) - 0.5
-        return rows + shift * NOISE * 512 / len(lesson.ids)
+    def noisy(features: torch.Tensor) -> torch.Tensor:
+        shift = torch.rand(features.shape, generator=generator).to(features) - 0.5
+        return features + shift * NOISE * 512 / len(lesson.ids)
 
     return torch.stack([step_loss(step, lesson) for step in drafted_steps(head, lesson, recipe.steps, noisy)]).sum()
 
 
 def step_loss(step: "Step", lesson: "Lesson") -> torch.Tensor:
-    """A sum over the answer's tokens: how far the rows are from the target's last states, and their distributions."""
+    """A sum over the answer's tokens: how far the features and distributions are from the target's."""
     from specctl.models.draft_heads.training import law_loss
 
     target = lesson.logits[step.answer_rows]
-    wanted = lesson.states[-1][step.answer_rows + lesson.first - 1]  # the row of token x_p stands for the state of p
-    feature = smooth_l1_loss(step.rows, wanted, reduction="none").mean(-1).sum()
+    wanted = lesson.states[-1][step.answer_rows + lesson.first - 1]  # those of token x_p stand for the state of p
+    feature = smooth_l1_loss(step.features, wanted, reduction="none").mean(-1).sum()
     return FEATURE_WEIGHT * feature + DISTRIBUTION_WEIGHT * law_loss(step.logits, target, None).sum()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
 from transformers import Cache, PreTrainedModel
 
 from specctl.errors import ModelError
@@ -29,7 +28,6 @@ from specctl.models.draft_heads.file_layout import (
     require_same,
     transformer_table,
 )
-from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
 
 if TYPE_CHECKING:
@@ -45,10 +43,10 @@ class Eagle3Config:
         shape: of its layers, H their width.
         layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
         vocabulary: V, the verifier's.
-        draft_vocabulary: D, how many of the V tokens it can draft.
+        draft_vocabulary: D, the number of the V tokens that it can draft.
         num_layers: its decoder layers; all but the first are ordinary ones.
         target_hidden_size: width of the verifier's states.
-        norm_before_residual: whether the first layer's residual is the normed row, not the row itself.
+        norm_before_residual: whether the first layer's residual is the normed features.
         norm_before_fc: whether the concatenated states go through one RMSNorm.
         fc_norm: whether each layer's states go through an RMSNorm of their own.
         norm_output: whether the recursion is the normed output, not the output itself (EAGLE-3.1).
@@ -75,10 +73,10 @@ class Eagle3Config:
 
 
 class FirstLayer(nn.Module):
-    """The layer that reads a token's embedding beside a row: queries, keys and values are made from both.
+    """The layer that reads a token's embedding beside features: queries, keys and values are made from both.
 
-    ``e = input_layernorm(embedding)``, ``h = hidden_norm(row)``; attention reads ``cat(e, h)``, and the residual is the
-    row, or h with ``norm_before_residual``.
+    ``e = input_layernorm(embedding)``, ``h = hidden_norm(features)``; attention reads ``cat(e, h)``, and the residual
+    is the features, or h with ``norm_before_residual``.
     """
 
     def __init__(self, shape: LayerShape, *, norm_before_residual: bool) -> None:
@@ -90,23 +88,15 @@ class FirstLayer(nn.Module):
         self.mlp = GatedNetwork(shape)
         self._norm_before_residual = norm_before_residual
 
-    def joined(self, embeds: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What attention reads, ``(B, T, 2H)``, and the residual ``(B, T, H)``, of two ``(B, T, H)``."""
-        normed = self.hidden_norm(rows)
+    def forward(
+        self, embeds: torch.Tensor, features: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:  # (1, T, H)
+        normed = self.hidden_norm(features)
         read = torch.cat([self.input_layernorm(embeds), normed], -1)
-        return read, normed if self._norm_before_residual else rows
-
-    def finished(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """The layer's output ``(B, T, H)`` of the residual and attention's output."""
-        states = residual + attended
+        residual = normed if self._norm_before_residual else features
+        states = residual + self.self_attn(read, rope, mask, cache, 0)
         output: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output
-
-    def forward(
-        self, embeds: torch.Tensor, rows: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: Cache
-    ) -> torch.Tensor:  # (1, T, H)
-        read, residual = self.joined(embeds, rows)
-        return self.finished(residual, self.self_attn(read, rope, mask, cache, 0))
 
 
 class Eagle3Head(ChainHead):
@@ -134,9 +124,7 @@ class Eagle3Head(ChainHead):
         self.vocabulary, self.draft_vocabulary = config.vocabulary, config.draft_vocabulary
         self.num_layers, self.context, self.window = config.num_layers, config.context, config.window
         self.cached_values = config.num_layers * shape.cached_values
-        self._embeddings = None if embeddings is None else Borrowed(embeddings)
-        if embeddings is None:
-            self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
+        self._take_embeddings(embeddings)
         if config.norm_before_fc:
             self.input_norm = shape.norm(sources * config.target_hidden_size)
         if config.fc_norm:
@@ -151,14 +139,6 @@ class Eagle3Head(ChainHead):
         self.norm = shape.norm()
         self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocabulary, bias=False)
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(..., H)`` of ids ``(...)``.
-
-        The verifier's are read without the factor that some models multiply theirs by: heads are trained on the
-        weights.
-        """
-        return embedding(ids, (self._embeddings.module if self._embeddings else self.embed_tokens).weight)
-
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         parts = [states[layer] for layer in self.layers]
         if self.config.fc_norm:
@@ -167,37 +147,28 @@ class Eagle3Head(ChainHead):
         fused: torch.Tensor = self.fc(self.input_norm(together) if self.config.norm_before_fc else together)
         return fused
 
-    def mask_row(self) -> torch.Tensor | None:
+    def mask_features(self) -> torch.Tensor | None:
         if self.mask_token is None:
             return None
         parts = self.mask_hidden[0].chunk(len(self.layers), -1)
         return self.fuse(dict(zip(self.layers, parts, strict=True)))
 
-    def output(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What follows the last layer's output ``(..., H)``.
-
-        Returns:
-            Logits ``(..., D)`` over the draft vocabulary, what the output layer read ``(..., H)``, and the recursion's
-            rows ``(..., H)``.
-        """
-        normed = self.norm(states)
-        return self.lm_head(normed), normed, normed if self.config.norm_output else states
-
     def forward(
         self,
         ids: torch.Tensor,
-        rows: torch.Tensor,
+        features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
         keep: int | torch.Tensor = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
-        states = self.first(self.embed(ids), rows, rope, mask, cache)
+        states = self.first(self.embed(ids), features, rope, mask, cache)
         for index, layer in enumerate(self.further, start=1):
             states = layer(states, rope, mask, cache, index)
-        logits, hidden, further = self.output(last_of(states, keep))
-        return ChainPass(logits, hidden, further)
+        last = last_of(states, keep)
+        normed = self.norm(last)
+        return ChainPass(self.lm_head(normed), normed, normed if self.config.norm_output else last)
 
 
 TRAINING = frozenset(
@@ -234,7 +205,7 @@ def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
     """An EAGLE-3 head in speculators' layout; see `HeadKind.describe`."""
     config = head.config
     if config.window or config.mask_token is not None:
-        raise ValueError("windows and masks are written by nobody here")
+        raise ValueError("writing windows or masks is not supported")
     described = {
         "architectures": ["Eagle3DraftModel"],
         "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),

@@ -254,9 +254,10 @@ class GlideLayer(nn.Module):
 class GlideHead(ChainHead):
     """A GliDe draft head: a small decoder that also looks at what the verifier cached of the text.
 
-    A row is what the verifier's layers cache of a place: their values, and their keys before they are turned. The token
-    behind the place brings them in. A token that the head drafted brings in nothing, for the verifier has not read the
-    place before it; so a round's tokens see the places that were known when it began, and each other by self-attention.
+    Features are what the verifier's layers cache of a place: their values, and their keys before they are turned. The
+    token after the place brings them in. A token that the head drafted brings in nothing, because the verifier has not
+    read the place before it. So a round's tokens see the places that were known when it began, and each other by
+    self-attention.
 
     Args:
         config: the network.
@@ -289,7 +290,7 @@ class GlideHead(ChainHead):
         return self.keys.modules
 
     @property
-    def row_size(self) -> int:
+    def feature_size(self) -> int:
         """Keys and values of one place in every layer that is read, and a number that is 1 where they are known."""
         return self.config.num_layers * self._per_place + 1
 
@@ -300,13 +301,13 @@ class GlideHead(ChainHead):
         return torch.cat([*flat, torch.ones_like(flat[0][:, :1])], -1)
 
     def brought(
-        self, rows: torch.Tensor, places: torch.Tensor
+        self, features: torch.Tensor, places: torch.Tensor
     ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
         """The verifier's turned keys and its values that T tokens bring in.
 
         Args:
-            rows: ``(1, T, R)``.
-            places: ``(T,)`` int64, which the rows are of.
+            features: ``(1, T, R)``.
+            places: ``(T,)`` int64, which the features are of.
 
         Returns:
             For each of `layers` keys and values, ``(1, kv_heads, T, d)`` each, and ``(1, 1, T, 1)``, 1 where they are
@@ -314,15 +315,15 @@ class GlideHead(ChainHead):
         """
         keys = self.keys
         rope = keys.rope(places)
-        parts = rows[..., :-1].reshape(*rows.shape[:2], -1, keys.kv_heads, keys.head_dim)
+        parts = features[..., :-1].reshape(*features.shape[:2], -1, keys.kv_heads, keys.head_dim)
         parts = parts.permute(2, 0, 3, 1, 4)  # (2 n, 1, kv_heads, T, d)
         pairs = [(rotated(parts[index], rope), parts[index + 1]) for index in range(0, len(parts), 2)]
-        return pairs, rows[:, None, :, -1:]
+        return pairs, features[:, None, :, -1:]
 
     def forward(
         self,
         ids: torch.Tensor,
-        rows: torch.Tensor,
+        features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
@@ -330,15 +331,15 @@ class GlideHead(ChainHead):
         seen: torch.Tensor | None = None,
         places: torch.Tensor | None = None,
     ) -> ChainPass:
-        """As in `ChainHead`; the recursion's rows bring in nothing.
+        """As in `ChainHead`; the recursion's features bring in nothing.
 
         Args:
-            ids, rows, positions, mask, cache, keep: as there.
+            ids, features, positions, mask, cache, keep: as there.
             seen: ``(1, 1, T, S)`` bool, what the S tokens brought in that each token may see; None for ``mask``.
-            places: ``(T,)`` int64, which the rows are of; None for those before the tokens.
+            places: ``(T,)`` int64, which the features are of; None for those before the tokens.
         """
         depth = self.config.num_layers
-        pairs, known = self.brought(rows, positions - 1 if places is None else places)
+        pairs, known = self.brought(features, positions - 1 if places is None else places)
         known, _ = cache.update(known, known, 2 * depth)  # (1, 1, S, 1)
         seen = (mask if seen is None else seen) & (known.transpose(-1, -2) > 0)
         rope, crossing = self.rotary(positions), self.keys.rope(positions)
@@ -350,7 +351,7 @@ class GlideHead(ChainHead):
             states = states + block.cross_attn(states, crossing, keys, values, seen)
             states = states + block.mlp(block.post_attention_layernorm(states))
         hidden = self.norm(last_of(states, keep))  # (keep, H)
-        return ChainPass(self.lm_head(hidden), hidden, rows.new_zeros(len(hidden), self.row_size))
+        return ChainPass(self.lm_head(hidden), hidden, features.new_zeros(len(hidden), self.feature_size))
 
 
 def top_layers(depth: int, count: int) -> Sequence[int]:
@@ -448,9 +449,9 @@ def stretched(head: GlideHead, lesson: "Lesson", size: int, offset: int) -> "Ste
 
     ids, device = lesson.ids[:-1], lesson.ids.device
     true = head.fuse({layer: states[:-2] for layer, states in lesson.states.items()})
-    rows = torch.cat([true.new_zeros(1, true.shape[1]), true])  # (T, R): the token at p brings in place p - 1
+    features = torch.cat([true.new_zeros(1, true.shape[1]), true])  # (T, R): the token at p brings in place p - 1
     places = torch.arange(len(ids), device=device)
     begins = (places - (places - offset) % size).clamp(min=0)  # (T,) where each token's stretch begins
     mask, seen = (head.causal(places, last)[None, None] for last in (places, begins))
-    found: ChainPass = head(ids[None], rows[None], places, mask, DynamicCache(), lesson.length, seen)
-    return Step(0, torch.arange(lesson.length, device=device), found.logits, found.rows)
+    found: ChainPass = head(ids[None], features[None], places, mask, DynamicCache(), lesson.length, seen)
+    return Step(0, torch.arange(lesson.length, device=device), found.logits, found.features)

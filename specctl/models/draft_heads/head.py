@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import embedding
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.runner import Runner
@@ -12,10 +13,7 @@ from specctl.models.running.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A module of the verifier that a head computes with.
-
-    It is held in here so that it does not become a part of the head: neither moved, trained nor saved with it.
-    """
+    """A module of the verifier that a head computes with, held so that it is neither moved, trained nor saved."""
 
     module: Any
 
@@ -24,15 +22,15 @@ class DraftHead(nn.Module):
     """A network that drafts from the states of the model that verifies it.
 
     Attributes:
-        kind: what it is, in the words of flags and files.
+        kind: its name in flags and files.
         layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
             after the final norm.
         state_size: width of the verifier's states.
         width: H, the width of its own states.
         vocabulary: V, the verifier's.
-        draft_vocabulary: D, how many of the verifier's tokens it can draft.
+        draft_vocabulary: D, the number of the verifier's tokens that it can draft.
         tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
-        num_layers: layers that keep keys and values.
+        num_layers: layers that cache keys and values.
         cached_values: numbers in its cache for each token.
         context: the most tokens that it can read.
         longest: the most tokens that it drafts in a round; None for any number.
@@ -54,11 +52,30 @@ class DraftHead(nn.Module):
         super().__init__()
         self.register_buffer("tokens", tokens, persistent=False)
 
+    def _take_embeddings(self, embeddings: nn.Module | None) -> None:
+        """Embed with the verifier's embeddings, or with some of its own."""
+        self._embeddings = None if embeddings is None else Borrowed(embeddings)
+        if embeddings is None:
+            self.embed_tokens = nn.Embedding(self.vocabulary, self.width)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(..., H)`` of ids ``(...)``.
+
+        The verifier's are read without the factor that some models multiply theirs by: heads are trained on the
+        weights.
+        """
+        return embedding(ids, (self._embeddings.module if self._embeddings else self.embed_tokens).weight)
+
     @property
     def borrowed(self) -> list[nn.Module]:
-        """The verifier's modules that it computes with, which are no part of it."""
+        """The verifier's modules that it computes with."""
         held = [one.module for one in vars(self).values() if isinstance(one, Borrowed)]
         return [module for module in held if module is not None]
+
+    @property
+    def no_graphs(self) -> str | None:
+        """Why its passes cannot be exported as graphs; None if they can."""
+        return None
 
     @property
     def borrowed_output(self) -> nn.Module | None:

@@ -123,7 +123,7 @@ class MtpHead(ChainHead):
 
     def share(self, embeddings: nn.Module, output: nn.Module | None) -> None:
         """Use these where it has none of its own: the target's, or copies in the head's dtype."""
-        self._embeddings, self._output = Borrowed(embeddings), Borrowed(output)
+        self._target_embeddings, self._output = Borrowed(embeddings), Borrowed(output)
 
     @property
     def borrowed_output(self) -> nn.Module | None:
@@ -149,20 +149,20 @@ class MtpHead(ChainHead):
         return self
 
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """The rows ``(T, H)`` are the target's last states as they are."""
+        """The features ``(T, H)`` are the target's last states as they are."""
         return states[-1]
 
     def forward(
         self,
         ids: torch.Tensor,
-        rows: torch.Tensor,
+        features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
         cache: Cache,
         keep: int | torch.Tensor = 0,
     ) -> ChainPass:
-        embedded = (self.embeddings or self._embeddings.module)(ids).to(rows)  # (1, T, H)
-        parts = [self.enorm(embedded), self.hnorm(rows)]
+        embedded = (self.embeddings or self._target_embeddings.module)(ids).to(features)  # (1, T, H)
+        parts = [self.enorm(embedded), self.hnorm(features)]
         places = positions[None]
         axes = places.expand(self._axes, 1, -1) if self._axes else places
         states = self.block(

@@ -92,7 +92,7 @@ class Given:
         embeddings: of the target, a copy in float32 that is not trained.
         output: the target's output layer, likewise.
         shape: of layers like the target's.
-        depth: how many decoder layers the target has.
+        depth: the number of the target's decoder layers.
         tokens: ids ``(D,)`` int64 of the head's draft vocabulary, rising; None for all.
         mask_token: stands for what a block head is to draft.
     """
@@ -163,7 +163,7 @@ def _weight(module: nn.Module | None) -> torch.Tensor | None:
 
 
 def _shape(target: PreTrainedModel) -> LayerShape:
-    """Layers like the target's first one, where its configuration has Llama's words for it."""
+    """Layers like the target's first one, where its configuration has Llama's keys."""
     config = layer_configs(target.config)[0]
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # some have one for each kind of layer
@@ -188,35 +188,40 @@ class Step:
 
     Attributes:
         index: j, from 0.
-        answer_rows: ``(R,)`` int64, rising: which of the answer's tokens each row predicts.
+        answer_rows: ``(R,)`` int64, rising: which of the answer's tokens each of them predicts.
         logits: ``(R, V)``.
-        rows: ``(R, H)``, the head's own rows.
+        features: ``(R, F)``, the head's own.
     """
 
     index: int
     answer_rows: torch.Tensor
     logits: torch.Tensor
-    rows: torch.Tensor
+    features: torch.Tensor
 
 
 def drafted_steps(
     head: ChainHead,
     lesson: Lesson,
     steps: int,
-    noise: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+    noise: Callable[[torch.Tensor], torch.Tensor] = lambda features: features,
     longer: torch.Tensor | None = None,
 ) -> Iterator[Step]:
-    """Draft from every place at which a round could begin, following the text.
+    """Let a chain head draft from every place at which a round could begin, following the text.
 
-    A prompt of one token leaves out the round that would draft the answer's first token: most heads have no row before
-    a sequence's second token.
+    EAGLE-3 calls this training-time test (arXiv 2503.01840, section 3.2). A round that begins after place p has read
+    the tokens up to x_p with features of true states, and then j tokens with features of its own. So the j-th token of
+    every round attends to the keys of all true places up to its p, which are those of one pass over the text, and to
+    the keys of its own round, one for each earlier j: causal, plus a diagonal for each step.
+
+    A prompt of one token leaves out the round that would draft the answer's first token: most heads have no features
+    before a sequence's second token.
 
     Args:
         head: in any mode; gradients flow through every step.
-        lesson: the text. The last rounds are shorter, for they end with it.
+        lesson: the text. The last rounds are shorter, because they end with it.
         steps: tokens of a round, at least 1.
-        noise: changes the rows ``(T, H)`` that come from true states.
-        longer: ``(A,)`` bool on the lesson's device, which rounds go on behind their first token, by the answer's token
+        noise: changes the features ``(T, F)`` that come from true states.
+        longer: ``(A,)`` bool on the lesson's device, which rounds go on after their first token, by the answer's token
             that they draft first; None for all.
 
     Yields:
@@ -227,16 +232,16 @@ def drafted_steps(
     starts = torch.arange(max(lesson.first - 1, begin), len(ids) - 1, device=device)  # (R,) the last true token of each
     if not len(starts):
         return
-    true = len(ids) - 2  # tokens x_1 to x_(N-2), read with rows of true states
-    rows = noise(head.fuse({layer: states[:true] for layer, states in lesson.states.items()}))
+    true = len(ids) - 2  # tokens x_1 to x_(N-2), read with features of true states
+    features = noise(head.fuse({layer: states[:true] for layer, states in lesson.states.items()}))
     if head.sees_first:
-        rows = torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+        features = torch.cat([features.new_zeros(1, features.shape[1]), features])
     places = torch.arange(begin, true + 1, device=device)
     mask = head.causal(places, places)  # (T, T)
     cache = DynamicCache()
-    found = head(ids[None, begin:-1], rows[None], places, mask[None, None], cache, len(starts))
-    yield Step(0, starts + 1 - lesson.first, head.widened(found.logits), found.rows)
-    own = found.rows
+    found = head(ids[None, begin:-1], features[None], places, mask[None, None], cache, len(starts))
+    yield Step(0, starts + 1 - lesson.first, head.widened(found.logits), found.features)
+    own = found.features
     if longer is not None:
         chosen = longer[starts + 1 - lesson.first]
         starts, own = starts[chosen], own[chosen]
@@ -250,13 +255,13 @@ def drafted_steps(
         mask = torch.cat([mask, torch.eye(rounds, dtype=torch.bool, device=device)], 1)
         fed = starts + index
         found = head(ids[None, fed], own[None, :rounds], fed, mask[None, None], cache)
-        own = found.rows
+        own = found.features
         yield Step(index, fed + 1 - lesson.first, head.widened(found.logits), own)
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The rows of several blocks that predict tokens, K in each.
+    """The rows of R blocks that predict tokens, K in each.
 
     Attributes:
         logits: ``(R, K, V)``, of heads with a sequential part given the text before each token.
@@ -272,7 +277,10 @@ class Blocks:
 
 
 def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Blocks:
-    """Draft a block from each of R places.
+    """Let a block head draft from R places at once, as DFlash is trained (arXiv 2602.06036).
+
+    Each place is the anchor of a block, whose other tokens are masked. A block attends to the states of the places
+    before its anchor, and to all of itself.
 
     Args:
         head: in any mode.
@@ -280,36 +288,26 @@ def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Bl
         anchors: ``(R,)`` int64 on the lesson's device, the places of the newest tokens: from ``first - 1`` to the
             answer's last but one.
     """
-    config = head.config
-    ids, size, device = lesson.ids, config.block_size, lesson.ids.device
-    cache = DynamicCache()
-    known = torch.arange(len(ids) - 1, device=device)
+    ids, cache = lesson.ids, DynamicCache()
+    known = torch.arange(len(ids) - 1, device=ids.device)
     context = head.context_rows({layer: states[:-1] for layer, states in lesson.states.items()})
     head.remember(context[None], known, cache)
-    places = anchors[:, None] + torch.arange(size, device=device)  # (R, B)
-    block = torch.full_like(places, config.mask_token)
-    block[:, 0] = ids[anchors]
-    own = torch.eye(len(anchors), dtype=torch.bool, device=device)
-    mask = torch.cat([known < anchors[:, None], own.repeat_interleave(size, 1)], 1)  # (R, S), alike in a block
-    mask = mask.repeat_interleave(size, 0)
-    found = head(block.flatten()[None], places.flatten(), mask[None, None], cache, torch.cat([known, places.flatten()]))
-    kept = slice(config.first_row, None)
-    logits = found.logits.view(len(anchors), size, -1)[:, kept]
-    hidden = found.hidden.view(len(anchors), size, -1)[:, kept]
-    ahead = torch.arange(1, head.longest + 1, device=device)
-    wanted = anchors[:, None] + ahead  # (R, K), the places that the rows predict
+    logits, hidden = head.from_anchors(ids[anchors], anchors, len(known), cache)
+    used = slice(head.config.first_row, None)
+    logits, hidden = logits[:, used], hidden[:, used]
+    wanted = anchors[:, None] + torch.arange(1, head.longest + 1, device=ids.device)  # (R, K), the predicted places
     before = ids[(wanted - 1).clamp(max=len(ids) - 1)]
     memory = head.blank().expand(len(anchors), -1)
-    rows = []
+    found = []
     for index in range(head.longest):
         row, memory = head.row(logits[:, index], hidden[:, index], before[:, index], memory)
-        rows.append(head.widened(row))
-    confidence = head.confidence_logit(hidden, before) if config.confidence else None
-    return Blocks(torch.stack(rows, 1), confidence, wanted - lesson.first, wanted < len(ids))
+        found.append(head.widened(row))
+    confidence = head.confidence_logit(hidden, before) if head.config.confidence else None
+    return Blocks(torch.stack(found, 1), confidence, wanted - lesson.first, wanted < len(ids))
 
 
 def law_loss(logits: torch.Tensor, target: torch.Tensor, vocabulary: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy ``(...)`` in nats with the target's law restricted to the draft vocabulary.
+    """Cross-entropy ``(...)`` in nats with the target's distribution, restricted to the draft vocabulary.
 
     A row where the target's likeliest token is not in the draft vocabulary is 0 (EAGLE-3's code, ``cnets.py``).
 
@@ -319,11 +317,10 @@ def law_loss(logits: torch.Tensor, target: torch.Tensor, vocabulary: torch.Tenso
         vocabulary: ``(D,)`` int64, ids of the draft vocabulary; None for all.
     """
     if vocabulary is None:
-        law = target.softmax(-1)
-        return -(law * log_softmax(logits, -1)).sum(-1)
-    law = target[..., vocabulary].softmax(-1)
+        return -(target.softmax(-1) * log_softmax(logits, -1)).sum(-1)
+    wanted = target[..., vocabulary].softmax(-1)
     counted = torch.isin(target.argmax(-1), vocabulary)
-    return -(law * log_softmax(logits[..., vocabulary], -1)).sum(-1) * counted
+    return -(wanted * log_softmax(logits[..., vocabulary], -1)).sum(-1) * counted
 
 
 def text_loss(step: Step, lesson: Lesson) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""The rows that a chain head reads: what it made of its verifier's states, and what it wrote itself. No torch here."""
+"""What a draft head was given of its verifier's states: those it has not read yet, and the features it made of others.
+
+No torch here: numbers are numpy's or torch's.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,17 +16,19 @@ MOST = 512
 """Places that may wait: states of several layers take more memory than what a head makes of them."""
 ROOM = 64
 """Places to make room for at first; the memory doubles when it is full."""
+TAIL = 256
+"""Features that are stored of places already read, for rollbacks to a place before them."""
 
 
 class PendingStates:
     """The verifier's states of the newest places, as they came, until the draft head drafts again.
 
-    Rounds in which nothing is drafted thus cost a head next to nothing, and what it makes of the states is computed for
-    all places at once. Of a tensor, a reference waits. Numpy's rows, which the verifier's next pass overwrites, are
-    copied, behind those before them in memory that is there for all texts.
+    Rounds in which nothing is drafted thus cost a head next to nothing, and states are fused for all places at once.
+    Tensors are held as they are. Numpy's arrays are copied into memory that is reused for all texts, because the
+    verifier's next pass overwrites them.
 
     Attributes:
-        count: how many places wait.
+        count: the number of places that wait.
     """
 
     def __init__(self) -> None:
@@ -33,7 +38,7 @@ class PendingStates:
 
     @property
     def full(self) -> bool:
-        """Whether they should be read now, whether or not the head drafts."""
+        """Whether they should be read now, even if the head does not draft."""
         return self.count >= MOST
 
     def add(self, states: States, known: int) -> None:
@@ -71,7 +76,7 @@ class PendingStates:
             self._rows[layer] = room
 
     def cut(self, count: int) -> None:
-        """Let all but the first ``count`` places be forgotten."""
+        """Forget all but the first ``count`` places."""
         while self._parts and self.count > count:
             last = self._parts.pop()
             held = len(next(iter(last.values())))
@@ -82,10 +87,7 @@ class PendingStates:
         self.count = min(self.count, count)
 
     def take(self) -> States | None:
-        """All of them, which wait no longer; None if there are none.
-
-        Numpy's are in memory that those who wait next will take.
-        """
+        """All of them, which wait no longer; None if there are none. Memory of numpy's arrays is reused afterwards."""
         count, self.count = self.count, 0
         if not count:
             return None
@@ -95,75 +97,71 @@ class PendingStates:
         return taken[0] if len(taken) == 1 else joined_states(taken)
 
 
-TAIL = 256
-"""Rows that are kept of places already read, for rollbacks to a place before them."""
-
-
 class HeadInputs:
-    """Which row a chain head reads each token with: that of the place before it, as far as its state was observed.
+    """Which features a chain head reads each token with: those of the place before it, as far as they are known.
 
-    Rows of the places before W are known, of which the first may have been dropped. A token behind them is read with
-    the row that the head wrote after the token before it. Of the places behind W the states may wait.
+    Features of the places before W are known; the first of them may have been dropped. A token after them is read with
+    the features that the head wrote after the token before it.
 
     Args:
-        blank: ``(1, R)``, the row of place -1, the start of the sequence: zeros, by numpy or of torch as all rows are.
-        fuse: makes rows ``(T, R)`` of states, ``(T, D)`` for each of the head's layers.
-        mask: ``(1, R)``, the row that all tokens without a known one are read with, in one pass; None where the head
-            goes on from its own.
+        blank: ``(1, F)``, the features of place -1, the start of the sequence: zeros, numpy's or torch's like all.
+        fuse: makes features ``(T, F)`` of states, ``(T, D)`` for each of the head's layers.
+        mask: ``(1, F)``, the features that all tokens without known ones are read with, in one pass; None where the
+            head continues from its own.
 
     Attributes:
-        count: W, one more than the last place whose row is known.
-        true: tokens that were read with rows of the verifier's states, all of them at the start of the sequence.
+        count: W, one more than the last place whose features are known.
+        true: tokens that were read with features of the verifier's states, all at the start of the sequence.
     """
 
     def __init__(self, blank: Any, fuse: Callable[[States], Any], mask: Any = None) -> None:
         self._blank, self._fuse, self._mask = blank, fuse, mask
-        self._waiting = PendingStates()
-        self._rows = blank[:0]  # (N, R), of places W - N to W - 1
-        self._own, self._own_after = blank, 0  # (1, R), and how many tokens had been read when the head wrote it
+        self._pending = PendingStates()
+        self._features = blank[:0]  # (N, F), of places W - N to W - 1
+        self._own, self._own_after = blank, 0  # (1, F), and the number of tokens read when the head wrote it
         self.count = 0
         self.true = 0
 
     @property
     def observed(self) -> int:
         """One more than the last place whose state was given."""
-        return self.count + self._waiting.count
+        return self.count + self._pending.count
 
     def observe_states(self, start: int, states: States) -> None:
-        """As in `Slot`."""
-        self._waiting.add(states, self.observed - start)
-        if self._waiting.full:
+        """As of `Slot`."""
+        self._pending.add(states, self.observed - start)
+        if self._pending.full:
             self.take_pending()
 
     def take_pending(self) -> None:
-        """Make rows of the states that wait."""
-        if (states := self._waiting.take()) is not None:
-            rows = self._fuse(states)
-            self._rows = joined_numbers([self._rows, rows])
-            self.count += len(rows)
+        """Fuse the states that wait."""
+        if (states := self._pending.take()) is not None:
+            features = self._fuse(states)
+            self._features = joined_numbers([self._features, features])
+            self.count += len(features)
 
-    def of(self, first: int, count: int) -> Any:  # (count, R)
-        """The rows of places ``first`` and those after it; zeros for place -1, the start of the sequence."""
-        begin = self.count - len(self._rows)
-        rows = self._rows[max(first, 0) - begin : first + count - begin]
-        return rows if first >= 0 else joined_numbers([self._blank, rows])
+    def of(self, first: int, count: int) -> Any:  # (count, F)
+        """The features of places from ``first`` on; zeros for place -1, the start of the sequence."""
+        begin = self.count - len(self._features)
+        found = self._features[max(first, 0) - begin : first + count - begin]
+        return found if first >= 0 else joined_numbers([self._blank, found])
 
     def known(self, length: int) -> int:
-        """For how many of the tokens behind ``length`` there are rows of the verifier's states."""
+        """The number of tokens after ``length`` that can be read with features of the verifier's states."""
         return self.count + 1 - length
 
-    def next(self, length: int, count: int) -> Any:  # (count, R)
-        """The rows to read the next tokens with, of which those before ``length`` were read."""
+    def next(self, length: int, count: int) -> Any:  # (count, F)
+        """The features to read the next tokens with, after ``length`` tokens."""
         known = self.known(length)
         if self._mask is not None:
-            rows = [self.of(length - 1, min(known, count))] if known > 0 else []
-            return joined_numbers([*rows, *[self._mask] * (count - max(known, 0))])
+            found = [self.of(length - 1, min(known, count))] if known > 0 else []
+            return joined_numbers([*found, *[self._mask] * (count - max(known, 0))])
         if known > 0:
             return self.of(length - 1, count)
         return self._own if self._own_after == length else joined_numbers([self._blank])
 
     def pieces(self, length: int, tokens: Sequence[Any]) -> Iterator[Sequence[Any]]:
-        """Tokens in the passes that read them: those whose rows are known, and each behind them by itself."""
+        """Tokens in the passes that read them: those whose features are known, and each after them by itself."""
         done = 0
         if self._mask is not None and tokens:
             yield tokens
@@ -174,42 +172,29 @@ class HeadInputs:
             yield some
 
     def advance(self, length: int, count: int, own: Any) -> None:
-        """Note that tokens were read.
-
-        Args:
-            length: tokens read before.
-            count: of them.
-            own: ``(1, R)``, the row that the head wrote after the last.
-        """
+        """Note that ``count`` tokens after ``length`` were read, and the features ``(1, F)`` written after the last."""
         if self.true == length <= self.count:
             self.true += min(count, self.known(length))
-            self._forget_read(length)
+            begin = self.count - len(self._features)
+            if length - begin > 2 * TAIL:  # drop most features of places that have been read
+                self._features = joined_numbers([self._features[length - TAIL - begin :]])  # a copy
         self._own, self._own_after = own, length + count
 
-    def _forget_read(self, place: int) -> None:
-        """Drop most rows of places before ``place``, which have been read."""
-        begin = self.count - len(self._rows)
-        if place - begin > 2 * TAIL:
-            self._rows = joined_numbers([self._rows[place - TAIL - begin :]])  # a copy
-
     def rollback(self, length: int) -> int:
-        """Go back to tokens that were read with rows of the verifier's states.
+        """Go back to tokens that were read with features of the verifier's states; returns how many stay as read.
 
-        No place is known then behind one that is needed and no longer there.
+        Where the features that are needed next have been dropped, no later place counts as known.
 
         Args:
             length: tokens that stay.
-
-        Returns:
-            How many stay as read.
         """
         self.true = min(self.true, length)
-        known, needed = self.count, self.true - 1  # the place whose row is read next
-        begin = self.count - len(self._rows)
-        kept = min(length, self.count)
+        known, needed = self.count, self.true - 1  # the place whose features are read next
+        begin = self.count - len(self._features)
+        left = min(length, self.count)
         if 0 <= needed < begin:
-            kept = min(kept, needed)
-        self._rows = self._rows[: max(kept - begin, 0)]
-        self.count = kept
-        self._waiting.cut(max(0, length - known) if kept == known else 0)
+            left = min(left, needed)
+        self._features = self._features[: max(left - begin, 0)]
+        self.count = left
+        self._pending.cut(max(0, length - known) if left == known else 0)
         return self.true

@@ -138,9 +138,9 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
     """
     from specctl.models.onnx.export import CannotExport
 
+    if head.no_graphs is not None:
+        raise CannotExport(head.no_graphs)
     if isinstance(head, ChainHead):
-        if head.window or head.mask_token is not None:
-            raise CannotExport("its layers have windows, or it reads masks")
         from specctl.models.onnx_heads.export import chain_pass, fusing
 
         state = torch.zeros(1, head.state_size)
@@ -149,8 +149,6 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
         return {PASS: chain_pass(head), **fuses}
     from specctl.models.onnx_heads.export import block_confidence, block_pass, block_row, remembering
 
-    if head.config.sights or head.config.taps:
-        raise CannotExport("its layers have windows or convolutions")
     found = {PASS: block_pass(head), REMEMBER: remembering(head)}
     if head.config.markov is not None:
         found[ROW] = block_row(head)

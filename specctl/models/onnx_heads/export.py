@@ -155,7 +155,7 @@ class _ChainPass(nn.Module):
         appending = Appending(past, where, causal=True)
         with appending:
             found = self.head(ids, given, positions[0] + self._first, None, appending.cache, rows, **more)
-        written = () if found.rows is found.hidden or places is not None else (found.rows[None],)
+        written = () if found.features is found.hidden or places is not None else (found.features[None],)
         return (found.logits[None], found.hidden[None], *written, *appending.present)
 
 
@@ -177,7 +177,7 @@ def chain_pass(head: ChainHead) -> "ir.Model":
     shapes, found = _tried(head)
     width, rows = torch.export.Dim("tokens", min=2), torch.export.Dim("rows", min=2)
     one = torch.ones(1, dtype=torch.int32)
-    row = torch.randn(1, TOKENS, head.row_size)
+    row = torch.randn(1, TOKENS, head.feature_size)
     # No tensor twice, which would become one input.
     given: Any = numbers(TOKENS), row, numbers(TOKENS), torch.arange(ROWS), one * (TOKENS - 1), one * TOKENS
     sizes: Any = {1: width}, {1: width}, {1: width}, {0: rows}, None, None, shapes.sizes
@@ -186,7 +186,7 @@ def chain_pass(head: ChainHead) -> "ir.Model":
     if glide:
         given = *given, numbers(TOKENS), one * (TOKENS - 1), one * TOKENS
         sizes, names = (*sizes, {1: width}, None, None), [*names, "places", "shown.before", "shown.total"]
-    written = [] if glide or found.rows is found.hidden else ["row"]
+    written = [] if glide or found.features is found.hidden else ["row"]
     return as_graph(_ChainPass(head), given, sizes, names, ["logits", "hidden", *written, *shapes.named("present")])
 
 
@@ -196,7 +196,7 @@ def _tried(head: ChainHead) -> tuple[CacheShapes, ChainPass]:
     with torch.no_grad(), mode:
         found = head(
             torch.zeros(1, 2, dtype=torch.int64),
-            torch.randn(1, 2, head.row_size),
+            torch.randn(1, 2, head.feature_size),
             numbers(2)[0],
             None,
             mode.cache,

@@ -186,7 +186,7 @@ class OnnxHeadRunner(DraftHeadRunner):
         self.threads, self._seconds = graphs.threads, graphs.seconds
         self._pass = graphs.opened(PASS, min(CAPACITY, head.context))
         self._fusing = graphs.opened(FUSE) if graphs.has(FUSE) else None
-        self._blank = np.zeros((1, head.row_size), dtype=np.float32)
+        self._blank = np.zeros((1, head.feature_size), dtype=np.float32)
         self._rows = HeadInputs(self._blank, self._fused)
         self._skipped = 0 if head.sees_first else 1  # how many tokens are before the one in the first slot
         self._placed = self._pass.reads("positions")

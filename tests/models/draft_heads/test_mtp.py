@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
     found = read(ids[1:places], head.fuse({-1: states[:-1]}), 1)
     torch.testing.assert_close(found.logits, expected["logits"], **CLOSE)
     for step in range(3):
-        found = read(ids[places + step, None], found.rows[-1:], places + step)
+        found = read(ids[places + step, None], found.features[-1:], places + step)
         torch.testing.assert_close(found.logits, expected[f"step{step + 1}"], **CLOSE)
 
 
@@ -56,7 +56,7 @@ def test_logits_are_those_of_speculators(kind: str, layout: str) -> None:
         count = len(logits)
         found = Passes(head)(expected["ids"][step + 1 : step + 1 + count], rows[:count], 1)
         torch.testing.assert_close(found.logits, logits, **CLOSE)
-        rows = found.rows
+        rows = found.features
 
 
 @pytest.mark.parametrize("kind", WITH_SPECULATORS)
@@ -74,7 +74,7 @@ def test_one_pass_equals_passes_of_one_token(kind: str) -> None:
     for place in range(8):
         one = read(ids[place, None], rows[place, None], place + 1)
         torch.testing.assert_close(one.logits[0], whole.logits[place], **CLOSE)
-        torch.testing.assert_close(one.rows[0], whole.rows[place], **CLOSE)
+        torch.testing.assert_close(one.features[0], whole.features[place], **CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
