@@ -23,9 +23,9 @@ class BlockSight:
 
     Attributes:
         window: W, how far they see; 0 for any distance.
-        causal: whether a row sees no place behind its own.
+        causal: whether a row sees no place after its own.
         from_anchor: whether the window is the W places before the block for all of its rows, as speculators counts;
-            else a row sees the W - 1 places before its own and, unless it is causal, as many behind, as z-lab counts.
+            else a row sees the W - 1 places before its own and, unless it is causal, W - 1 after, as z-lab counts.
     """
 
     window: int = 0
@@ -33,12 +33,9 @@ class BlockSight:
     from_anchor: bool = False
 
     def seen(self, places: torch.Tensor, anchors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Which of S places each of T rows sees, ``(T, S)`` bool.
+        """Which of S places ``keys`` each of T rows at ``places`` sees, ``(T, S)`` bool.
 
-        Args:
-            places: ``(T,)`` int64, of the rows.
-            anchors: ``(T,)`` int64, the first place of each row's block.
-            keys: ``(S,)`` int64.
+        ``anchors`` ``(T,)`` are the first places of the rows' blocks; all are int64.
         """
         ahead = keys - places[:, None]
         found = torch.ones_like(ahead, dtype=torch.bool)
@@ -57,7 +54,7 @@ class BlockConfig:
         shape: of its decoder layers; H is the verifier's hidden size too.
         layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
         vocabulary: V, the verifier's.
-        draft_vocabulary: D, how many of the V tokens it can draft.
+        draft_vocabulary: D, the number of the V tokens that it can draft.
         num_layers: its decoder layers.
         block_size: B, places in a pass, the newest token's own included.
         mask_token: the id that stands for the tokens to be drafted.
@@ -105,13 +102,9 @@ class BlockConfig:
 
 
 class MarkovBias(nn.Module):
-    """A bias of low rank, ``W2 W1[x]`` for the token x drawn last (``vanilla``).
+    """DSpark's sequential head: what the last token adds to the logits of the next row (arXiv 2607.05147, 3.1).
 
-    Args:
-        vocabulary: V, of the tokens drawn.
-        draft_vocabulary: D, of the logits.
-        rank: R.
-        width: H, of the backbone's rows.
+    ``vanilla`` is a bias of low rank R, ``W2 W1[x]`` for the token x before the row's own.
     """
 
     def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:  # noqa: ARG002
@@ -123,15 +116,12 @@ class MarkovBias(nn.Module):
     def forward(
         self, tokens: torch.Tensor, rows: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bias of one row of the block, and the memory that the row after it reads.
+        """The bias ``(..., D)`` of one row of the block, and the memory ``(..., R)`` that the row after it reads.
 
         Args:
-            tokens: ``(...)`` int64, the tokens drawn before the rows' own.
+            tokens: ``(...)`` int64, those before the rows' own.
             rows: ``(..., H)``, the backbone's.
             memory: ``(..., R)``, zeros at the first row; only ``rnn`` reads and changes it.
-
-        Returns:
-            ``(..., D)`` and ``(..., R)``.
         """
         latent, memory = self.latent(self.markov_w1(tokens), rows, memory)
         return self.markov_w2(latent), memory
@@ -142,12 +132,12 @@ class MarkovBias(nn.Module):
         rows: torch.Tensor,  # noqa: ARG002 - other kinds read it
         memory: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What W2 reads, of the embedded tokens ``(..., R)``, and the memory after it: ``(..., R)`` each."""
+        """What W2 reads of the embedded tokens ``(..., R)``, and the memory after it: ``(..., R)`` each."""
         return embedded, memory
 
 
 class GatedBias(MarkovBias):
-    """``W2 (g * W1[x])`` with a gate g that reads the backbone's row h: ``g = sigmoid(gate_proj [h; W1[x]])``."""
+    """``W2 (g * W1[x])`` with a gate that reads the backbone's row h: ``g = sigmoid(gate_proj [h; W1[x]])``."""
 
     def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:
         super().__init__(vocabulary, draft_vocabulary, rank, width)
@@ -160,7 +150,7 @@ class GatedBias(MarkovBias):
 
 
 class RecurrentBias(MarkovBias):
-    """A gated recurrence over all tokens drawn in the block (``rnn``).
+    """A gated recurrence over all earlier tokens of the block (``rnn``).
 
     ``[g; c; o] = joint_proj [s; W1[x]; h]``; the bias is ``W2 tanh(o)`` and the next memory
     ``sigmoid(g) * s + (1 - sigmoid(g)) * tanh(c)``.
@@ -179,20 +169,13 @@ class RecurrentBias(MarkovBias):
 
 
 MARKOV: dict[MarkovKind, type[MarkovBias]] = {"vanilla": MarkovBias, "gated": GatedBias, "rnn": RecurrentBias}
-"""The sequential heads by their names in configurations."""
 
 
 class DynamicConvolution(nn.Module):
-    """Two causal convolutions over a block's rows, one before and one after a part of a layer.
+    """DFlash2's causal convolutions over a block's rows, one before and one after a part of a layer (z-lab 2026).
 
-    Each number of a row becomes a weighted sum of those at its place in the last C rows of the block. The weights are
-    constants of this number plus what one projection of the row makes for each group of G numbers.
-
-    Args:
-        width: H.
-        taps: C.
-        group: G, a divisor of H.
-        block_size: B, rows of a block; nothing is read across its start.
+    Each number of a row becomes a weighted sum of those at its place in the last C rows of its block of B. The weights
+    are constants of this number plus a projection of the row for each group of G numbers, a divisor of H.
     """
 
     def __init__(self, width: int, taps: int, group: int, block_size: int) -> None:
@@ -207,7 +190,7 @@ class DynamicConvolution(nn.Module):
         return self._convolved(rows, found[..., 0, :, :], self.base_kernel[0]), found[..., 1, :, :]
 
     def after(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What becomes of the part's output ``(1, T, H)``."""
+        """The convolution of the part's output ``(1, T, H)``."""
         return self._convolved(rows, weights, self.base_kernel[1])
 
     def _convolved(self, rows: torch.Tensor, weights: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
@@ -221,12 +204,7 @@ class DynamicConvolution(nn.Module):
 
 
 class ConvolvedLayer(DecoderLayer):
-    """A decoder layer with a `DynamicConvolution` around its attention and one around its network.
-
-    Args:
-        shape: of the layer.
-        taps, group, block_size: of the convolutions.
-    """
+    """A decoder layer of DFlash2, with a `DynamicConvolution` around its attention and one around its network."""
 
     def __init__(self, shape: LayerShape, taps: int, group: int, block_size: int) -> None:
         super().__init__(shape)
@@ -243,15 +221,10 @@ class ConvolvedLayer(DecoderLayer):
 
 
 class CandidateSelector(nn.Module):
-    """Scores a row's likeliest tokens by the token before them; no other token can be drafted.
+    """DFlash2's scores of a row's K likeliest tokens by the token before them; no other token can be drafted.
 
-    The score of candidate b after token a is its logit plus ``<A[a] * P h, S[b]>`` for the row's hidden state h.
-
-    Args:
-        vocabulary: V.
-        rank: R, length of the embeddings A and S.
-        width: H.
-        count: K, candidates of a row.
+    The score of candidate b after token a is its logit plus ``<A[a] * P h, S[b]>`` for the row's hidden state h, with
+    embeddings A and S of length R.
     """
 
     def __init__(self, vocabulary: int, rank: int, width: int, count: int) -> None:
@@ -276,12 +249,7 @@ class CandidateSelector(nn.Module):
 
 
 class BlockPass(NamedTuple):
-    """What the backbone makes of a block.
-
-    Attributes:
-        logits: ``(B, D)``, before the sequential head adds to them.
-        hidden: ``(B, H)``, what the output layer read.
-    """
+    """The backbone's logits ``(B, D)`` of a block, and the hidden states ``(B, H)`` that its output layer read."""
 
     logits: torch.Tensor
     hidden: torch.Tensor
@@ -290,9 +258,9 @@ class BlockPass(NamedTuple):
 class BlockHead(DraftHead):
     """DFlash (arXiv 2602.06036), DFlash2 and DSpark (arXiv 2607.05147).
 
-    Its decoder layers read the newest token and B - 1 masks behind it. Queries come from these only; keys and values
+    Its decoder layers read the newest token and B - 1 masks after it. Queries come from these only; keys and values
     also from the fused states of all places before (`context_rows`). Inside the block everything attends to everything,
-    unless ``sights`` of a layer say otherwise.
+    except where the ``sights`` of a layer limit it.
 
     Args:
         config: the network.
@@ -302,9 +270,7 @@ class BlockHead(DraftHead):
         output: the same for the output layer.
 
     Attributes:
-        config: the network.
         block_size: B.
-        longest: the most tokens that it drafts in one pass.
     """
 
     longest: int
@@ -327,7 +293,7 @@ class BlockHead(DraftHead):
         self.cached_values = config.num_layers * shape.cached_values
         self.block_size, self.num_layers, self.context = config.block_size, config.num_layers, config.context
         self.longest = config.block_size - config.first_row
-        # The output layer's forward method is not called: hooks on it keep the verifier's last states.
+        # The output layer's forward method is not called: hooks on it catch the verifier's last states.
         self._output = None if output is None else Borrowed(output)
         self._take_embeddings(embeddings)
         self.fc = nn.Linear(len(config.layers) * shape.hidden_size, shape.hidden_size, bias=False)
@@ -365,12 +331,12 @@ class BlockHead(DraftHead):
         return fused
 
     def remember(self, rows: torch.Tensor, positions: torch.Tensor, cache: Cache) -> None:
-        """Write the keys and values of T places, which blocks after them attend to.
+        """Cache the keys and values of T places, which later blocks attend to.
 
         Args:
             rows: ``(1, T, H)`` of `context_rows`.
             positions: ``(T,)`` int64, the places.
-            cache: whose layers write where the caller points.
+            cache: its layers write where the caller wants it.
         """
         rope = self.rotary(positions)
         for index, layer in enumerate(self.decoder):
@@ -402,7 +368,7 @@ class BlockHead(DraftHead):
             ids: ``(1, B)`` int64, the newest token and masks.
             positions: ``(B,)`` int64, their places.
             mask: ``(1, 1, B, S)`` bool, which cached places each attends to; None for all.
-            cache: whose layers write the block's keys and values where the caller points and return all S of them.
+            cache: its layers write the block's keys and values where the caller wants them and return all S of them.
             keys: ``(S,)`` int64, the places of these; read only where ``sights`` are limited.
         """
         config = self.config
@@ -410,8 +376,8 @@ class BlockHead(DraftHead):
         states = self.embed(ids)  # (1, B, H)
         masks = [mask] * config.num_layers
         if config.sights:
-            assert mask is not None, "there are no exports of such heads"
-            assert keys is not None, "there are no exports of such heads"
+            assert mask is not None, "such heads are not exported"
+            assert keys is not None, "such heads are not exported"
             anchors = positions.view(-1, config.block_size)[:, :1].expand(-1, config.block_size).flatten()
             masks = [mask & sight.seen(positions, anchors, keys) for sight in config.sights]
         for index, (layer, seen) in enumerate(zip(self.decoder, masks, strict=True)):
@@ -457,16 +423,13 @@ class BlockHead(DraftHead):
     def row(
         self, base: torch.Tensor, hidden: torch.Tensor, token: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits of one row of the block, given the token before it.
+        """The logits ``(..., D)`` of one row of the block, given the token before it, and the next row's memory.
 
         Args:
             base: ``(..., D)``, the row of the pass.
             hidden: ``(..., H)``, its hidden state.
             token: ``(...)`` int64, the token at the place before the one it predicts.
             memory: ``(..., R)``, from the row before it, or `blank`.
-
-        Returns:
-            ``(..., D)``, and the next row's memory ``(..., R)``.
         """
         if self.config.markov == "selector":
             return self.candidate_selector(base, hidden, token), memory

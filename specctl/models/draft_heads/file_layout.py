@@ -28,7 +28,7 @@ AHEAD = 3
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What a head's file says of the model that it drafts for.
+    """The model that a head drafts for, as its file describes it.
 
     Attributes:
         name: its hub id or path.
@@ -50,7 +50,7 @@ class Verifier:
 def write_head(folder: Path, head: ChainHead | BlockHead, verifier: Verifier) -> None:
     """Write model.safetensors, and last config.json, each file completely or not at all.
 
-    What the head borrows of its verifier is left out; who loads the head takes it from the verifier.
+    What the head borrows of its verifier is left out.
 
     Args:
         folder: made if it does not exist.
@@ -58,7 +58,7 @@ def write_head(folder: Path, head: ChainHead | BlockHead, verifier: Verifier) ->
         verifier: the model that it drafts for.
 
     Raises:
-        ValueError: the layout has no words for the head.
+        ValueError: the layout cannot describe the head.
         OutputError: a file cannot be written.
     """
     config, weights = described(head, verifier)
@@ -103,7 +103,7 @@ NOT_THE_HEADS = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 
 
 def own_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that are the network's; old files also hold rotary frequencies, which follow from the config."""
+    """The tensors that are the network's; rotary frequencies, which old files hold too, follow from the config."""
     return {
         name: weight
         for name, weight in weights.items()
@@ -112,11 +112,9 @@ def own_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def published_names(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str, str]:
-    """What a file calls each of a network's weights.
+    """The name in a file of each of a network's weights.
 
-    Args:
-        head: the network.
-        prefixes: how names begin in the file, by how they begin in the network; the first that fits counts.
+    ``prefixes`` are how names begin in the file, by how they begin in the network; the first that fits counts.
     """
 
     def published(name: str) -> str:
@@ -127,7 +125,7 @@ def published_names(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str, s
 
 
 def published_weights(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """A network's weights by the names that a file has for them; see `published_names`."""
+    """A network's weights by their names in a file; see `published_names`."""
     names = published_names(head, prefixes)
     return {names[own]: weight for own, weight in head.state_dict().items()}
 
@@ -137,9 +135,9 @@ def fill(head: nn.Module, weights: Mapping[str, torch.Tensor], names: Mapping[st
 
     Args:
         head: the network.
-        weights: all tensors of the file that the network has to understand.
-        names: what the file calls each of the network's weights (`published_names`).
-        subject: the draft head, for messages.
+        weights: all tensors of the file that the network has to know.
+        names: of `published_names`.
+        subject: the draft head, for messages, as everywhere below.
 
     Raises:
         ModelError: a tensor is missing, unknown, of another shape, or not of finite numbers.
@@ -168,16 +166,9 @@ def _refuse(subject: str, what: str, names: Iterable[str]) -> None:
 def drafted_tokens(
     weights: dict[str, torch.Tensor], draft_vocabulary: int, vocabulary: int, subject: str
 ) -> torch.Tensor | None:
-    """Take ``d2t`` and ``t2d`` out of a file's tensors.
+    """Remove ``d2t`` and ``t2d`` from a file's tensors; the verifier's id ``(D,)`` int64 of each draft token, or None.
 
-    Args:
-        weights: of the file; the two are removed.
-        draft_vocabulary: D.
-        vocabulary: V.
-        subject: the draft head, for messages.
-
-    Returns:
-        The verifier's id ``(D,)`` int64 of each draft token; None where the vocabularies are the same.
+    It is None where the vocabularies, of D and V tokens, are the same.
 
     Raises:
         ModelError: they are missing, or contradict each other or the sizes.
@@ -212,14 +203,7 @@ def drafted_tokens(
 
 
 def require_same(subject: str, what: str, own: int, verifiers: int) -> None:
-    """Raise a ModelError if a number of the draft head is not the verifier's.
-
-    Args:
-        subject: the draft head.
-        what: what the number counts, such as ``a vocabulary of``.
-        own: the draft head's.
-        verifiers: the verifier's.
-    """
+    """Raise a ModelError unless a number of the draft head is the verifier's; ``what`` as in ``a vocabulary of``."""
     if own != verifiers:
         raise ModelError(
             f"{subject} needs {what} {own}; the verifier has {verifiers}.",
@@ -240,16 +224,16 @@ def require_layers(subject: str, layers: Sequence[int], depth: int) -> None:
 
 
 def context_of(shape: LayerShape, target: PreTrainedModel) -> int:
-    """The most tokens that a draft head can read: the verifier's, where the head's file has fewer.
+    """The most tokens that a draft head can read: at least the verifier's.
 
-    Published heads name the length that they were trained with. Rotary positions go on beyond it, and what suffers is
-    how much of a draft is accepted, whereas a limit would end the text.
+    Published heads name the length that they were trained with. Beyond it less of a draft may be accepted, but rotary
+    positions continue, and a limit would end the text.
     """
     return max(shape.max_positions, context_length(target) or 0)
 
 
 def borrowed_embeddings(target: PreTrainedModel, shape: LayerShape, subject: str) -> nn.Module:
-    """A verifier's embeddings, for a head that has none of its own; of another width they are a ModelError."""
+    """A verifier's embeddings, for a head without its own; a ModelError if they have another width."""
     shared: nn.Module = target.get_input_embeddings()
     width = int(shared.weight.shape[1])  # type: ignore[index]
     require_same(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
@@ -275,7 +259,7 @@ BOOKKEEPING = frozenset(
         *("max_window_layers", "sliding_window"),
     }
 )
-"""Keys of transformers' configurations that say nothing about how a network computes."""
+"""Keys of transformers' configurations that do not change what a network computes."""
 
 _ROPE = frozenset(
     {
@@ -285,13 +269,11 @@ _ROPE = frozenset(
     }
 )
 _SAME_IN_TEXT = frozenset({"mrope_section", "mrope_interleaved"})
-"""How positions in time, height and width share a head: in text all three are the same position."""
+"""How positions in time, height and width share an attention head: in text all three are the same."""
 
 
 class HeadConfig:
-    """A table of a config.json whose keys are taken one by one; those left over are refused.
-
-    A key with the value null counts as absent.
+    """A table of a config.json whose keys are taken one by one, so that none is overlooked; null counts as absent.
 
     Args:
         values: the table.
@@ -350,18 +332,18 @@ class HeadConfig:
         return HeadConfig(self.mapping(key), self.subject, f"{self._path}{key}.")
 
     def drop(self, keys: Collection[str]) -> None:
-        """Take keys that say nothing about the network."""
+        """Take keys that do not matter."""
         for key in keys:
             self._left.pop(key, None)
 
     def demand(self, key: str, allowed: Collection[Any]) -> None:
-        """Take a key that may be absent, or have one of the values with which the network is the ordinary one."""
+        """Take a key that must be absent or have one of these values."""
         value = self._left.pop(key, None)
         if value is not None and value not in allowed:
             raise self.wrong(key, value, " or ".join(repr(each) for each in allowed))
 
     def refuse_rest(self) -> None:
-        """Raise a ModelError that names the keys left over."""
+        """Raise a ModelError if keys are left over."""
         if self._left:
             names = ", ".join(f"{self._path}{key} = {value!r}" for key, value in sorted(self._left.items()))
             raise ModelError(
@@ -370,7 +352,7 @@ class HeadConfig:
             )
 
     def wrong(self, key: str, value: object, wanted: str) -> ModelError:
-        """The error for a key whose value is not what is wanted."""
+        """The error for a key with another value."""
         return ModelError(f"{self.subject}: {self._path}{key} in its config.json is {value!r}, not {wanted}.")
 
 
@@ -378,7 +360,7 @@ def layer_windows(config: HeadConfig, count: int) -> tuple[int, ...]:
     """Take the keys of sliding windows: that of each of ``count`` layers, 0 where it sees the whole text.
 
     Raises:
-        ModelError: a layer is of another kind, or has a window whose size is not told or that is not in use.
+        ModelError: a layer is of another kind, or has a window without a size or that is not in use.
     """
     types = config.texts("layer_types")
     window = config.take("sliding_window", int, 0, least=0)
@@ -398,15 +380,15 @@ def layer_windows(config: HeadConfig, count: int) -> tuple[int, ...]:
 
 
 def layer_shape(config: HeadConfig, *, qk_norm: bool, rope_theta: float | None = None) -> LayerShape:
-    """Take the keys of decoder layers in the style of Llama and Qwen3.
+    """Take the keys of decoder layers like Llama's and Qwen3's.
 
     Args:
         config: the table that they are in.
         qk_norm: whether queries and keys are normed, which no key says.
-        rope_theta: where the file has none; None if it must have one.
+        rope_theta: the default; None if the file must have one.
 
     Raises:
-        ModelError: a key is missing, wrong, or asks for layers of another kind.
+        ModelError: a key is missing or wrong, or describes layers of another kind.
     """
     for kind in config.texts("layer_types"):
         if kind != "full_attention":
@@ -435,7 +417,7 @@ def layer_shape(config: HeadConfig, *, qk_norm: bool, rope_theta: float | None =
 
 
 def transformer_table(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
-    """What `layer_shape` reads, with the keys that go with it in transformers' configurations."""
+    """What `layer_shape` reads, with other keys of transformers' configurations."""
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "vocab_size": vocabulary,
