@@ -1,10 +1,10 @@
-"""The loop over epochs in which networks are trained."""
+"""The loop over epochs in which networks are trained, and its state in one file, from which it continues bit for bit."""
 
 import json
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,68 +21,6 @@ from specctl.outputs import naming, write_whole
 
 SAVE_SECONDS = 20.0
 """Time between two states: training time that is lost at most when a run is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedState:
-    """Where a training keeps its state, and what belongs to it.
-
-    Args:
-        path: of the file.
-        facts: what the training depends on; a state of other facts is refused.
-        modules: whose weights are trained.
-        optimizers: with their states.
-    """
-
-    path: Path
-    facts: Mapping[str, Any]
-    modules: Sequence[nn.Module]
-    optimizers: Sequence[Optimizer]
-
-    def save(self, step: int, seconds: float) -> None:
-        """Write the state after ``step`` steps, which took ``seconds``."""
-        tensors: dict[str, torch.Tensor] = {}
-        for number, module in enumerate(self.modules):
-            tensors |= {f"module/{number}/{name}": weight for name, weight in module.state_dict().items()}
-        for number, optimizer in enumerate(self.optimizers):
-            for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer/{number}/{index}/{name}": value for name, value in state.items()}
-        metadata = {"facts": json.dumps(self.facts), "step": str(step), "seconds": str(seconds)}
-        with naming(self.path.parent):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(self.path, save(plain, metadata))
-
-    def restore(self) -> tuple[int, float]:
-        """Load the state where there is one; the steps done and the seconds spent.
-
-        Raises:
-            UsageError: the file is damaged or belongs to another training run.
-        """
-        if not self.path.is_file():
-            return 0, 0.0
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                metadata: dict[str, str] = file.metadata() or {}
-                if metadata.get("facts") != json.dumps(self.facts):
-                    hint = "resume with the same options, or delete it"
-                    raise UsageError(f"{self.path} belongs to another training run", hint)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{self.path} is damaged ({error})", "delete it to train from the start") from error
-        for number, module in enumerate(self.modules):
-            module.load_state_dict(_below(tensors, f"module/{number}/"))
-        for number, optimizer in enumerate(self.optimizers):
-            states: dict[int, dict[str, Any]] = {}
-            for name, tensor in _below(tensors, f"optimizer/{number}/").items():
-                index, _, key = name.partition("/")
-                states.setdefault(int(index), {})[key] = tensor
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-        return int(metadata["step"]), float(metadata["seconds"])
-
-
-def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +64,14 @@ class Learner(ABC):
 
     @abstractmethod
     def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:
-        """Add up the gradients of a batch. What is drawn depends on these numbers and a seed only.
+        """Add up the gradients of the items with these numbers; random draws depend on the arguments and a seed only.
 
-        Args:
-            batch: the items' numbers.
-            epoch, step: of this batch, each counted from 0.
+        ``epoch`` and ``step`` are counted from 0.
         """
 
 
 class Training:
-    """Trains networks, and can go on where an earlier run ended.
+    """Trains networks, and can continue where an earlier run ended.
 
     Args:
         learner: its weights change.
@@ -153,12 +89,13 @@ class Training:
     """
 
     def __init__(self, learner: Learner, schedule: Schedule, items: int, checkpoint: Path) -> None:
-        self._learner, self._schedule, self._items = learner, schedule, items
-        facts = {**learner.facts, "schedule": asdict(schedule), "items": items}
-        self._saved = SavedState(checkpoint, facts, learner.networks, learner.optimizers)
+        self._learner, self._schedule, self._items, self._path = learner, schedule, items, checkpoint
+        self._facts = json.dumps({**learner.facts, "schedule": asdict(schedule), "items": items})
         self._per_epoch = math.ceil(items / schedule.batch_size)
         self.steps = schedule.epochs * self._per_epoch
-        self.step, self.seconds = self._saved.restore()
+        self.step, self.seconds = 0, 0.0
+        if checkpoint.is_file():
+            self._restore()
 
     def run(self, after_step: Callable[[], None] = lambda: None) -> None:
         """Train to the end. An interrupt leaves a checkpoint of the last whole step."""
@@ -180,11 +117,11 @@ class Training:
                     self.seconds += perf_counter() - began
                     after_step()
                     if perf_counter() - saved > SAVE_SECONDS or self.step % self._per_epoch == 0:
-                        self._saved.save(self.step, self.seconds)
+                        self._save()
                         saved = perf_counter()
         except KeyboardInterrupt:
             if not changing and self.step:
-                self._saved.save(self.step, self.seconds)
+                self._save()
             raise
         for network in self._learner.networks:
             network.eval()
@@ -198,6 +135,43 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
+
+    def _save(self) -> None:
+        tensors: dict[str, torch.Tensor] = {}
+        for number, network in enumerate(self._learner.networks):
+            tensors |= {f"module/{number}/{name}": weight for name, weight in network.state_dict().items()}
+        for number, optimizer in enumerate(self._learner.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer/{number}/{index}/{name}": value for name, value in state.items()}
+        metadata = {"facts": self._facts, "step": str(self.step), "seconds": str(self.seconds)}
+        with naming(self._path.parent):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_whole(self._path, save(plain, metadata))
+
+    def _restore(self) -> None:
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+                if metadata.get("facts") != self._facts:
+                    hint = "resume with the same options, or delete it"
+                    raise UsageError(f"{self._path} belongs to another training run", hint)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{self._path} is damaged ({error})", "delete it to train from the start") from error
+        for number, network in enumerate(self._learner.networks):
+            network.load_state_dict(_below(tensors, f"module/{number}/"))
+        for number, optimizer in enumerate(self._learner.optimizers):
+            states: dict[int, dict[str, Any]] = {}
+            for name, tensor in _below(tensors, f"optimizer/{number}/").items():
+                index, _, key = name.partition("/")
+                states.setdefault(int(index), {})[key] = tensor
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+        self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
+
+
+def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def batches(items: int, schedule: Schedule, epoch: int) -> list[list[int]]:

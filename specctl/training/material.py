@@ -47,7 +47,7 @@ class Material(ABC, Generic[Item]):
         index: contents of its index.json.
 
     Attributes:
-        command: the command that writes such folders, for messages.
+        command: that writes such folders, for messages.
         contents: what they hold, for messages.
     """
 
@@ -60,13 +60,7 @@ class Material(ABC, Generic[Item]):
 
     @classmethod
     def create(cls, path: Path, facts: dict[str, Any], prompts: int) -> Self:
-        """A new, empty folder.
-
-        Args:
-            path: the folder to create.
-            facts: models and settings that the data depend on.
-            prompts: number of prompts to answer.
-        """
+        """A new, empty folder for the answers to a number of prompts; ``facts`` are what the data depend on."""
         folder = cls(path, {"schema_version": SCHEMA_VERSION, "facts": facts, "prompts": prompts, "shards": []})
         with naming(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -138,13 +132,9 @@ class Material(ABC, Generic[Item]):
         """The items again."""
 
     def add(self, content: bytes, prompts: int, left_out: dict[str, str], seconds: float) -> None:
-        """Write what was made of the next ``prompts`` prompts as a shard, then add the shard to the index.
+        """Write the `content` of the next ``prompts`` prompts as a shard, then add the shard to the index.
 
-        Args:
-            content: as `content` gives it.
-            prompts: number of prompts, including those left out.
-            left_out: reasons by prompt id.
-            seconds: wall time of collecting them.
+        Prompts that were left out count; ``left_out`` has the reasons by id. ``seconds`` is the time of collecting.
         """
         shards = self._index["shards"]
         name = f"shard-{len(shards):05}.safetensors"

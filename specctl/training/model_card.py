@@ -1,4 +1,4 @@
-"""What a training tells of what it made: a report for the terminal, and a model card."""
+"""What a training reports of what it made: a report for the terminal, and a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,7 @@ from specctl.versions import versions
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is shown at the end.
-
-    Attributes:
-        document: values that JSON can hold.
-        tables: the same for people.
-    """
+    """What is shown at the end: values that JSON can hold, and the same as tables."""
 
     document: dict[str, Any]
     tables: Sequence[Table]
@@ -23,12 +18,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How something was made.
-
-    Attributes:
-        seconds: wall time by stage, over all runs.
-        versions: of specctl and torch.
-    """
+    """How something was made: wall time in seconds by stage, over all runs, and versions of specctl and torch."""
 
     seconds: dict[str, float]
     versions: dict[str, str]
@@ -56,11 +46,11 @@ def card(
         title: of the page.
         about: what it is and how it is used.
         facts: of the material: what ``prompts`` were answered, and by which ``sampling``.
-        answered: how the answers were drawn, and what more there is to say of them.
-        points: what else is to be told.
+        answered: how the answers were sampled.
+        points: further sentences.
         settings: of the training.
         made: how long it took.
-        tables: what it is worth.
+        tables: its evaluation.
     """
     prompts, longest = facts["prompts"], facts["sampling"]["max_new_tokens"]
     training = ", ".join(
@@ -69,10 +59,10 @@ def card(
     )
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in made.seconds.items())
     data = f"the target's answers to {prompts['count']} prompts ({inert(prompts['name'])}) of at most {longest} tokens"
-    told = [f"Data: {data}, {answered}.", *points, f"Training: {training}."]
-    told += [f"Time: {seconds}; {', '.join(f'{name} {version}' for name, version in made.versions.items())}.\n"]
+    listed = [f"Data: {data}, {answered}.", *points, f"Training: {training}."]
+    listed += [f"Time: {seconds}; {', '.join(f'{name} {version}' for name, version in made.versions.items())}.\n"]
     shown = [
         f"## {inert(table.title)}\n\n{as_markdown(table)}" if table.columns else f"**{inert(table.title)}**\n"
         for table in tables
     ]
-    return "\n".join([f"# {title}\n", f"{about}\n", *(f"- {each}" for each in told), *shown])
+    return "\n".join([f"# {title}\n", f"{about}\n", *(f"- {each}" for each in listed), *shown])
