@@ -1,4 +1,4 @@
-"""The loop over epochs in which networks are trained, and its state in one file, from which it continues bit for bit."""
+"""The loop over epochs that trains networks, and its state in one file, from which it continues bit for bit."""
 
 import json
 import math
