@@ -27,7 +27,6 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
-from specctl.models.placing.model_config import load_config
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
@@ -142,7 +141,7 @@ def main() -> None:
     runners: dict[str, Slot] = {}
     if "onnx" in given.engines:
         runners["onnx"] = onnx_runner(table)
-        reads["onnx"] = graph_bytes(skeleton(checkpoint, load_config(checkpoint)), given.quantize)
+        reads["onnx"] = graph_bytes(skeleton(checkpoint), given.quantize)
     if {"eager", "compiled"} & set(given.engines):
         model = load_model(table, role="target").model
         runners |= torch_runners(model, "compiled" in given.engines)

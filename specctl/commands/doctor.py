@@ -23,14 +23,11 @@ from specctl.terminal.progress import loading
 
 if TYPE_CHECKING:
     from specctl.commands.flags import PairOptions, RunOptions
-    from specctl.doctor.bandwidth import Bandwidth
-    from specctl.doctor.diagnosis import Diagnosis
+    from specctl.doctor.diagnosis import Diagnosis, ModelFacts
     from specctl.doctor.draft_candidates import DraftCandidate, DraftSearch
-    from specctl.doctor.expectations import Expectation
-    from specctl.doctor.memory_needs import Room
-    from specctl.doctor.model_facts import ModelFacts
-    from specctl.doctor.outlook import Outlook
-    from specctl.models.placing.cards import Graphics
+    from specctl.doctor.expectations import Expectation, Room
+    from specctl.doctor.outlook import Bandwidth, Outlook
+    from specctl.models.placing.memory import Graphics
     from specctl.models.running.threads import Threads
     from specctl.observing.pair_trial import Trial
     from specctl.profile import Profile
@@ -108,7 +105,7 @@ def doctor(
         chosen = decided(resolved.profile.threads)
         found = None
         if devices or machine is not None:
-            from specctl.models.placing.cards import graphics
+            from specctl.models.placing.memory import graphics
 
             use(resolved.profile.threads)
             found = examine_devices(resolved.profile, report, graphics() if machine is None else None)
@@ -263,7 +260,7 @@ def _layers_line(facts: "ModelFacts") -> str:
 
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
-    from specctl.doctor.model_facts import NOT_FOUND
+    from specctl.doctor.diagnosis import NOT_FOUND
     from specctl.models.placing.absent import size_text
     from specctl.printable import gib
 
@@ -373,10 +370,8 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
         report: its diagnosis.
         graphics: the machine's cards; None for another machine than this one.
     """
-    from specctl.doctor.bandwidth import bandwidth
-    from specctl.doctor.expectations import expectations
-    from specctl.doctor.memory_needs import rooms
-    from specctl.doctor.outlook import outlook
+    from specctl.doctor.expectations import expectations, rooms
+    from specctl.doctor.outlook import bandwidth, outlook
     from specctl.models.placing.memory import DESCRIBED
 
     if not report.placed:

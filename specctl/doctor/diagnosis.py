@@ -3,40 +3,180 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from specctl.doctor.memory_advice import graph_advice, quantization_advice, room_advice
-from specctl.doctor.model_facts import ModelFacts, Overlap
 from specctl.errors import AbsentError, ModelError, ProfileError
+from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate, terms_of
 from specctl.models.files.plain_config import is_plain
 from specctl.models.files.skeleton import skeleton
+from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.loading.assembly import large_draft
 from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.loading.model_runners import model_runner
-from specctl.models.loading.pair_members import PairMember, find_head
-from specctl.models.loading.vocabularies import notice_of, token_map
+from specctl.models.loading.pair_members import PairMember, find_head, require_head_settings
+from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
+from specctl.models.passes.watching import decoder_layers
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
-from specctl.models.placing.architecture import generation_config, require_supported_rules
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, working_bytes
-from specctl.models.placing.model_config import ModelConfig, load_config
-from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device, named_devices
-from specctl.models.placing.quantization import rounding
-from specctl.models.placing.requirements import placed, weighed
-from specctl.models.placing.shard_plan import placement_advice
+from specctl.models.placing.model_config import ModelConfig, generation_config, require_supported_rules
+from specctl.models.placing.placement import (
+    STRATEGIES,
+    Placement,
+    after,
+    dtype_on,
+    kind_of_device,
+    named_devices,
+    place,
+    placed,
+    placement_advice,
+    weighed,
+)
+from specctl.models.placing.quantization import Quantization, rounding
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings, require_fixed_width
 from specctl.models.running.parallel_runner import PARD_TOKENS
 from specctl.models.running.rules.generation_rules import prompt_rules_in, rules_in
+from specctl.models.translation import TokenMap, agreement
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
 from specctl.printable import gib
-from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
+from specctl.profile.wording import short_name
 from specctl.versions import versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NOT_FOUND = "not found"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a draft with another tokenizer shares with its target.
+
+    Attributes:
+        shared: how many of the target's tokens it has.
+        whole: how many the target has.
+        used: the share of shared ones among the target's tokens of the prompts that come with the package. Other
+            tokens cannot be drafted where shared ones are, so that no more of a draft is accepted.
+        agreed: the share of these tokens that come out as they were if the draft writes the prompts as text. Others
+            are drafted wrongly, so that no more of a draft is accepted then.
+        writes_text: whether it does.
+    """
+
+    shared: int
+    whole: int
+    used: float
+    agreed: float
+    writes_text: bool
+
+    def __str__(self) -> str:
+        shared = f"{self.used:.1%} of the tokens in the prompts that come with specctl are shared"
+        written = f"{self.agreed:.1%} come out right of text"
+        first, other, name = (written, shared, "intersection") if self.writes_text else (shared, written, "text")
+        return f'{first}, and no more of a draft can be accepted ({other}: draft.vocabulary = "{name}")'
+
+    @classmethod
+    def of(cls, tokens: TokenMap, target: Tokenizer) -> "Overlap":
+        """That of two tokenizers."""
+        ids, texts = tokens.vocabulary.ids.tolist(), shipped_texts(target)
+        agreed = agreement(tokens, texts)
+        return cls(len(ids), tokens.target.whole, TokenCounts.of(texts).covered(ids), agreed, tokens.writes_text)
+
+
+@dataclass(slots=True)
+class ModelFacts:
+    """One model or draft head of the profile; unknown facts are None or empty.
+
+    Of a draft head, ``draft_head`` is its kind, ``reads_layers`` the layers of its verifier whose states it reads,
+    and ``trained_on`` the model that its files name. ``draft_tokens`` is how many of the vocabulary's tokens a draft
+    can write where those are not all, ``covered`` which share they are of the tokens that were counted, and
+    ``covers`` which share is expected of other texts. ``output_share`` is the output layer's of the weights that a
+    pass reads.
+    ``adapter`` names a LoRA adapter with its rank and the model that it was trained on.
+    ``overlap`` is that of a draft with another tokenizer than the target's.
+    ``about`` is how large a model that is not here is in 16 bits, by its name.
+    ``layers`` is how many of its layers go to each device; of one that is split within layers, how many each has a part
+    of. Empty where it was not asked.
+    ``checked`` is of a target whether it is known to make the same of a text in whatever passes it reads it.
+    ``without_files`` is what copies from the text or is registered by another distribution.
+    """
+
+    key: str
+    model: str
+    found: str = NOT_FOUND
+    folder: str | None = None
+    adapter: str | None = None
+    architecture: str | None = None
+    parameters: int | None = None
+    context: int | None = None
+    vocabulary: int | None = None
+    weights_by_dtype: dict[str, int] = field(default_factory=dict)
+    cache_per_1k_tokens: int | None = None
+    eos_ids: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    licence: str | None = None
+    gated: str | None = None
+    dtype: str | None = None
+    quantize: str | None = None
+    devices: dict[str, int] = field(default_factory=dict)
+    draft_head: str | None = None
+    reads_layers: list[int] = field(default_factory=list)
+    draft_tokens: int | None = None
+    covered: float | None = None
+    covers: float | None = None
+    output_share: float = 0.0
+    trained_on: str | None = None
+    without_files: bool = False
+    overlap: Overlap | None = None
+    checked: bool | None = None
+    about: int | None = None
+    layers: dict[str, int] = field(default_factory=dict)
+
+
+MOSTLY = 0.5
+
+
+def graph_advice(checkpoint: Checkpoint, making: int, room: int) -> list[str]:
+    """Where making its graph takes more than what it leaves; both in bytes."""
+    if making <= room:
+        return []
+    told = f"{gib(room)} free, but making its graph for onnxruntime, once, takes up to {gib(making)}."
+    return [f"{checkpoint} leaves {told}"]
+
+
+def room_advice(checkpoint: Checkpoint, work: int, room: int, tokens: int, *, on_cuda: bool) -> list[str]:
+    """Where a text takes more than what it leaves.
+
+    Args:
+        checkpoint: of the model.
+        work: bytes that a text takes.
+        room: bytes that it leaves.
+        tokens: of the text.
+        on_cuda: whether it goes to a CUDA device, where more than the cache takes memory.
+    """
+    if work <= room:
+        return []
+    takes = "s, CUDA's context and working memory take" if on_cuda else "s takes"
+    told = f"{gib(room)} free, but the cache of {tokens} token{takes} {gib(work)}"
+    return [f"{checkpoint} leaves {told}: use short prompts or a device with more memory."]
+
+
+def quantization_advice(checkpoint: Checkpoint, parameters: int, quantization: Quantization) -> list[str]:
+    """Where few of its weights, of so many in all, are quantised."""
+    share = quantization.weights / parameters
+    if share >= MOSTLY:
+        return []
+    return [
+        f"{checkpoint}: quantize covers {share:.0%} of its weights; embeddings, the output layer and what is not in "
+        "linear layers of a size that fits stay as they are."
+    ]
+
 
 CACHE_TOKENS = 4096
 
@@ -101,7 +241,7 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
     read: dict[str, Checkpoint] = {}
     tables = loading_order(model_tables(profile))
     sizes = bytes_by_name(tables)
-    for place, (key, table) in enumerate(tables):
+    for number, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model, without_files=not table.has_files)
         report.models.insert(0, facts)
         if table.is_lookup:
@@ -111,13 +251,11 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
             facts.found = f"of {DRAFTERS.origin(table.model.removeprefix(DRAFTER).partition(':')[0])}"
             continue
         try:
-            if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
+            if isinstance(table, DraftTable) and (head := find_head(key, table, tables[number + 1])) is not None:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = terms_of(head.checkpoint)
-                from specctl.doctor.draft_head_diagnosis import examine_draft_head
-
                 facts.draft_head = head.kind
-                report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
+                report.advice += examine_draft_head(head, table, tables[number + 1], free, profile.engine, facts)
                 continue
             checkpoint = read[key] = locate(table, key)
             placement = _examine(checkpoint, table, facts, free, report, profile)
@@ -232,8 +370,7 @@ def _examine(
     facts.eos_ids = _eos_ids(checkpoint, config)
     need = weighed(checkpoint, table, free, profile.engine)
     if facts.key == "target" and profile.deterministic:
-        whole = load_config(checkpoint, table.trust_remote_code)
-        require_fixed_width(skeleton(checkpoint, whole, table.trust_remote_code))
+        require_fixed_width(skeleton(checkpoint, table.trust_remote_code))
     if facts.key == "target" and profile.generation_config:
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
@@ -275,10 +412,7 @@ def _layers(checkpoint: Checkpoint, table: ModelTable, placement: Placement) -> 
     """How many layers go to each device."""
     import torch
 
-    from specctl.doctor.layer_places import layer_places
-
-    config = load_config(checkpoint, table.trust_remote_code)
-    model = skeleton(checkpoint, config, table.trust_remote_code)
+    model = skeleton(checkpoint, table.trust_remote_code)
     return layer_places(model.to(getattr(torch, placement.dtype)), placement)
 
 
@@ -294,7 +428,6 @@ def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> di
 
 def _examine_tokens(key: str, table: DraftTable, tokenizer: Tokenizer, report: Diagnosis) -> None:
     """Add to a draft's facts which tokens it can write."""
-    from specctl.doctor.draft_head_diagnosis import examine_draft_tokens
 
     target, draft = report.models[0], next(facts for facts in report.models if facts.key == key)
     rows = max(tokenizer.get_vocab().values()) + 1
@@ -401,3 +534,135 @@ def _eos_ids(checkpoint: Checkpoint, config: ModelConfig) -> list[int]:
 
 def _ids(ids: int | list[int] | None) -> set[int]:
     return {ids} if isinstance(ids, int) else set(ids or ())
+
+
+def layer_places(model: "PreTrainedModel", placement: Placement) -> dict[str, int]:
+    """How many layers go to each device; of one that is split within layers, how many each device has a part of.
+
+    Args:
+        model: a `skeleton`, in the dtype of the placement.
+        placement: of that model.
+    """
+    layers = decoder_layers(model)
+    name, count = next(name for name, part in model.named_modules() if part is layers), len(layers)
+    devices = placement.devices
+    if placement.sharded == "tensor":
+        return dict.fromkeys(devices, count)
+    if placement.sharded == "pipeline":
+        least, more = divmod(count, len(devices))
+        return {device: least + (number < more) for number, device in enumerate(devices)}
+    where = placement.device_map
+    if isinstance(where, str) and where in STRATEGIES:
+        where = _accelerates(model, f"{name}.0", where, placement)
+    elif isinstance(where, str):
+        return {where: count}
+    found: dict[str, int] = {}
+    for number in range(count):
+        layer = f"{name}.{number}"
+        keys = [key for key in where if key == "" or layer == key or layer.startswith(f"{key}.")]
+        inside = [key for key in where if key.startswith(f"{layer}.")]
+        if keys or inside:
+            device = where[max(keys, key=len) if keys else inside[0]]
+            label = f"cuda:{device}" if isinstance(device, int) else str(device)
+            found[label] = found.get(label, 0) + 1
+    return found
+
+
+def _accelerates(model: "PreTrainedModel", layer: str, strategy: str, placement: Placement) -> dict[str, Any]:
+    """The map that accelerate makes for a strategy, as transformers asks it when the weights are loaded."""
+    import torch
+    from accelerate import infer_auto_device_map  # type: ignore[import-untyped]
+    from accelerate.utils import get_balanced_memory  # type: ignore[import-untyped]
+
+    whole = [type(model.get_submodule(layer)).__name__]
+    dtype = getattr(torch, placement.dtype)
+    memory: dict[Any, Any] = dict(placement.max_memory or {})
+    model.tie_weights()
+    if strategy != "sequential":
+        low = strategy == "balanced_low_0"
+        memory = get_balanced_memory(model, memory, no_split_module_classes=whole, dtype=dtype, low_zero=low)
+    found: dict[str, Any] = infer_auto_device_map(model, memory, no_split_module_classes=whole, dtype=dtype)
+    return found
+
+
+def examine_draft_head(
+    head: DraftHeadCheckpoint,
+    table: DraftTable,
+    verifier: tuple[str, ModelTable],
+    devices: Sequence[DeviceMemory],
+    engine: Engine,
+    facts: ModelFacts,
+) -> list[str]:
+    """Build a draft head on its verifier's shapes.
+
+    Args:
+        head: its files; weights on the hub are not downloaded, and only its configuration is examined.
+        table: its profile table.
+        verifier: key and table of the model above it.
+        devices: those of the machine.
+        engine: the one that is to run its verifier.
+        facts: filled in.
+
+    Returns:
+        Advice.
+
+    Raises:
+        ModelError: the head is damaged, of a layout that specctl does not know, or made for another model.
+    """
+    from specctl.models.loading.draft_heads import needed
+
+    require_head_settings(head, table)
+    facts.trained_on = head.verifier
+    advice = []
+    key, upper = verifier
+    if head.verifier is not None and short_name(head.verifier) != short_name(upper.model):
+        advice.append(
+            f"{head} was trained on {head.verifier}; the {key} model here is {upper.model}. The text stays the "
+            "target's, but less of a draft may be accepted."
+        )
+    above = locate(upper, key)
+    model = skeleton(above, upper.trust_remote_code)
+    if not head.local:
+        return [*advice, f"{head} will be downloaded at first use."]
+    network = head.network(model)
+    facts.architecture = type(network).__name__
+    facts.context = network.context
+    facts.reads_layers = list(network.layers)
+    facts.draft_tokens = network.draft_vocabulary
+    facts.vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    need = needed(network)
+    if table.dtype == "auto":  # it is loaded in its verifier's
+        table = table.model_copy(
+            update={"dtype": dtype_on(upper, weighed(above, upper, devices, engine), kind_of_device(upper, devices))}
+        )
+    placement = place(table, need, devices, head.checkpoint.role)
+    facts.parameters, facts.dtype, facts.devices = need.parameters, placement.dtype, placement.shares
+    facts.weights_by_dtype = {name: need.weight_bytes(name) for name in ITEM_BYTES if name != "float64"}
+    facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    return advice
+
+
+def examine_draft_tokens(
+    table: DraftTable, facts: ModelFacts, tokenizer: Tokenizer, whole: int, eos: Sequence[int]
+) -> None:
+    """Add to a draft's facts how many tokens it writes, and which share of those counted they are.
+
+    Args:
+        table: the draft's, with ``tokens``.
+        facts: of the draft.
+        tokenizer: the target's.
+        whole: V, the vocabulary that both share.
+        eos: ids that end a text.
+
+    Raises:
+        ModelError: as of `draft_vocabulary`, or it is a draft head that was trained to write few.
+    """
+    if facts.draft_head is not None and facts.draft_tokens != facts.vocabulary:
+        if table.tokens == "auto":
+            return
+        raise trained_on_few(table.model, facts.draft_tokens or 0)
+    ids = draft_vocabulary(table, tokenizer, whole, eos, facts.vocabulary, facts.output_share)
+    facts.draft_tokens = whole if ids is None else len(ids)
+    counts = counts_for(table, tokenizer, whole)
+    some = range(whole) if ids is None else ids.ids.tolist()
+    facts.covered, facts.covers = counts.covered(some), counts.expected(some, whole)

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specctl.doctor.diagnosis import Diagnosis
-from specctl.doctor.model_facts import ModelFacts
-from specctl.doctor.pass_bytes import WeightReads
+from specctl.doctor.diagnosis import Diagnosis, ModelFacts
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
 from specctl.models.files.skeleton import skeleton
@@ -16,9 +14,8 @@ from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.pair_members import find_head
 from specctl.models.passes.layer_sizes import largest
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
-from specctl.models.placing.memory import DeviceMemory, Estimate, working_bytes
-from specctl.models.placing.model_config import load_config
-from specctl.models.placing.requirements import weighed
+from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
+from specctl.models.placing.placement import weighed
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings, Where
 from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
@@ -26,6 +23,68 @@ from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
+
+_ROUTED = ".experts."
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReads:
+    """How many of a model's numbers a pass reads.
+
+    Attributes:
+        numbers: of the whole model.
+        tables: those of embeddings that are no output layer, of which a pass reads a row for each token.
+        experts: those of experts among which a router chooses.
+        chosen: the share of them that each token goes through; 1 where that is not known.
+        layers: decoder layers.
+    """
+
+    numbers: int
+    tables: int
+    experts: int
+    chosen: float
+    layers: int
+
+    @classmethod
+    def of(cls, model: "nn.Module", config: Any, output: "nn.Module | None") -> "WeightReads":
+        """Count them.
+
+        Args:
+            model: a model or draft head, perhaps a `skeleton`.
+            config: of its decoder; None for a draft head.
+            output: the layer that makes its logits, if that is a module of its own.
+        """
+        from torch import nn
+
+        own = None if output is None else id(output.weight)
+        weights = {id(weight): weight.numel() for weight in model.parameters()}
+        embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)} - {own}
+        total, chosen = (None if config is None else largest(config, *names) for names in (_EXPERTS, _CHOSEN))
+        return cls(
+            numbers=sum(weights.values()),
+            tables=sum(count for key, count in weights.items() if key in embeddings),
+            experts=sum(weight.numel() for name, weight in model.named_parameters() if _ROUTED in name),
+            chosen=min(1.0, chosen / total) if total and chosen else 1.0,
+            layers=int(getattr(config, "num_hidden_layers", 0)),
+        )
+
+    def bytes(self, need: Estimate, dtype: str, width: int = 1) -> int:
+        """Bytes of the weights that a pass over ``width`` tokens reads.
+
+        Of experts, each token is taken to choose its own at random, so that wider passes read more of them.
+
+        Args:
+            need: of the same model in the form in which it is loaded.
+            dtype: of what is not quantised.
+            width: tokens in the pass.
+        """
+        read = self.numbers - self.tables
+        whole = need.weight_bytes(dtype) - self.tables * ITEM_BYTES[dtype]
+        left_out = self.experts * (1 - self.chosen) ** width
+        return round(whole * (1 - left_out / read)) if read else 0
+
 
 PROMPT = 2048
 """Tokens of a prompt for which working room is counted."""
@@ -99,9 +158,9 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
     return found[::-1]
 
 
-def weight_reads(checkpoint: Checkpoint, config: Any) -> WeightReads:
+def weight_reads(checkpoint: Checkpoint) -> WeightReads:
     """What a pass of a model reads, by its configuration."""
-    model = skeleton(checkpoint, config)
+    model = skeleton(checkpoint)
     return WeightReads.of(model, model.config.get_text_config(decoder=True), _output(model))
 
 
@@ -196,11 +255,56 @@ def _skeleton(table: ModelTable, facts: ModelFacts) -> "PreTrainedModel":
     import torch
 
     checkpoint = locate(table, facts.key)
-    made: Any = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+    made: Any = skeleton(checkpoint, table.trust_remote_code)
     model: PreTrainedModel = made.to(getattr(torch, _dtype(facts)))
     return model
 
 
 def _output(model: "PreTrainedModel") -> "nn.Module | None":
     found: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One device's memory, in bytes.
+
+    Attributes:
+        device: its name.
+        free: before anything is loaded.
+        weights: of all models.
+        context: how many tokens the caches are counted for; that of a draft with a shorter context, for as many.
+        caches: of all models, for that length, with the room that they keep for more.
+        working: what passes need beside both.
+        tokens: for how many tokens there is room; None where nothing grows with them.
+    """
+
+    device: str
+    free: int
+    weights: int
+    context: int
+    caches: int
+    working: int
+    tokens: int | None
+
+    @property
+    def left(self) -> int:
+        """Bytes left; less than 0 where there are too few."""
+        return self.free - self.weights - self.caches - self.working
+
+
+def rooms(models: Sequence[Expectation], devices: Sequence[DeviceMemory]) -> list[Room]:
+    """The devices on which weights lie; a cache is spread over devices as its model's weights are."""
+    found = []
+    for device in devices:
+        here = [model for model in models if model.devices.get(device.name)]
+        if not here:
+            continue
+        weights = sum(model.devices[device.name] for model in here)
+        cache = [model.cache * model.spare * model.devices[device.name] / model.weights for model in here]  # of a token
+        each, caches = sum(cache), sum(size * model.context for size, model in zip(cache, here, strict=True))
+        context = max(model.context for model in here)
+        working = sum(model.working for model in here) + CUDA_CONTEXT * device.name.startswith("cuda")
+        tokens = max(0, int((device.free - weights - working) / each)) if each else None
+        found.append(Room(device.name, device.free, weights, context, round(caches), working, tokens))
     return found

@@ -11,8 +11,8 @@ from transformers.generation.streamers import BaseStreamer
 from specctl.errors import UsageError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.library_calls import hushed
+from specctl.models.files.skeleton import load_config
 from specctl.models.loading.pair_members import find_head
-from specctl.models.placing.model_config import load_config
 from specctl.models.running.pair import Pair
 from specctl.models.sharding import is_sharded
 from specctl.peers.engines import ASSISTED, MOVING

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specctl.errors import UsageError
-from specctl.models.placing.cards import nvidia_smi
+from specctl.models.placing.memory import nvidia_smi
 from specctl.processes.cores import usable_cores
 from specctl.profile.schema import Profile
 

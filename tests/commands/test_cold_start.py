@@ -15,7 +15,7 @@ from specctl.errors import ModelError
 from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.store import EAGER, ONNX, Times
-from specctl.models.placing.accelerator import may_be_there
+from specctl.models.placing.memory import may_be_there
 from tests.support.invoked import invoke
 from tests.support.onnx_models import small_pair
 

@@ -16,15 +16,13 @@ from typer.testing import CliRunner
 
 from specctl.commands.doctor import Devices, doctor, examine_devices, sections
 from specctl.doctor import diagnosis
-from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
-from specctl.doctor.diagnosis import diagnose
-from specctl.doctor.layer_places import layer_places
+from specctl.doctor.diagnosis import diagnose, layer_places
+from specctl.doctor.outlook import Bandwidth, bandwidth, published
 from specctl.errors import UsageError
 from specctl.models.onnx.store import PACKAGES
-from specctl.models.placing import cards
-from specctl.models.placing.cards import Card, Graphics, parsed
+from specctl.models.placing import memory
 from specctl.models.placing.engine_table import build_runner, chosen
-from specctl.models.placing.memory import DeviceMemory, described
+from specctl.models.placing.memory import Card, DeviceMemory, Graphics, described, parsed
 from specctl.models.placing.placement import Placement
 from specctl.models.running.engines import EngineSettings, Where
 from specctl.profile.schema import DraftTable, ModelTable, Profile
@@ -144,7 +142,7 @@ def test_on_a_cpu_it_is_measured(models: Path) -> None:
 
 
 def test_models_with_problems_leave_the_cards(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "nvidia_smi", lambda _: "NVIDIA L4, 550.54.14, 23034, 8.9\n")
+    monkeypatch.setattr(memory, "nvidia_smi", lambda _: "NVIDIA L4, 550.54.14, 23034, 8.9\n")
     arguments = ["--target", str(models / "target"), "--draft", str(models / "none"), "--devices"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
 

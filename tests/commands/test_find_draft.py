@@ -11,9 +11,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from specctl.doctor import draft_candidates, draft_places
+from specctl.doctor import draft_candidates
 from specctl.doctor.diagnosis import diagnose
-from specctl.doctor.draft_places import models_here, models_on_hub
+from specctl.doctor.draft_candidates import models_here, models_on_hub
 from specctl.errors import UsageError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.profile.schema import ModelTable, Profile
@@ -118,7 +118,7 @@ def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypat
     online(gone)
     assert models_on_hub(of_hub()) == ([], "the hub cannot be reached (ConnectionError)")
     ended = Event()
-    monkeypatch.setattr(draft_places, "PATIENCE", 0.0)
+    monkeypatch.setattr(draft_candidates, "PATIENCE", 0.0)
     online(ended.wait)
     assert "did not answer" in (models_on_hub(of_hub())[1] or "")
     ended.set()

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from specctl.errors import ModelError
 from specctl.models.loading.model import load_model
 from specctl.models.loading.model_runners import sharded_runner
-from specctl.models.placing import shard_plan
+from specctl.models.placing import placement
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
@@ -78,7 +78,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.all:
         known = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-        shard_plan.SPLIT = shard_plan.STAGED = frozenset([*known, *(f"{family}_text" for family in known)])
+        placement.SPLIT = placement.STAGED = frozenset([*known, *(f"{family}_text" for family in known)])
     signal.signal(signal.SIGALRM, _too_slow)
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     counts: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import specctl
-from specctl.doctor.pass_bytes import WeightReads
+from specctl.doctor.expectations import WeightReads
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import VerifierKeys
 from specctl.models.draft_heads.training import Given
@@ -17,8 +17,7 @@ from specctl.models.files.checkpoint import locate
 from specctl.models.files.skeleton import skeleton
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.layer_sizes import cached_values, largest, sizes
-from specctl.models.placing.model_config import load_config
-from specctl.models.placing.shard_plan import shard_plan
+from specctl.models.placing.placement import weights_by_rank
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import save_model
 from tests.support.invoked import invoke
@@ -158,10 +157,10 @@ def test_doctor_counts_heads_by_layer(folder: Path) -> None:
 
 def test_plans_count_heads_by_layer(folder: Path) -> None:
     checkpoint = locate(ModelTable(model=str(folder)), "target")
-    model = skeleton(checkpoint, load_config(checkpoint))
+    model = skeleton(checkpoint)
 
     with pytest.raises(ModelError, match="4 attention heads and 1 or 2 key-value heads do not divide by 2"):
-        shard_plan(model, "tensor", 2, "target")
+        weights_by_rank(model, "tensor", 2, "target")
     assert WeightReads.of(model, model.config, None).chosen == 1.0
 
 

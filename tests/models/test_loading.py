@@ -227,7 +227,7 @@ def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [DeviceMemory("cpu", "small", 2**20, 30_000)]
-    monkeypatch.setattr("specctl.models.placing.requirements.device_memory", lambda *_: small)
+    monkeypatch.setattr("specctl.models.placing.placement.device_memory", lambda *_: small)
     monkeypatch.setattr(loading, "_read", lambda *_: pytest.fail("weights were read"))
 
     error = refusal(folder)

@@ -9,7 +9,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.passes.weights import weight_bytes
-from specctl.models.placing import accelerator
+from specctl.models.placing import memory
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
 from specctl.models.placing.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
@@ -241,10 +241,10 @@ def test_memory_left_after_a_placement() -> None:
 def test_an_accelerator_needs_a_driver_and_a_build_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: dict[str, str | None], driver: str, there: bool
 ) -> None:
-    monkeypatch.setattr(accelerator, "torch_builds", lambda: built)
+    monkeypatch.setattr(memory, "torch_builds", lambda: built)
     (tmp_path / driver).parent.mkdir(exist_ok=True)
     (tmp_path / driver).touch()
-    assert accelerator.may_be_there(tmp_path) is there
+    assert memory.may_be_there(tmp_path) is there
 
 
 def test_weights_take_the_bytes_of_their_numbers() -> None:

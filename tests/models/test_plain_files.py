@@ -15,11 +15,10 @@ from specctl.doctor import diagnosis
 from specctl.doctor.diagnosis import diagnose
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.plain_config import _GENERATION, _KEYS, FAMILIES, is_plain, is_plain_generation
-from specctl.models.files.skeleton import skeleton
+from specctl.models.files.skeleton import load_config, skeleton
 from specctl.models.files.tokenizer import KINDS, one_tokenizer
-from specctl.models.placing import architecture, model_config
-from specctl.models.placing.architecture import require_runnable
-from specctl.models.placing.model_config import ModelConfig, load_config
+from specctl.models.placing import model_config
+from specctl.models.placing.model_config import ModelConfig, require_runnable
 from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
@@ -119,7 +118,7 @@ def same_as_transformers(found: Checkpoint) -> bool:
     """Whether it is read without transformers and as that reads it, which raises what loading would raise."""
     require_runnable(found, False)
     config = load_config(found)
-    skeleton(found, config)
+    skeleton(found, config=config)
     own, its = ModelConfig.read(found), ModelConfig._of(config)
     return own == replace(its, whole=None, _cached_values=its.cached_values)
 
@@ -250,7 +249,7 @@ def test_a_diagnosis_by_files_alone_is_that_with_transformers(tmp_path: Path, mo
     profiles = [resolve("embedded").profile, own]
     short = [diagnose(profile) for profile in profiles]
     monkeypatch.setattr(model_config, "is_plain", lambda _: False)
-    monkeypatch.setattr(architecture, "is_plain_generation", lambda _: False)
+    monkeypatch.setattr(model_config, "is_plain_generation", lambda _: False)
     monkeypatch.setattr(diagnosis, "one_tokenizer", lambda _: None)
     for profile, found in zip(profiles, short, strict=True):
         whole = diagnose(profile)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, GPT2Config, LlamaConfig, PreTrainedModel
+from transformers import GPT2Config, LlamaConfig, PreTrainedModel
 
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
@@ -13,9 +13,8 @@ from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.model import LoadedModel, load_model
 from specctl.models.placing import quantization
 from specctl.models.placing.memory import DeviceMemory, Estimate
-from specctl.models.placing.placement import kind_of_device, place
+from specctl.models.placing.placement import kind_of_device, place, weighed
 from specctl.models.placing.quantization import SCHEMES, plan
-from specctl.models.placing.requirements import weighed
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.profile.schema import ModelTable, Profile
@@ -55,7 +54,7 @@ def sized(folder: Path, config: LlamaConfig, name: str, kind: str = "cuda") -> E
     """What a model of this configuration needs on a kind of device, by its shapes alone."""
     config.save_pretrained(folder)
     checkpoint = locate(table(folder, None), "target")
-    model = skeleton(checkpoint, config)
+    model = skeleton(checkpoint, config=config)
     parameters = sum(weight.numel() for weight in model.parameters())
     how = plan(checkpoint, model, name, kind, "auto")
     return Estimate(parameters, 2 * parameters, "bfloat16", quantised=False, cached_values=0, quantization=how)
@@ -256,7 +255,7 @@ def test_bitsandbytes_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_int4_on_cuda_computes_in_bfloat16_only(folder: Path) -> None:
     checkpoint = locate(table(folder, "int4"), "target")
-    model = skeleton(checkpoint, AutoConfig.from_pretrained(folder))
+    model = skeleton(checkpoint)
 
     with pytest.raises(ModelError, match="computes in bfloat16, not in float16"):
         plan(checkpoint, model, "int4", "cuda", "float16")

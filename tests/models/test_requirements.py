@@ -17,7 +17,7 @@ from specctl.models.files.checkpoint import locate
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import CANNOT_GO_BACK
 from specctl.models.passes.forward import Forward
-from specctl.models.placing.architecture import NEEDS_MORE, require_runnable
+from specctl.models.placing.model_config import NEEDS_MORE, require_runnable
 from specctl.models.running.eager import EagerRunner
 from specctl.profile.schema import ModelTable, Profile
 from tests.support.checkpoints import save_model, tiny_tokenizer

@@ -19,8 +19,7 @@ from specctl.models.files.checkpoint import locate
 from specctl.models.loading.pair_members import split
 from specctl.models.passes.compilation import Compiler
 from specctl.models.placing.memory import DeviceMemory, estimate
-from specctl.models.placing.placement import place
-from specctl.models.placing.shard_plan import shard_plan, sharded_placement
+from specctl.models.placing.placement import place, sharded_placement, weights_by_rank
 from specctl.models.running.engines import eager
 from specctl.models.sharding import SIZE, Follower, LeadingRunner, Message, Order, Sharding, decoded
 from specctl.profile.schema import DraftTable, ModelTable, Profile, require_whole
@@ -237,15 +236,15 @@ def test_untested_families_and_windows_are_refused():
             MistralConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                           num_key_value_heads=2, vocab_size=64, sliding_window=8)
         )  # fmt: skip
-    assert shard_plan(window, "tensor", 2, "target").kind == "tensor"
+    assert len(weights_by_rank(window, "tensor", 2, "target")) == 2
     with pytest.raises(ModelError, match="family mistral"):
-        shard_plan(window, "pipeline", 2, "target")
+        weights_by_rank(window, "pipeline", 2, "target")
     window.config.model_type = "qwen2"
     with pytest.raises(ModelError, match="layers with a sliding window"):
-        shard_plan(window, "pipeline", 2, "target")
+        weights_by_rank(window, "pipeline", 2, "target")
     window.config.model_type = "hrm_text"
     with pytest.raises(ModelError, match="hrm_text, whose plan specctl has not tested"):
-        shard_plan(window, "tensor", 2, "target")
+        weights_by_rank(window, "tensor", 2, "target")
 
 
 def test_spread_takes_the_first_cards_only(folders):

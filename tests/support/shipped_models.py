@@ -10,14 +10,14 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from specctl.models.loading import model as loading
-from specctl.models.placing import memory, requirements
+from specctl.models.placing import memory, placement
 from specctl.profile.schema import model_path
 
 
 @contextmanager
 def read_once() -> Iterator[None]:
     """Of each model there is one on no device, which says what it needs, and one with weights; pairs have copies."""
-    read, skeleton, shipped = loading._read, requirements.skeleton, model_path("target").parent
+    read, skeleton, shipped = loading._read, placement.skeleton, model_path("target").parent
     models: dict[str, Any] = {}
     skeletons: dict[str, Any] = {}
 
@@ -29,17 +29,17 @@ def read_once() -> Iterator[None]:
             models[key] = read(checkpoint, placement, None, trust_remote_code)
         return copied(models[key], {})
 
-    def skeleton_of(checkpoint: Any, config: Any, trust_remote_code: bool = False) -> Any:
+    def skeleton_of(checkpoint: Any, trust_remote_code: bool = False, config: Any = None) -> Any:
         if checkpoint.folder.parent != shipped:
-            return skeleton(checkpoint, config, trust_remote_code)
-        key = f"{checkpoint.folder} {config.to_json_string()}"
+            return skeleton(checkpoint, trust_remote_code, config)
+        key = str(checkpoint.folder)
         if key not in skeletons:
-            skeletons[key] = skeleton(checkpoint, config, trust_remote_code)
+            skeletons[key] = skeleton(checkpoint, trust_remote_code, config)
         return skeletons[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(loading, "_read", copy_of)
-        for module in (requirements, memory):
+        for module in (placement, memory):
             monkeypatch.setattr(module, "skeleton", skeleton_of)
         yield
 

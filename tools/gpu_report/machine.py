@@ -2,10 +2,9 @@
 
 import torch
 
-from specctl.doctor.bandwidth import MOST, measured, published
+from specctl.doctor.outlook import MOST, measured, published
 from specctl.models.loading.model import load_model
-from specctl.models.placing.cards import graphics
-from specctl.models.placing.memory import device_memory
+from specctl.models.placing.memory import device_memory, graphics
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable
 from specctl.versions import versions

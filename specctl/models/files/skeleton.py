@@ -115,8 +115,22 @@ def _without(module: "nn.Module", kept: set[int], names: tuple[str, ...]) -> int
     return count
 
 
-def skeleton(checkpoint: Checkpoint, config: Any, trust_remote_code: bool = False) -> "PreTrainedModel":
+def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
+    """The checkpoint's transformers configuration."""
+    from transformers import AutoConfig
+
+    checkpoint.settings()
+    with explained(checkpoint.role, checkpoint.name, by_config=True):
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+
+
+def skeleton(checkpoint: Checkpoint, trust_remote_code: bool = False, config: Any = None) -> "PreTrainedModel":
     """The model on torch's meta device, with plain weights even if the checkpoint's are quantised.
+
+    Args:
+        checkpoint: the model's files.
+        trust_remote_code: whether code from its repository may run.
+        config: its `load_config`; None to load it.
 
     Raises:
         ModelError: no model can be made from the configuration.
@@ -124,6 +138,7 @@ def skeleton(checkpoint: Checkpoint, config: Any, trust_remote_code: bool = Fals
     import torch
     from transformers import AutoModelForCausalLM
 
+    config = load_config(checkpoint, trust_remote_code) if config is None else config
     known = text_only_class(config)
     plain = copy.deepcopy(config)
     for part in (plain, plain.get_text_config(decoder=True)):

@@ -22,9 +22,9 @@ from specctl.models.loading.pair_members import (
 from specctl.models.loading.stored_model import StoredModel, store_facts
 from specctl.models.loading.vocabularies import notice_of, own_text_runner, write_fewer
 from specctl.models.placing.absent import download_note
-from specctl.models.placing.architecture import require_supported_rules
 from specctl.models.placing.engine_table import build_runner, engine_named
 from specctl.models.placing.memory import device_memory
+from specctl.models.placing.model_config import require_supported_rules
 from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, locate_predictor, mismatch, require_kind

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Adapter, Checkpoint, locate
 from specctl.models.files.library_calls import explained, hushed
-from specctl.models.files.skeleton import text_only_class
+from specctl.models.files.skeleton import load_config, text_only_class
 from specctl.models.placing.memory import device_memory, estimate
-from specctl.models.placing.model_config import load_config
-from specctl.models.placing.placement import Placement, named_devices
+from specctl.models.placing.placement import Placement, inspected, named_devices, placed_here
 from specctl.models.placing.quantization import Quantization
-from specctl.models.placing.requirements import inspected, placed_here
 from specctl.profile.schema import ModelTable, Profile
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from specctl.models.loading.model import LoadedModel, load_inspected
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.placing.engine_table import chosen, engine_named
 from specctl.models.placing.memory import device_memory
-from specctl.models.placing.placement import named_devices
-from specctl.models.placing.requirements import inspected
+from specctl.models.placing.placement import inspected, named_devices
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import Choice, EngineSettings, Where, checked
 from specctl.models.running.slot import Slot

@@ -17,9 +17,8 @@ from specctl.models.onnx.store import Store, Times, cache_folder, packages_there
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.placing.absent import absence
 from specctl.models.placing.memory import DeviceMemory
-from specctl.models.placing.placement import STRATEGIES
+from specctl.models.placing.placement import STRATEGIES, inspected
 from specctl.models.placing.quantization import Quantization, rounding
-from specctl.models.placing.requirements import inspected
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.threads import decided
 from specctl.models.translation import TokenMap

@@ -30,7 +30,6 @@ from specctl.models.files.checkpoint import INDEX
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.draft_heads import load_draft_head
 from specctl.models.loading.model import load_model
-from specctl.models.placing.model_config import load_config
 from specctl.profile.schema import DraftTable, ModelTable
 
 Weights = dict[str, torch.Tensor]
@@ -116,7 +115,7 @@ def test_a_head_of_speculators_is_recognised(kind: str) -> None:
 def test_what_a_head_needs_is_known_from_its_targets_shapes(kind: str) -> None:
     """Doctor builds heads on targets without weights."""
     place = checkpoint(FOLDER / kind)
-    bare = HEAD_KINDS["mtp"].read({}, shards_of(kind), skeleton(place, load_config(place)))
+    bare = HEAD_KINDS["mtp"].read({}, shards_of(kind), skeleton(place))
     whole = head_of(kind)
     assert [weight.shape for weight in bare.parameters()] == [weight.shape for weight in whole.parameters()]
     read = Passes(whole)
