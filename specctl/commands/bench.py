@@ -15,6 +15,7 @@ from specctl.commands.flags import (
     FewSamplingOptions,
     PairOptions,
     PromptOptions,
+    Replication,
     RunOptions,
     ServerOptions,
     ShowOptions,
@@ -26,7 +27,7 @@ from specctl.commands.flags import (
     warn_never_stopping,
     warn_unused,
 )
-from specctl.commands.loading import Replication, load
+from specctl.commands.loading import load, start_replicas
 from specctl.commands.requests import But, grouped, option, require_unused
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import OutputFile, Outputs
@@ -406,7 +407,7 @@ def _starter(
         for head in (*heads, None)
     ]
     return partial(
-        replication.start, plan.profile, REPLICA, setup, progress, plan.tokens, others=others, exclusive=True
+        start_replicas, replication, plan.profile, REPLICA, setup, progress, plan.tokens, others=others, exclusive=True
     )
 
 

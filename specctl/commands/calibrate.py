@@ -16,6 +16,7 @@ from specctl.commands.flags import (
     FewSamplingOptions,
     PairOptions,
     PromptOptions,
+    Replication,
     RunOptions,
     ShowOptions,
     TemplateOption,
@@ -25,7 +26,7 @@ from specctl.commands.flags import (
     warn,
     warn_unused,
 )
-from specctl.commands.loading import Replication, load
+from specctl.commands.loading import load, start_replicas
 from specctl.commands.requests import But, grouped, option
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import OutputFile, Outputs
@@ -328,7 +329,7 @@ def calibrate_one(
                 setup = {"heads": heads, "depth": asked.depth, "foreign_head": foreign_head}
                 draft = own.draft
                 others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
-                tracers = partial(replication.start, own, REPLICA, setup, progress, others=others, spare=True)
+                tracers = partial(start_replicas, replication, own, REPLICA, setup, progress, others=others, spare=True)
             files = traced, progress, earlier
             traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, batch, sizes)
     assert traces is not None

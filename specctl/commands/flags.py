@@ -24,7 +24,6 @@ from specctl.terminal.output import tell, write_out, write_sentence
 
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
-    from specctl.commands.loading import Replication
     from specctl.policies import Setting
     from specctl.profile import ResolvedProfile
     from specctl.prompts.suites import Suite
@@ -410,6 +409,21 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
+class Replication:
+    """What the flags ask for.
+
+    Attributes:
+        workers: how many replicas.
+        cluster: where Ray is; None for processes of this machine.
+        warm_seconds: how long replicas stay in the cluster without work; 0 to end them with the command.
+    """
+
+    workers: int | Literal["auto"]
+    cluster: str | None = None
+    warm_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaOptions:
     """Replicas of the pair."""
 
@@ -450,7 +464,7 @@ class ReplicaOptions:
             raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
 
     @property
-    def replication(self) -> "Replication | None":
+    def replication(self) -> Replication | None:
         """What they ask for; None without any of them.
 
         Raises:
@@ -463,8 +477,6 @@ class ReplicaOptions:
             return None
         if workers not in (None, "auto") and not (workers.isdecimal() and int(workers)):
             raise UsageError(f"--workers needs a number or auto, not {workers}", "e.g. --workers 4")
-        from specctl.commands.loading import Replication
-
         count: int | Literal["auto"] = "auto" if workers in (None, "auto") else int(workers)
         return Replication(count, self.cluster, 0.0 if self.keep_warm is None else _seconds(self.keep_warm))
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,16 +22,18 @@ from specctl.commands.flags import (
     spare_profile,
     warn,
 )
-from specctl.commands.loading import REPLICA, load_answering
+from specctl.commands.loading import REPLICA, load_answering, start_replicas
 from specctl.commands.requests import But, grouped, option
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import InputFormat, Record, result_line
-from specctl.outputs import Outputs
+from specctl.outputs import OutputFile, Outputs
+from specctl.streams import apart, count_lines, open_input, read_prompt
 
 if TYPE_CHECKING:
-    from specctl.observing.record_stream import RecordStream
-    from specctl.replicas.replica import Replicas
+    from specctl.batching.row_count import Batch
+    from specctl.profile import Profile, ResolvedProfile
+    from specctl.terminal.progress import TerminalProgress
 
 
 RECORDS, SHOWN = "Records", "What is shown"
@@ -92,9 +94,14 @@ USUAL = (
 """The parameters that --help shows."""
 
 
-@grouped(usual=USUAL)
-def generate(
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What `specctl generate` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -102,19 +109,80 @@ def generate(
             show_default=False,
             help="Text to continue or answer; - reads standard input. Its last line break is left out.",
         ),
-    ] = None,
-    models: PairOptions,
-    policy: PolicyOption = None,
-    run: RunOptions,
-    sampling: Annotated[SamplingOptions, But(help=GENERATE_HELP)],
-    file: str | None = option("Read the PROMPT from this file; - is standard input.", "-f --file FILE|-"),
-    chat: TemplateOption = None,
-    system: str | None = option("System prompt of every chat.", "TEXT"),
-    records: RecordOptions,
-    results: ResultOptions,
-    replicas: ReplicaOptions,
-    show: Annotated[ShowOptions, But(("report", "json_"))],
-) -> None:
+    ] = None
+    models: PairOptions
+    policy: PolicyOption = None
+    run: RunOptions
+    sampling: Annotated[SamplingOptions, But(help=GENERATE_HELP)]
+    file: str | None = option("Read the PROMPT from this file; - is standard input.", "-f --file FILE|-")
+    chat: TemplateOption = None
+    system: str | None = option("System prompt of every chat.", "TEXT")
+    records: RecordOptions
+    results: ResultOptions
+    replicas: ReplicaOptions
+    show: Annotated[ShowOptions, But(("report", "json_"))]
+
+    def __post_init__(self) -> None:
+        records, results = self.records, self.results
+        if self.prompt is not None and self.file is not None:
+            raise UsageError("PROMPT and --file exclude each other", "leave one of them out")
+        from_records = self.from_records
+        if self.prompt is None and self.file is None and not from_records:
+            hint = "give a PROMPT, one in a file with -f FILE, or records with -i FILE"
+            raise UsageError("there is nothing to generate from", hint)
+        if records.input_ is not None and not (self.prompt is None and self.file is None):
+            which = "PROMPT" if self.prompt_file in (None, "-") else "--file"
+            raise UsageError(f"{which} and --input exclude each other", "leave one of them out")
+        if from_records and results.json_:
+            hint = "leave it out: every record is answered with a line of JSON"
+            raise UsageError("--json works only with a PROMPT", hint)
+        in_json = results.rounds or results.token_ids or self.sampling.logprobs is not None
+        if in_json and not (from_records or results.json_):
+            raise UsageError("--rounds, --token-ids and --logprobs work only with JSON results", "add --json")
+        if records.resume and not from_records:
+            raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
+        if self.replicas.replication is not None and (results.live or not from_records):
+            what = "--live" if from_records else "a PROMPT"
+            raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
+        if self.replicas.rows not in (None, 1, "auto") and not from_records:
+            raise UsageError("--batch and a PROMPT exclude each other", "leave one of them out")
+        if records.anyway and not records.resume:
+            raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
+        if records.resume and records.output == "-":
+            raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
+
+    @property
+    def from_records(self) -> bool:
+        """Whether records are answered, rather than one prompt."""
+        piped = sys.stdin is not None and not sys.stdin.isatty()
+        return self.records.input_ is not None or (self.prompt is None and self.file is None and piped)
+
+    @property
+    def prompt_file(self) -> str | None:
+        """The file that holds the prompt, ``-`` for standard input; None where the command line does."""
+        return "-" if self.prompt == "-" else self.file
+
+    @property
+    def batch(self) -> "Batch":
+        """How many records are answered at once."""
+        # Where results and a panel share the terminal, it is left to each of them in turn.
+        in_turn = bool(self.results.live) and self.records.output == "-" and sys.stdout.isatty()
+        rows = self.replicas.rows
+        return 1 if in_turn or (rows is None and self.replicas.replication is not None) else rows or "auto"
+
+    def resolve(self) -> "ResolvedProfile":
+        """The profile as the flags change it; raises UsageError for a system prompt without a chat template."""
+        own = {"prompt.chat": self.chat, "prompt.system": self.system}
+        found = self.run.resolve(self.models, {**self.sampling.flags, **policy_flag(self.policy), **own})
+        told = found.profile.prompt
+        only_prompts = not self.from_records or self.records.input_format == "text"
+        if told.system is not None and told.chat is False and only_prompts:
+            raise UsageError("a system prompt needs the chat template", "leave out --raw, or add --chat")
+        return found
+
+
+@grouped(usual=USUAL)
+def generate(request: GenerateRequest) -> None:
     """Generate text: exactly what the target alone would write, but faster.
 
     Records, of --input or standard input, are answered with a line of JSON each; one that fails gets a line with the
@@ -128,148 +196,120 @@ def generate(
 
     [cyan]ls | specctl generate --input-format text -t 0.8 | jq .completion[/]
     """
-    piped = sys.stdin is not None and not sys.stdin.isatty()
-    if prompt is not None and file is not None:
-        raise UsageError("PROMPT and --file exclude each other", "leave one of them out")
-    if prompt == "-":
-        prompt, file = None, "-"
-    asked = prompt is not None or file is not None
-    from_stream = records.input_ is not None or (not asked and piped)
-    if not asked and not from_stream:
-        raise UsageError(
-            "there is nothing to generate from", "give a PROMPT, one in a file with -f FILE, or records with -i FILE"
-        )
-    if asked and records.input_ is not None:
-        which = "PROMPT" if file is None or file == "-" else "--file"
-        raise UsageError(f"{which} and --input exclude each other", "leave one of them out")
-    if from_stream and results.json_:
-        raise UsageError(
-            "--json works only with a PROMPT", "leave it out: every record is answered with a line of JSON"
-        )
-    if not from_stream and (results.rounds or results.token_ids or sampling.logprobs is not None) and not results.json_:
-        raise UsageError("--rounds, --token-ids and --logprobs work only with JSON results", "add --json")
-    if not from_stream and records.resume:
-        raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
-    replication = replicas.replication
-    if replication is not None and (not from_stream or results.live):
-        what = "--live" if from_stream else "a PROMPT"
-        raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
-    batch = replicas.rows
-    if batch not in (None, 1, "auto") and not from_stream:
-        raise UsageError("--batch and a PROMPT exclude each other", "leave one of them out")
-    # Where results and a panel share the terminal, it is left to each of them in turn.
-    in_turn = bool(results.live) and records.output == "-" and sys.stdout.isatty()
-    if in_turn or (replication is not None and batch is None):
-        batch = 1
-    if records.anyway and not records.resume:
-        raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
-    if records.resume and records.output == "-":
-        raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
-
-    if prompt is not None and os.path.isfile(prompt):
-        warn(f"{prompt} is a file, and its name is the prompt; did you mean -i {prompt}?")
-
-    flags = {**sampling.flags, **policy_flag(policy), "prompt.chat": chat, "prompt.system": system}
-    found = run.resolve(models, flags)
-    resolved = found.profile
-    only_prompts = not from_stream or records.input_format == "text"
-    if resolved.prompt.system is not None and resolved.prompt.chat is False and only_prompts:
-        raise UsageError("a system prompt needs the chat template", "leave out --raw, or add --chat")
+    if request.prompt is not None and os.path.isfile(request.prompt):
+        warn(f"{request.prompt} is a file, and its name is the prompt; did you mean -i {request.prompt}?")
+    found = request.resolve()
 
     from rich.console import Console
 
-    from specctl import streams
-    from specctl.commands import watching
+    from specctl.terminal.progress import TerminalProgress
+
+    show, resumed = request.show, request.records.resume if request.from_records else None
+    progress = TerminalProgress(Console(stderr=True), False if show.quiet else show.progress)
+    with ExitStack() as stack:
+        outputs = stack.enter_context(Outputs(force=request.run.force))
+        outputs.reads("input", request.records.source if request.from_records else request.prompt_file)
+        spare_profile(outputs, found)
+        source = stack.enter_context(open_input(request.records.source)) if request.from_records else None
+        sink = outputs.file("output", request.records.output, resumed=resumed)
+        traced = outputs.file("trace", request.results.trace, resumed=resumed)
+        if source is None:
+            _answer_prompt(request, found.profile, sink, traced, progress)
+        elif not _answer_records(request, found.profile, source, outputs, sink, traced, progress):
+            raise typer.Exit(1)
+
+
+def _answer_prompt(
+    request: GenerateRequest,
+    profile: "Profile",
+    sink: OutputFile,
+    traced: OutputFile | None,
+    progress: "TerminalProgress",
+) -> None:
+    """Answer one prompt, live in a terminal."""
+    from specctl.commands.watching import show_prompt, view_of
+    from specctl.observing.record_stream import tracer
+
+    file, results, console = request.prompt_file, request.results, progress.console
+    record = Record(1, 1, {"prompt": request.prompt if file is None else read_prompt(file)})
+    answerer = load_answering(
+        profile,
+        progress,
+        quiet=request.show.quiet,
+        traced=traced is not None,
+        foreign_head=request.run.foreign_head,
+        expected_tokens=0,
+    ).answerer()
+    sink.begin()
+    if traced is not None:
+        traced.begin()
+    on_round = tracer(record, traced)
+    if results.json_:
+        completions = answerer.answer(record, on_round)
+        write_line(sink, result_line(record, completions, rounds=results.rounds, token_ids=results.token_ids))
+        return
+    plain = not console.is_terminal or not sys.stdout.isatty() or request.show.quiet
+    shown = not plain if results.live is None else results.live
+    show_prompt(answerer, record, sink, on_round, view_of(profile, console) if shown else None)
+
+
+def _answer_records(
+    request: GenerateRequest,
+    profile: "Profile",
+    source: IO[bytes],
+    outputs: Outputs,
+    sink: OutputFile,
+    traced: OutputFile | None,
+    progress: "TerminalProgress",
+) -> bool:
+    """Answer records; whether all of them could be."""
     from specctl.commands.record_run import RecordRun
+    from specctl.commands.watching import view_of, watch_with
+    from specctl.observing.record_stream import RecordStream, trace_alone
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
     from specctl.terminal.progress import TerminalProgress, resumable
 
-    console = Console(stderr=True)
-    shown_progress = TerminalProgress(console, False if show.quiet else show.progress)
+    records, results, show, console = request.records, request.results, request.show, progress.console
+    replication, batch = request.replicas.replication, request.batch
+    several = RecordRun(request, profile, outputs, sink, traced, console)
+    if several.left == 0:
+        several.begin()
+        return several.finished is None or not several.finished.failed
+    total = count_lines(records.input_)
+    expected = (total or 0) * profile.sampling.max_new_tokens
+    setup: dict[str, Any] = {
+        "quiet": show.quiet,
+        "traced": traced is not None,
+        "foreign_head": request.run.foreign_head,
+    }
     with ExitStack() as stack:
-        outputs = stack.enter_context(Outputs(force=run.force))
-        outputs.reads("input", records.source if from_stream else file)
-        spare_profile(outputs, found)
-        source = stack.enter_context(streams.open_input(records.source)) if from_stream else None
-        sink = outputs.file("output", records.output, resumed=records.resume if from_stream else None)
-        traced = outputs.file("trace", results.trace, resumed=records.resume if from_stream else None)
-        several = None
-        if source is not None:
-            several = RecordRun(
-                outputs,
-                resolved,
-                records,
-                results,
-                sink,
-                traced,
-                console,
-                force=run.force,
-                quiet=show.quiet,
-                keeps_turns=replication is None,
-            )
-            if several.left == 0:
-                several.begin()
-                raise typer.Exit(1 if several.finished is not None and several.finished.failed else 0)
-        text = prompt or "" if file is None else streams.read_prompt(file)
-        total = streams.count_lines(records.input_) if from_stream else None
-        expected = (total or 0) * resolved.sampling.max_new_tokens
-        loading: dict[str, Any] = {"quiet": show.quiet, "traced": traced is not None, "foreign_head": run.foreign_head}
-        answering: Replicas | None = None
+        taken: Iterable[Any] = several.records(source)
+        answers: RecordStream | ReplicatedRecords
+        asked = sink, traced, several.finished, results.rounds, results.token_ids
+        view, replicas, watch = view_of(profile, console), None, None
         if replication is not None:
-            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected, batch=batch or "auto")
-            answering = stack.enter_context(starting)
+            starting = start_replicas(replication, profile, REPLICA, setup, progress, expected, batch=batch)
+            replicas = stack.enter_context(starting)
         else:
-            loaded = load_answering(resolved, shown_progress, expected_tokens=expected, **loading)
-            left = several.left if several is not None and several.left is not None else total
-            if from_stream and (rows := loaded.batch(batch or "auto", left)) is not None:
-                answering = stack.enter_context(rows)
-            else:
-                answerer = loaded.answerer()
-        view = watching.view_of(resolved, console)
-        if several is not None and source is not None:
-            several.begin()
-            answers: RecordStream | ReplicatedRecords
-            taken: Iterable[Any] = several.records(source)
-            if answering is not None:
-                turns = several.turns if replication is None else None
-                watch = None
-                if results.live and replication is None:
-                    watch = watching.watch_with(loaded.answerer(), stack.enter_context(view))
-                answers = ReplicatedRecords(
-                    answering, sink, traced, several.finished, results.rounds, results.token_ids, turns, watch
-                )
-                if total is None:
-                    taken = arriving(several.records(streams.apart(source)))
-            else:
-                from specctl.observing import record_stream
-
-                alone = watching.watch_with(answerer, view) if results.live else record_stream.trace_alone
-                answers = record_stream.RecordStream(
-                    answerer, sink, traced, several.finished, results.rounds, results.token_ids, alone, several.turns
-                )
-            # Results and panels on the same terminal show the progress themselves.
-            silent = results.live or (records.output == "-" and sys.stdout.isatty())
-            bar = TerminalProgress(console, False) if silent else shown_progress
-            kept = None if show.quiet or records.output == "-" else records.output
-            counting = bar.counting("records", total)
-            with resumable(console, kept), several.summing_up(answers.tally), counting as advance:
-                complete = answers.run(taken, advance)
-            if not complete:
-                raise typer.Exit(1)
-            return
-
-        sink.begin()
-        if traced is not None:
-            traced.begin()
-        from specctl.observing.record_stream import tracer
-
-        record = Record(1, 1, {"prompt": text})
-        on_round = tracer(record, traced)
-        if results.json_:
-            completions = answerer.answer(record, on_round)
-            write_line(sink, result_line(record, completions, rounds=results.rounds, token_ids=results.token_ids))
-            return
-        plain = not console.is_terminal or not sys.stdout.isatty() or show.quiet
-        shown = results.live if results.live is not None else not plain
-        watching.show_prompt(answerer, record, sink, on_round, view if shown else None)
+            loaded = load_answering(profile, progress, expected_tokens=expected, **setup)
+            rows = loaded.batch(batch, total if several.left is None else several.left)
+            replicas = None if rows is None else stack.enter_context(rows)
+        several.begin()
+        if replicas is None:
+            answerer = loaded.answerer()
+            watch = watch_with(answerer, view) if results.live else trace_alone
+            answers = RecordStream(answerer, *asked, watch, several.turns)
+        else:
+            if results.live:
+                watch = watch_with(loaded.answerer(), stack.enter_context(view))
+            answers = ReplicatedRecords(replicas, *asked, several.turns if replication is None else None, watch)
+            if total is None:
+                taken = arriving(several.records(apart(source)))
+        # Results and panels on the same terminal show the progress themselves.
+        silent = results.live or (records.output == "-" and sys.stdout.isatty())
+        bar = TerminalProgress(console, False) if silent else progress
+        kept = None if show.quiet or records.output == "-" else records.output
+        counting = bar.counting("records", total)
+        with resumable(console, kept), several.summing_up(answers.tally), counting as advance:
+            return answers.run(taken, advance)

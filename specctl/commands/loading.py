@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from specctl.commands.flags import warn
+from specctl.commands.flags import Replication, warn
 from specctl.errors import UsageError
 from specctl.terminal.output import tell
 
@@ -111,104 +111,91 @@ PLACES = 16
 """Questions that each replica gets at once where it decides itself how many it answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replication:
-    """What the flags ask for.
+@contextmanager
+def start_replicas(
+    replication: Replication,
+    profile: "Profile",
+    maker: str,
+    setup: Mapping[str, Any],
+    progress: "TerminalProgress",
+    expected_tokens: int | None = None,
+    *,
+    others: "Iterable[DraftTable]" = (),
+    spare: bool = False,
+    exclusive: bool = False,
+    batch: "Batch" = 1,
+    places: int | None = None,
+) -> "Iterator[Replicas]":
+    """Start replicas, and wait until the first of them is ready.
 
-    Attributes:
-        workers: how many replicas.
-        cluster: where Ray is; None for processes of this machine.
-        warm_seconds: how long replicas stay in the cluster without work; 0 to end them with the command.
+    Args:
+        replication: how many, and where.
+        profile: of the pair.
+        maker: as in `specctl.replicas.job.Job`.
+        setup: of the job, without the profile and its share of the tokens.
+        progress: shows that they are starting.
+        expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
+        others: drafts and heads that are loaded besides the profile's.
+        spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
+        exclusive: whether nothing may share a replica's devices, because it measures time.
+        batch: how many questions each answers at once; then its job is told so too.
+        places: the most that each is asked at once; by default as many as that.
+
+    Raises:
+        UsageError: they do not fit on this machine, or Ray is missing or not there.
+        SpecctlError: they cannot be loaded, or are not here.
     """
+    from specctl.replicas.job import Job
+    from specctl.replicas.local import LocalReplicas
+    from specctl.replicas.model_sources import Sources
+    from specctl.replicas.replica import started
+    from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
 
-    workers: int | Literal["auto"]
-    cluster: str | None = None
-    warm_seconds: float = 0.0
+    with progress.doing("reading the models' files"):
+        sources = Sources.of(profile, others)
 
-    @contextmanager
-    def start(
-        self,
-        profile: "Profile",
-        maker: str,
-        setup: Mapping[str, Any],
-        progress: "TerminalProgress",
-        expected_tokens: int | None = None,
-        *,
-        others: "Iterable[DraftTable]" = (),
-        spare: bool = False,
-        exclusive: bool = False,
-        batch: "Batch" = 1,
-        places: int | None = None,
-    ) -> "Iterator[Replicas]":
-        """Start replicas, and wait until the first of them is ready.
+    def job(count: int) -> Job:
+        shared: dict[str, Any] = {} if batch == 1 else {"batch": batch}
+        if expected_tokens is not None:
+            shared["expected_tokens"] = -(-expected_tokens // count)
+        return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
 
-        Args:
-            profile: of the pair.
-            maker: as in `specctl.replicas.job.Job`.
-            setup: of the job, without the profile and its share of the tokens.
-            progress: shows that they are starting.
-            expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
-            others: drafts and heads that are loaded besides the profile's.
-            spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
-            exclusive: whether nothing may share a replica's devices, because it measures time.
-            batch: how many questions each answers at once; then its job is told so too.
-            places: the most that each is asked at once; by default as many as that.
+    replicas: Replicas
+    if places is None:
+        places = PLACES if batch == "auto" else batch
+    if replication.cluster is not None:
+        from specctl.replicas.on_ray import RayReplicas
 
-        Raises:
-            UsageError: they do not fit on this machine, or Ray is missing or not there.
-            SpecctlError: they cannot be loaded, or are not here.
-        """
-        from specctl.replicas.job import Job
-        from specctl.replicas.local import LocalReplicas
-        from specctl.replicas.model_sources import Sources
-        from specctl.replicas.replica import started
-        from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
-
-        with progress.doing("reading the models' files"):
-            sources = Sources.of(profile, others)
-
-        def job(count: int) -> Job:
-            shared: dict[str, Any] = {} if batch == 1 else {"batch": batch}
-            if expected_tokens is not None:
-                shared["expected_tokens"] = -(-expected_tokens // count)
-            return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
-
-        replicas: Replicas
-        if places is None:
-            places = PLACES if batch == "auto" else batch
-        if self.cluster is not None:
-            from specctl.replicas.on_ray import RayReplicas
-
-            with progress.doing("connecting to Ray"):
-                replicas = RayReplicas.on(
-                    self.cluster,
-                    self.workers,
-                    profile,
-                    job,
-                    warn,
-                    self.warm_seconds,
-                    exclusive=exclusive,
-                    places=places,
-                )
-        else:
-            gpus = gpus_here()
-            needed = gpus_needed(profile, len(gpus))
-            if exclusive:
-                require_gpus(profile, len(gpus))
-            each = shares(self.workers, profile, gpus[needed:] if spare and len(gpus) >= 2 * needed else gpus)
-            if exclusive and not all(share.gpus and share.alone for share in each):
-                raise UsageError(
-                    f"{len(each)} replicas would share {len(gpus)} GPUs, and times would be those of sharing",
-                    f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
-                )
-            # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
-            one_by_one = not all(share.alone for share in each) or profile.compile is True
-            environments = [share.environment for share in each]
-            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
-        with replicas:
-            with progress.doing("starting replicas"):
-                started(replicas)
-            yield replicas
+        with progress.doing("connecting to Ray"):
+            replicas = RayReplicas.on(
+                replication.cluster,
+                replication.workers,
+                profile,
+                job,
+                warn,
+                replication.warm_seconds,
+                exclusive=exclusive,
+                places=places,
+            )
+    else:
+        gpus = gpus_here()
+        needed = gpus_needed(profile, len(gpus))
+        if exclusive:
+            require_gpus(profile, len(gpus))
+        each = shares(replication.workers, profile, gpus[needed:] if spare and len(gpus) >= 2 * needed else gpus)
+        if exclusive and not all(share.gpus and share.alone for share in each):
+            raise UsageError(
+                f"{len(each)} replicas would share {len(gpus)} GPUs, and times would be those of sharing",
+                f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
+            )
+        # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
+        one_by_one = not all(share.alone for share in each) or profile.compile is True
+        environments = [share.environment for share in each]
+        replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
+    with replicas:
+        with progress.doing("starting replicas"):
+            started(replicas)
+        yield replicas
 
 
 REPLICA = "specctl.commands.loading:replica"
@@ -463,7 +450,9 @@ def served_replicas(
     places = MOST if batch == "auto" else batch
     setup = {"quiet": quiet, "foreign_head": foreign_head, "name": name}
     try:
-        with replication.start(profile, SERVED_REPLICA, setup, progress, batch=batch, places=places) as started:
+        with start_replicas(
+            replication, profile, SERVED_REPLICA, setup, progress, batch=batch, places=places
+        ) as started:
             replicas = cast("LocalReplicas", started)
             facts = replicas.about
             tokenizer = whole() if facts.spelling is None else BareTokenizer(facts.spelling, whole)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from specctl import streams
 from specctl.commands.flags import warn
-from specctl.commands.generate import RecordOptions, ResultOptions
 from specctl.jsonl import Record, read_records
 from specctl.observing.progress import Tally
 from specctl.outputs import OutputFile, Outputs
@@ -25,6 +24,7 @@ from specctl.resuming.turns_file import TurnsFile
 from specctl.terminal.progress import clock, note
 
 if TYPE_CHECKING:
+    from specctl.commands.generate import GenerateRequest
     from specctl.profile import Profile
 
 
@@ -32,14 +32,11 @@ class RecordRun:
     """One run, from what it finds to what it says at its end.
 
     Args:
-        outputs: of the command.
+        request: what the command is asked.
         profile: that answers.
-        records, results: as the command got them.
+        outputs: of the command.
         sink, traced: results and rounds.
         console: on standard error.
-        force: whether files that exist are replaced.
-        quiet: show only warnings.
-        keeps_turns: whether who answers keeps the finished turns of an unfinished record; replicas do not.
 
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
@@ -47,34 +44,31 @@ class RecordRun:
         left: how many records an earlier run left; None if that is not known, or there was none.
 
     Raises:
-        UsageError: the results belong to another run or to other records, or are no results.
+        UsageError: the results belong to another run or to other records, or are not results.
     """
 
     def __init__(
         self,
-        outputs: Outputs,
+        request: "GenerateRequest",
         profile: "Profile",
-        records: RecordOptions,
-        results: ResultOptions,
+        outputs: Outputs,
         sink: OutputFile,
         traced: OutputFile | None,
         console: Console,
-        *,
-        force: bool,
-        quiet: bool,
-        keeps_turns: bool,
     ) -> None:
-        self._profile, self._records, self._results, self._console = profile, records, results, console
+        self._profile, self._records, self._results, self._console = profile, request.records, request.results, console
+        self._force, self._quiet = request.run.force, request.show.quiet
+        # Replicas do not keep the finished turns of an unfinished record.
+        self._keeps_turns = request.replicas.replication is None
         self._sink, self._traced = sink, traced
         self._began = time.monotonic()
-        self._force, self._quiet, self._keeps_turns = force, quiet, keeps_turns
-        self._run_file = RunFile(outputs, sink, force=force) if sink.is_file else None
-        self.turns = TurnsFile(outputs, sink, force=force) if sink.is_file else None
+        self._run_file = RunFile(outputs, sink, force=self._force) if sink.is_file else None
+        self.turns = TurnsFile(outputs, sink, force=self._force) if sink.is_file else None
         self._made: MadeBy | None = None
         self._rounds_kept: int | None = None
         self.finished: Finished | None = None
         self.left: int | None = None
-        if records.resume:
+        if self._records.resume:
             self._continue()
 
     def _continue(self) -> None:

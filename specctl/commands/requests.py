@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
+from itertools import chain
 from typing import Annotated, Any, get_args
 
 import typer
@@ -171,47 +172,66 @@ def option(text: str, spelling: str = "", *, default: Any = None, panel: str | N
 
 
 def grouped(*, usual: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command as Typer takes it: the parameters that are groups of options are replaced by their options.
+    """Make a command as Typer takes it, with a further option, --help-all.
 
-    A group is a dataclass whose fields are options, as its parameters are: an `option` each, or annotated as Typer's
-    are. The command takes keywords only. Its annotations and theirs are objects, no strings. It gets a further option,
-    --help-all.
+    The command takes one request: a dataclass whose fields are options, or groups of options, which are dataclasses
+    too. A field is an `option`, or annotated as Typer's parameters are. A command of a few flags may have these as its
+    parameters instead.
 
     Args:
-        usual: the names of the parameters that --help shows, with spaces between; by default all. --help-all always
-            shows all of them.
+        usual: the names of the fields that --help shows, with spaces between; by default all. --help-all always shows
+            all of them.
     """
     return partial(_grouped, usual.split())
 
 
 def _grouped(usual: Sequence[str], command: Callable[..., None]) -> Callable[..., None]:
-    groups: dict[str, tuple[type, list[str]]] = {}
     flat: list[Parameter] = []
+    makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
     for name, parameter in signature(command).parameters.items():
-        hint = parameter.annotation
-        kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
-        if isinstance(kind, type) and is_dataclass(kind):
-            options = _options(kind, [extra for extra in extras if isinstance(extra, But)])
-            groups[name] = kind, [option.name for option in options]
-            flat += options
-        elif isinstance(parameter.default, Field):
-            flat.append(_parameter(name, hint, parameter.default))
-        else:
-            flat.append(parameter)
-
+        found, makers[name] = _flattened(name, parameter.annotation, parameter.default)
+        flat += found
     if missing := {*usual} - {one.name for one in flat}:
         raise TypeError(f"{command.__name__} has no parameter {sorted(missing)}")
     flat.append(Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
 
     @wraps(command)
     def run(*, help_all: bool, **given: Any) -> None:  # noqa: ARG001 - Typer has printed the help before
-        filled = {name: kind(**{one: given.pop(one) for one in names}) for name, (kind, names) in groups.items()}
-        command(**given, **filled)
+        command(**{name: make(given) for name, make in makers.items()})
 
     run.__signature__ = Signature(flat)  # type: ignore[attr-defined]
     run.usual = tuple(usual)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return run
+
+
+def _flattened(
+    name: str, hint: Any, default: Any, given: "But | None" = None, panel: str | None = None
+) -> tuple[list[Parameter], Callable[[dict[str, Any]], Any]]:
+    """The parameters of a field for Typer, and what makes its value of theirs."""
+    kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        told = given.help.get(name) if given is not None else None
+        parameter = (
+            _parameter(name, hint, default, told, panel)
+            if isinstance(default, Field)
+            else Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        )
+        return [parameter], lambda values: values[name]
+    buts = [extra for extra in extras if isinstance(extra, But)]
+    but = But(
+        tuple(chain(*(one.without for one in buts))), {key: text for one in buts for key, text in one.help.items()}
+    )
+    parts = {
+        one.name: _flattened(one.name, one.type, one, but, getattr(kind, "panel", None))
+        for one in fields(kind)
+        if one.name not in but.without
+    }
+
+    def make(values: dict[str, Any]) -> Any:
+        return kind(**{field_name: build(values) for field_name, (_, build) in parts.items()})
+
+    return [parameter for found, _ in parts.values() for parameter in found], make
 
 
 def _print_all(ctx: typer.Context, wanted: bool) -> None:
@@ -226,19 +246,10 @@ HelpAll = Annotated[
 """The flag that shows the whole help of a command."""
 
 
-def _options(group: type, differences: list[But]) -> list[Parameter]:
-    """The options of a group in one command."""
-    found = []
-    for one in fields(group):
-        if any(one.name in but.without for but in differences):
-            continue
-        told = next((but.help[one.name] for but in differences if one.name in but.help), None)
-        found.append(_parameter(one.name, one.type, one, told, getattr(group, "panel", None)))
-    return found
-
-
 def _parameter(name: str, hint: Any, given: Any, told: str | None = None, panel: str | None = None) -> Parameter:
     """An option as Typer takes it; ``told`` is another help, ``panel`` that of its group."""
+    if not given.metadata and not hasattr(hint, "__metadata__"):  # the context
+        return Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint)
     kind, own = (hint, given.metadata["option"]) if given.metadata else get_args(hint)
     own = copy(own)
     own.help, own.rich_help_panel = (

@@ -21,6 +21,7 @@ from specctl.commands.flags import (
     spare_profile,
     warn,
 )
+from specctl.commands.loading import start_replicas
 from specctl.commands.requests import But, grouped, option, require_unused
 from specctl.errors import UsageError
 from specctl.models.draft_heads.kinds import HEAD_KINDS, RECIPES, Recipe
@@ -98,7 +99,7 @@ class TrainingFlags:
             return source
         replicas = None
         if (replication := self.replicas.replication) is not None:
-            replicas = partial(replication.start, subject.profile, subject.maker, subject.setup, progress)
+            replicas = partial(start_replicas, replication, subject.profile, subject.maker, subject.setup, progress)
         suite, batch = self.prompts.chosen(self.seed), self.replicas.rows or 1
         source = subject.collect(self.output, suite, progress, resume=self.resume, batch=batch, replicas=replicas)
         for identity, reason in source.material.left_out.items():

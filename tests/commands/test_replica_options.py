@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from specctl.commands.flags import ReplicaOptions
-from specctl.commands.loading import Replication
+from specctl.commands.flags import ReplicaOptions, Replication
+from specctl.commands.loading import start_replicas
 from specctl.errors import UsageError
 from specctl.profile import resolve
 from specctl.terminal.progress import TerminalProgress
@@ -29,7 +29,7 @@ def begun(monkeypatch):
         profile = resolve("embedded", overrides=overrides).profile
         with (
             pytest.raises(Seen) as seen,
-            replication.start(profile, "some:job", {"quiet": True}, silent, tokens, spare=spare),
+            start_replicas(replication, profile, "some:job", {"quiet": True}, silent, tokens, spare=spare),
         ):
             pass
         return seen.value.args

@@ -51,7 +51,7 @@ def test_workers_that_all_end_while_they_load_are_models_that_cannot_be_loaded(m
     def ended(*_: Any, **__: Any) -> Any:
         raise ReplicaError("no replica is left: the last one was ended by signal 9", "a hint about records")
 
-    monkeypatch.setattr(loading.Replication, "start", ended)
+    monkeypatch.setattr(loading, "start_replicas", ended)
     with pytest.raises(ModelError, match="no replica is left") as raised:
         invoke("serve", "--workers", 2, "--port", 0, "-q")
     assert (raised.value.exit_code, raised.value.hint) == (3, "Fewer --workers need less memory.")
