@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 
 from specctl.policies import NONE, Setting
-from specctl.replay.batch_replay import replay_together
 from specctl.replay.costs import CostTable
+from specctl.replay.play import replay_together
 from specctl.replay.trace_files import TraceSet, read_traces
 from tools.scale.roofline import PAIRS, price_table
 

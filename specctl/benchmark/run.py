@@ -325,7 +325,7 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
                 greedy_trace(pair, Text(run.prompt, "", ids, list(turn.tokens), limit))
                 for (ids, turn), limit in zip(texts, limits, strict=True)
             )
-            yield OraclePasses(run.prompt, sum(len(oracle(trace).starts) for trace in traces))
+            yield OraclePasses(run.prompt, sum(len(oracle(trace).top.starts) for trace in traces))
         return
     if known and run.prompt in results.stretches:
         return

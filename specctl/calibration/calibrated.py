@@ -7,7 +7,7 @@ from typing import Any, get_args
 import tomli_w
 
 from specctl.calibration.decision import Decision
-from specctl.calibration.search import BatchSize
+from specctl.calibration.search import Best
 from specctl.policies import NONE, Setting
 from specctl.printable import one_line
 from specctl.profile import ResolvedProfile
@@ -87,7 +87,7 @@ def calibrated_profile(
     return table
 
 
-def _expected_of(size: BatchSize, decision: Decision) -> dict[str, Any]:
+def _expected_of(size: Best, decision: Decision) -> dict[str, Any]:
     """The figures of several texts at once: measured where there are live runs of the setting to use."""
     setting = decision.setting_of(size)
     live = next((one for one in decision.measured if (one.rows, one.setting) == (size.rows, setting)), None)

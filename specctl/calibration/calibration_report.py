@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specctl.calibration.live_check import Measured
-from specctl.calibration.search import BatchSize, Calibration, Ranked, Score
+from specctl.calibration.search import Best, Calibration, Ranked, Score
 from specctl.policies import NONE
 from specctl.policies.rules.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specctl.calibration.decision import Decision
 
 
-def by_size(found: Calibration, sizes: Sequence[BatchSize]) -> Table:
+def by_size(found: Calibration, sizes: Sequence[Best]) -> Table:
     """A row for one text and for each number of texts."""
     alone = next(one for one in found.ranking if one.score.setting == NONE)
     entries = [(1, found.winner, alone, found.ranked("constant"))]
@@ -67,7 +67,7 @@ def by_size(found: Calibration, sizes: Sequence[BatchSize]) -> Table:
     )
 
 
-def size_document(size: BatchSize) -> dict[str, Any]:
+def size_document(size: Best) -> dict[str, Any]:
     """The numbers of one row with those of every policy, as plain values."""
     return {
         "texts": size.rows,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specctl.calibration.compared_settings import UNTUNED, ComparedSettings
 from specctl.calibration.live_check import Measured, check_batch, check_live, doubts, stopped_live
-from specctl.calibration.search import BatchSize, Calibration, Score, require_priced, search, search_sizes, with_batches
+from specctl.calibration.search import Best, Calibration, Score, require_priced, search, search_sizes, with_batches
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
@@ -179,7 +179,7 @@ class Decision:
     costs: CostTable
     measured: list[Measured]
     old: Setting | None = None
-    sizes: list[BatchSize] = field(default_factory=list)
+    sizes: list[Best] = field(default_factory=list)
     given: int | None = None
     interrupted: bool = False
 
@@ -193,7 +193,7 @@ class Decision:
         """What to use, with the settings for several texts."""
         return with_batches(self.advice.setting, {size.rows: self.setting_of(size) for size in self.sizes})
 
-    def setting_of(self, size: BatchSize) -> Setting:
+    def setting_of(self, size: Best) -> Setting:
         """What to use for several texts at once: the chosen setting, unless another one measured faster."""
         return fastest(size.winner.score.setting, [one for one in self.measured if one.rows == size.rows])
 
@@ -249,7 +249,7 @@ def decide(
     old = asked.old if replayable(asked.old, sampled=profile.sampling.temperature > 0) else None
     with progress.counting("settings", asked.most(old)) as advance:
         found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
-    chosen: list[BatchSize] = []
+    chosen: list[Best] = []
     if sizes:
         with progress.counting("numbers of texts", len(sizes)) as advance:
             chosen = search_sizes(traces, found, asked.candidates, sizes, traces.costs, advance)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from specctl.batching.pair_rows import passes_of
 from specctl.calibration.compared_settings import ComparedSettings
-from specctl.calibration.search import BatchSize, Calibration
+from specctl.calibration.search import Best, Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.pair import Pair
@@ -118,7 +118,7 @@ def check_batch(
     pair: Pair,
     profile: Profile,
     traces: TraceSet,
-    size: BatchSize,
+    size: Best,
     reported_on: Sequence[str],
     progress: Progress = SILENT,
 ) -> LiveRuns:

@@ -1,6 +1,6 @@
 """Searches the setting to use: replays and prices every candidate, chooses, and reports on held-out prompts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -10,16 +10,15 @@ from specctl.calibration.compared_settings import LONGEST, SIMPLEST, Space, expl
 from specctl.errors import UsageError
 from specctl.policies import NONE, Setting, Signal
 from specctl.profile.schema import Verification
-from specctl.replay.batch_replay import replay_together
 from specctl.replay.bounds import READS, oracle, play_best
 from specctl.replay.costs import CostTable, Replay
-from specctl.replay.play import players_of, replay_levels
+from specctl.replay.play import players_of, replay_levels, replay_together
 from specctl.replay.trace_files import TraceSet
 from specctl.statistics import FEW, SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000
 EACH = 4
-"""Texts of each place of a batch, at least: while the last ones end, places are empty."""
+"""The least number of texts for each place of a batch: while the last texts end, places are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,43 +73,33 @@ class Score:
         return bootstrap(ratio, len(self.ms), RESAMPLES)
 
 
-def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
-    """Replay a setting on the prompts and price its rounds."""
-    costs = costs.of_predictor(setting.head)
-    signals = [level.signals for level in setting.levels]
-    players = players_of(setting, costs.clocks(signals))
-    replays = replay_levels(players, traces.of(prompts, setting.head), frozenset(traces.header.eos))
-    return _priced(setting, replays, prompts, costs, *signals)
+def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable, rows: int = 1) -> Score:
+    """Replay a setting on the prompts and price its rounds.
 
-
-def score_together(setting: Setting, traces: TraceSet, prompts: Sequence[str], rows: int, costs: CostTable) -> Score:
-    """Score a setting of one draft for so many texts at once: ``ms`` are prompts' shares of the time.
-
-    Every text is written equally often, at least `EACH` texts in each place of the batch, in an order that is always
-    the same.
+    Several texts (``rows``), of one draft, are replayed together: every text equally often, at least `EACH` texts in
+    each place of the batch, always in the same order. ``ms`` are then the prompts' shares of the time.
     """
     costs = costs.of_predictor(setting.head)
-    known, order = traces.of(prompts, setting.head), Random(SEED)
-    texts = [one for _ in range(-(-EACH * rows // len(known))) for one in order.sample(known, len(known))]
-    batch = replay_together(setting, texts, rows, costs, frozenset(traces.header.eos))
-    places = {prompt: place for place, prompt in enumerate(prompts)}
-    columns = np.zeros((5, len(prompts)))  # tokens, ms, rounds, drafted and accepted tokens
-    for one, seconds in zip(batch.replays, batch.shares, strict=True):
-        numbers = one.tokens, 1e3 * seconds, len(one.starts), sum(one.drafted), sum(one.accepted)
-        columns[:, places[one.trace.prompt]] += numbers
-    return Score(setting, *columns)
+    known, eos = traces.of(prompts, setting.head), frozenset(traces.header.eos)
+    if rows > 1:
+        order = Random(SEED)
+        texts = [one for _ in range(-(-EACH * rows // len(known))) for one in order.sample(known, len(known))]
+        batch = replay_together(setting, texts, rows, costs, eos)
+        return _summed(setting, prompts, batch.replays, (1e3 * share for share in batch.shares))
+    signals = [level.signals for level in setting.levels]
+    replays = replay_levels(players_of(setting, costs.clocks(signals)), known, eos)
+    return _summed(setting, prompts, replays, _priced(replays, costs, *signals))
 
 
 def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
     """Score the policy that knows where the target will disagree (SpecDec++, Theorem 4.1); it reads no signal.
 
-    In a hierarchy every draft knows where its verifier will disagree; the number of drafts is the fastest one.
+    In a hierarchy every draft knows where its verifier will disagree, and the fastest number of drafts counts.
     """
-    known = traces.of(prompts)
-    scores = [
-        _priced(Setting("oracle"), [oracle(trace, used) for trace in known], prompts, costs, *[()] * used)
-        for used in range(1, len(costs.levels) + 1)
-    ]
+    scores = []
+    for used in range(1, len(costs.levels) + 1):
+        replays = [oracle(trace, used) for trace in traces.of(prompts)]
+        scores.append(_summed(Setting("oracle"), prompts, replays, _priced(replays, costs, *[()] * used)))
     return max(scores, key=lambda one: one.tokens_per_second)
 
 
@@ -118,28 +107,23 @@ def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTabl
     """Score the best stopping rule on entropy and top probability, fitted to the same prompts."""
     longest = min(LONGEST, traces.header.depth)
     replays = play_best(traces.of(prompts), costs, frozenset(traces.header.eos), longest=longest)
-    return _priced(Setting("signal bound"), replays, prompts, costs, READS)
+    return _summed(Setting("signal bound"), prompts, replays, _priced(replays, costs, READS))
 
 
-def _priced(
-    setting: Setting,
-    replays: Iterable[Replay],
-    prompts: Sequence[str],
-    costs: CostTable,
-    *signals: Iterable[Signal],
-) -> Score:
-    by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
-    for played in replays:
-        by_prompt[played.trace.prompt].append(played)
-    groups = list(by_prompt.values())
-    return Score(
-        setting,
-        np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
-        np.array([costs.milliseconds(group, *signals) for group in groups]),
-        np.array([sum(len(one.starts) for one in group) for group in groups], dtype=np.float64),
-        np.array([sum(map(sum, (one.drafted for one in group))) for group in groups], dtype=np.float64),
-        np.array([sum(map(sum, (one.accepted for one in group))) for group in groups], dtype=np.float64),
-    )
+def _priced(replays: Iterable[Replay], costs: CostTable, *signals: Iterable[Signal]) -> Iterator[float]:
+    """The milliseconds of each text that is written alone."""
+    return (costs.milliseconds([one], *signals) for one in replays)
+
+
+def _summed(setting: Setting, prompts: Sequence[str], replays: Iterable[Replay], ms: Iterable[float]) -> Score:
+    """The sums of each prompt's texts."""
+    places = {prompt: place for place, prompt in enumerate(prompts)}
+    columns = np.zeros((5, len(prompts)))
+    for one, milliseconds in zip(replays, ms, strict=True):
+        rounds = one.top
+        numbers = one.tokens, milliseconds, len(rounds.starts), sum(rounds.drafted), sum(rounds.accepted)
+        columns[:, places[one.trace.prompt]] += numbers
+    return Score(setting, *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +182,44 @@ class Ranked:
     speedup: Interval
 
 
-@dataclass(slots=True)
-class Calibration:
-    """The outcome of a search.
+def _ranking(scores: Iterable[Score]) -> list[Ranked]:
+    """Scores of the same prompts, that of none among them, the fastest first."""
+    scores = list(scores)
+    baseline = next(one for one in scores if one.setting == NONE)
+    return sorted((Ranked(one, one.speedup(baseline)) for one in scores), key=lambda one: -one.score.tokens_per_second)
+
+
+@dataclass(slots=True, kw_only=True)
+class Best:
+    """The best settings for a number of texts at once.
 
     Attributes:
+        rows: the number of texts.
         choice: among all candidates, on the prompts chosen on.
-        candidates: number of settings that were replayed.
-        ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first. For
-            a hierarchy, of the combinations of policies only those that were fastest on the prompts chosen on, and the
-            fastest of each way to pre-verify, a single draft included.
+        candidates: the number of settings that were replayed.
+        ranking: each policy's best setting, and none, on the prompts reported on, the fastest first.
         winner: the entry of the chosen setting in the ranking.
+    """
+
+    rows: int = 1
+    choice: Choice
+    candidates: int
+    ranking: list[Ranked]
+    winner: Ranked
+
+    def entry(self, setting: Setting) -> Ranked | None:
+        """The entry of a setting in the ranking, if it was ranked."""
+        return next((one for one in self.ranking if one.score.setting == setting), None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Calibration(Best):
+    """The outcome of a search for one text at a time.
+
+    The ranking has the profile's own setting too. Of a hierarchy's combinations of policies it has those that were
+    fastest on the prompts chosen on, and the fastest of each way to pre-verify, a single draft included.
+
+    Attributes:
         oracle: the policy of Theorem 4.1 of SpecDec++, on the prompts reported on.
         signal_bound: the best stopping rule on entropy and top probability, on the prompts reported on; None for a
             hierarchy, for which it is not defined.
@@ -219,10 +230,6 @@ class Calibration:
         warnings: what a reader has to know before trusting the outcome.
     """
 
-    choice: Choice
-    candidates: int
-    ranking: list[Ranked]
-    winner: Ranked
     oracle: Ranked
     signal_bound: Ranked | None
     baseline: Score
@@ -307,20 +314,18 @@ def search(
 
         explore(space, old or NONE, speed)
     choice = choose([found for found in scores.values() if found.setting in eligible])
-    families: dict[str, list[Score]] = {}
-    for found in scores.values():
-        families.setdefault(found.setting.family, []).append(found)
-
+    families = _by_family(scores.values())
     wanted = [choice.chosen, scores[NONE], *_best_of_families(families, hierarchy=space is not None)]
     wanted += [choose([scores[setting] for setting in also_ranked]).chosen] if also_ranked else []
     wanted += [] if old is None else [scores[old]]
-    reported = [score(setting, traces, reported_on, costs) for setting in dict.fromkeys(one.setting for one in wanted)]
-    baseline = next(found for found in reported if found.setting == NONE)
+    ranking = _ranking(
+        score(setting, traces, reported_on, costs) for setting in dict.fromkeys(one.setting for one in wanted)
+    )
+    baseline = next(one.score for one in ranking if one.score.setting == NONE)
 
-    def ranked(found: Score) -> Ranked:
+    def bound(found: Score) -> Ranked:
         return Ranked(found, found.speedup(baseline))
 
-    ranking = sorted(map(ranked, reported), key=lambda entry: -entry.score.tokens_per_second)
     if choice.chosen.setting == NONE and len(scores) > 1:
         warnings.append("no setting is faster than target-only decoding beyond the noise: do not speculate here")
     return Calibration(
@@ -328,8 +333,8 @@ def search(
         candidates=len(scores),
         ranking=ranking,
         winner=next(entry for entry in ranking if entry.score.setting == choice.chosen.setting),
-        oracle=ranked(score_oracle(traces, reported_on, costs)),
-        signal_bound=ranked(score_signal_bound(traces, reported_on, costs)) if costs.below is None else None,
+        oracle=bound(score_oracle(traces, reported_on, costs)),
+        signal_bound=bound(score_signal_bound(traces, reported_on, costs)) if costs.below is None else None,
         baseline=scores[NONE],
         families=families,
         chosen_on=chosen_on,
@@ -337,6 +342,13 @@ def search(
         verification=traces.verification,
         warnings=warnings,
     )
+
+
+def _by_family(scores: Iterable[Score]) -> dict[str, list[Score]]:
+    families: dict[str, list[Score]] = {}
+    for one in scores:
+        families.setdefault(one.setting.family, []).append(one)
+    return families
 
 
 def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[str]) -> list[str]:
@@ -375,27 +387,7 @@ def _best_of_families(families: Mapping[str, list[Score]], *, hierarchy: bool) -
 
 
 FINALISTS = 3
-"""Settings of a policy with one longest draft that are replayed together: those that promise most by what they draft
-and keep alone."""
-
-
-@dataclass(slots=True)
-class BatchSize:
-    """What was found for a number of texts at once.
-
-    Attributes:
-        rows: how many.
-        choice: on the prompts chosen on.
-        winner: the chosen setting, on the prompts reported on.
-        ranking: each policy's best setting and none, on the prompts reported on, fastest first.
-        candidates: how many settings were replayed together.
-    """
-
-    rows: int
-    choice: Choice
-    winner: Ranked
-    ranking: list[Ranked]
-    candidates: int
+"""Settings of each policy and longest draft that are replayed together: the most promising by their rounds alone."""
 
 
 def require_priced(sizes: Sequence[int], costs: CostTable | None, where: str) -> None:
@@ -415,16 +407,16 @@ def search_sizes(
     sizes: Iterable[int],
     costs: CostTable,
     advance: Callable[[], None] = lambda: None,
-) -> list[BatchSize]:
-    """The setting for each number of texts, on the prompts and by the rule of a calibration.
+) -> list[Best]:
+    """The setting for each number of texts, chosen by replaying these texts together, on the prompts of a calibration.
 
-    A single setting that is within one standard error of the fastest at every number, one text included, is chosen for
-    all: the simplest of these. Then ``found`` says so too.
+    If settings are within one standard error of the fastest at every number, one text included, the simplest of them is
+    chosen for all numbers, and in ``found`` too.
 
     Args:
         traces: of one draft.
         found: the calibration for one text.
-        candidates: settings that may be chosen; none may always be.
+        candidates: settings that may be chosen; none may always be chosen.
         sizes: numbers of texts, each at least 2.
         costs: with ``batches`` of these numbers.
         advance: called after each number.
@@ -434,7 +426,7 @@ def search_sizes(
     scores: dict[int, list[Score]] = {}
     for rows in sizes:
         settings = finalists(found, costs, rows)
-        scores[rows] = [score_together(one, traces, found.chosen_on, rows, costs) for one in settings]
+        scores[rows] = [score(one, traces, found.chosen_on, costs, rows) for one in settings]
         chosen[rows] = choose([one for one in scores[rows] if one.setting in eligible])
         advance()
     if (common := _for_all([found.choice, *chosen.values()])) is not None:
@@ -444,8 +436,8 @@ def search_sizes(
 
 
 def finalists(found: Calibration, costs: CostTable, rows: int) -> list[Setting]:
-    """The settings to replay together: by policy and longest draft those that would be fastest if no draft had to wait
-    for a longer one, and none."""
+    """The settings to replay together: none, and by policy and longest draft the fastest if no draft had to wait for a
+    longer one."""
     table = costs.batches[rows]
     context = float(table.contexts[len(table.contexts) // 2])
     step = table.at(context)[0]
@@ -480,38 +472,28 @@ def _of(choice: Choice, setting: Setting) -> Choice:
 
 
 def _choose_alone(found: Calibration, setting: Setting, traces: TraceSet, costs: CostTable) -> None:
-    """Let a calibration of one text have chosen a setting that it has within the noise."""
+    """Make a setting within the noise the chosen one of a calibration of one text."""
     found.choice = _of(found.choice, setting)
-    ranked = next((one for one in found.ranking if one.score.setting == setting), None)
-    if ranked is None:
-        baseline = next(one.score for one in found.ranking if one.score.setting == NONE)
-        reported = score(setting, traces, found.reported_on, costs)
-        ranked = Ranked(reported, reported.speedup(baseline))
-        found.ranking = sorted([*found.ranking, ranked], key=lambda one: -one.score.tokens_per_second)
-    found.winner = ranked
+    if found.entry(setting) is None:
+        own = score(setting, traces, found.reported_on, costs)
+        found.ranking = _ranking([*(one.score for one in found.ranking), own])
+    winner = found.entry(setting)
+    assert winner is not None
+    found.winner = winner
 
 
 def _reported(
     rows: int, choice: Choice, scores: Sequence[Score], traces: TraceSet, found: Calibration, costs: CostTable
-) -> BatchSize:
-    families: dict[str, list[Score]] = {}
-    for one in scores:
-        families.setdefault(one.setting.family, []).append(one)
-    best = [choose(family).chosen.setting for family in families.values()]
-    reported = [
-        score_together(one, traces, found.reported_on, rows, costs)
-        for one in dict.fromkeys([choice.chosen.setting, NONE, *best])
-    ]
-    baseline = next(one for one in reported if one.setting == NONE)
-    ranking = sorted(
-        (Ranked(one, one.speedup(baseline)) for one in reported), key=lambda one: -one.score.tokens_per_second
-    )
+) -> Best:
+    best = [choose(family).chosen.setting for family in _by_family(scores).values()]
+    wanted = dict.fromkeys([choice.chosen.setting, NONE, *best])
+    ranking = _ranking(score(one, traces, found.reported_on, costs, rows) for one in wanted)
     winner = next(one for one in ranking if one.score.setting == choice.chosen.setting)
-    return BatchSize(rows, choice, winner, ranking, len(scores))
+    return Best(rows=rows, choice=choice, candidates=len(scores), ranking=ranking, winner=winner)
 
 
 def with_batches(alone: Setting, sizes: Mapping[int, Setting]) -> Setting:
-    """A setting for every number of texts: of those in a row that are equal the first."""
+    """One setting for every number of texts, from the setting for each number."""
     batches: list[tuple[int, Setting]] = []
     for rows, one in sorted(sizes.items()):
         if one != (batches[-1][1] if batches else alone):

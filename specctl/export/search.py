@@ -8,7 +8,7 @@ from operator import mul
 import numpy as np
 import torch
 
-from specctl.calibration.search import Ranked, Score, choose, score_together, with_batches
+from specctl.calibration.search import Ranked, Score, choose, score, with_batches
 from specctl.decoding.answers import Answerer
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after
@@ -340,11 +340,11 @@ def batch_lengths(
     for rows in sizes:
         scores = []
         for setting in settings:
-            scores.append(score_together(setting, traces, chosen_on, rows, costs))
+            scores.append(score(setting, traces, chosen_on, costs, rows))
             advance()
         chosen = choose(scores).chosen.setting
-        baseline = score_together(NONE, traces, reported_on, rows, costs)
-        best = score_together(chosen, traces, reported_on, rows, costs)
+        baseline = score(NONE, traces, reported_on, costs, rows)
+        best = score(chosen, traces, reported_on, costs, rows)
         found.append(BatchLength(rows, Ranked(best, best.speedup(baseline))))
     return found
 
@@ -495,11 +495,11 @@ def _speed(score: Score) -> float:
 
 def _curve(families: dict[str, list[Score]]) -> list[CurvePoint]:
     stopped: dict[int, Score] = {}
-    for score in families.get("max-confidence", []):
-        cap = length_of(score.setting)
-        if cap <= LONGEST and (cap not in stopped or _speed(score) > _speed(stopped[cap])):
-            stopped[cap] = score
-    return [CurvePoint(score, stopped.get(length_of(score.setting))) for score in families["constant"]]
+    for one in families.get("max-confidence", []):
+        cap = length_of(one.setting)
+        if cap <= LONGEST and (cap not in stopped or _speed(one) > _speed(stopped[cap])):
+            stopped[cap] = one
+    return [CurvePoint(one, stopped.get(length_of(one.setting))) for one in families["constant"]]
 
 
 def _left_out(engine: Engine, reading: Reading, unknown: int) -> list[str]:

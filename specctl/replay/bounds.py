@@ -220,7 +220,7 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
         start += length + 1
     for level in (top, *inner):
         level.accepted.extend(level.drafted)
-    return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
+    return Replay(trace, (top, *inner))
 
 
 def _fewest_passes(draft: Recorded, first: int, end: int, limit: int) -> dict[int, int]:

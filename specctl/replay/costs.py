@@ -1,9 +1,9 @@
 """Predicts how long replayed rounds would take on this machine, from measured times. No torch here."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
@@ -17,13 +17,12 @@ from specctl.statistics import Floats
 
 @dataclass(slots=True)
 class Level:
-    """The rounds of one level on one sequence, as columns of equal length.
+    """The rounds of one draft on one sequence, as columns of equal length.
 
     Attributes:
-        starts: generated tokens before each round; for an inner round, the tokens collected in the block so far count
-            too.
+        starts: generated tokens before each round; tokens collected in the block count for an inner round.
         drafted, accepted: tokens of each round.
-        copied: how many of the drafted tokens were copied, if any were; else empty.
+        copied: how many of the drafted tokens a lookup copied; empty where none were copied in any round.
     """
 
     starts: list[int] = field(default_factory=list)
@@ -34,44 +33,32 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The replayed rounds of a sequence, as columns of equal length.
-
-    Attributes:
-        trace: the sequence.
-        starts: tokens generated before each round.
-        drafted, accepted: tokens of each round.
-        inner: the levels below the first, from the top down.
-        copied: as of `Level`.
-    """
+    """The replayed rounds of a sequence; ``levels`` go from the first draft down."""
 
     trace: Trace
-    starts: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    inner: tuple[Level, ...] = ()
-    copied: list[int] = field(default_factory=list)
+    levels: tuple[Level, ...]
 
     @property
     def tokens(self) -> int:
         return len(self.trace.tokens)
 
     @property
-    def levels(self) -> tuple[Level, ...]:
-        """The rounds of every level, from the top down."""
-        return (Level(self.starts, self.drafted, self.accepted, copied=self.copied), *self.inner)
+    def top(self) -> Level:
+        """The rounds that the target verified."""
+        return self.levels[0]
 
 
 def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
-    """The rounds of a sequence by level, from the top down; at least ``least`` levels, some of them perhaps empty."""
+    """The rounds of a sequence by level, from the top down: ``least`` levels or more, of which some may be empty."""
     levels = [Level() for _ in range(least)]
     rounds = list(rounds)
-    _note(rounds, 0, 0, levels)
+    _add_rounds(rounds, 0, 0, levels)
     if any(round_.copied for round_ in rounds):
         levels[0].copied.extend(round_.copied for round_ in rounds)
     return levels
 
 
-def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels: list[Level]) -> None:
+def _add_rounds(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels: list[Level]) -> None:
     if depth == len(levels):
         levels.append(Level())
     level = levels[depth]
@@ -80,17 +67,29 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
         level.drafted.append(round_.drafted)
         level.accepted.append(round_.accepted)
         if round_.inner:
-            _note(round_.inner, start, depth + 1, levels)
+            _add_rounds(round_.inner, start, depth + 1, levels)
         start += round_.accepted + 1  # only the last round may lack the verifier's own token
 
 
-Clock = Callable[[int, int, int], tuple[float, float]]
-"""Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included), the
-number of tokens it drafts, and how many the draft has to read first (`TextRead`). For a middle draft, the first value
-is its overhead excluding inner rounds."""
+class Clock(Protocol):
+    """Gives the time that a round takes."""
+
+    def __call__(self, context: int, drafted: int, unread: int, verified: int | None = None, /) -> tuple[float, float]:
+        """Seconds of drafting and of verifying; of a middle draft, the first without its inner rounds.
+
+        Args:
+            context: tokens before the round, those of the prompt included.
+            drafted: tokens that the draft writes itself.
+            unread: tokens that the draft reads before its first step (`TextRead`).
+            verified: tokens that are verified; None where these are ``drafted``.
+        """
+
+
 Key = TypeVar("Key")
 DIGITS = 4
 """Decimals of milliseconds where a table is shown."""
+EVERY = 32
+"""Tokens of context within which passes over several texts have one price."""
 _Array = PlainValidator(lambda values: np.array(values, dtype=np.float64))
 Times = Annotated[Floats, _Array, PlainSerializer(lambda times: times.tolist())]
 Counts = Annotated[Floats, _Array, PlainSerializer(lambda counts: counts.astype(int).tolist())]
@@ -119,11 +118,11 @@ class CostTable:
             which it verifies the next draft.
         head_ms: by name, the time that each of several heads of the draft adds for each drafted token; ``signal_ms``
             contains the first head's time.
-        catch_up_ms: by number of tokens, the time that a draft takes to read so many tokens of the text before its
-            first step, which it missed while no draft was wanted; interpolated, and in proportion beyond.
-        batches: by number of rows, the table of rounds in which so many texts draft and are verified together:
-            ``draft_ms`` of as many passes over all rows as the draft is long, ``verify_ms`` of one pass over all
-            drafts. Interpolated between numbers of rows, and in proportion beyond.
+        catch_up_ms: by number of tokens, the time that a draft takes to read them before its first step. It missed
+            them while no draft was wanted. Interpolated, and in proportion beyond.
+        batches: by the number of texts, the table of rounds in which they draft and are verified together:
+            ``draft_ms`` is the time of all draft passes, ``verify_ms`` that of one pass over all drafts. Interpolated
+            between the numbers, and in proportion beyond.
     """
 
     contexts: Counts
@@ -212,6 +211,36 @@ class CostTable:
         """
         return sum(self.rounds_ms(replay.levels, signals, replay.trace.prompt_tokens) for replay in replays)
 
+    def together(self, rows: int, context: int, drafted: int) -> tuple[float, float, float]:
+        """Milliseconds of rounds of several texts, from `batches`.
+
+        Args:
+            rows: how many texts.
+            context: mean number of tokens in their caches.
+            drafted: tokens that all of them have drafted together.
+
+        Returns:
+            The time of a draft pass, that of a verification, and that outside of passes.
+        """
+        place = rows, context // EVERY, drafted
+        if place not in self._passes:
+            middle = (context // EVERY + 0.5) * EVERY
+            tables = sorted({1: self, **self.batches}.items())
+            counts, beyond = [count for count, _ in tables], max(1.0, rows / tables[-1][0])
+            steps = [table.at(middle)[0] for _, table in tables]
+            passes = [table.verifying(middle, drafted / rows) for _, table in tables]
+            rest = [table.overhead_ms for _, table in tables]
+            draft, verify, outside = (beyond * float(np.interp(rows, counts, ms)) for ms in (steps, passes, rest))
+            self._passes[place] = draft, verify, outside
+        return self._passes[place]
+
+    def reading_together(self, rows: int, signals: Iterable[Signal]) -> float:
+        """Milliseconds that reading signals adds to a draft pass over several texts."""
+        key = signal_key(signals)
+        known = {1: self.signal_ms.get(key, 0.0)}
+        known |= {count: table.signal_ms[key] for count, table in self.batches.items() if key in table.signal_ms}
+        return rows * float(np.interp(rows, sorted(known), [known[count] for count in sorted(known)]))
+
     def rounds_ms(
         self, levels: Sequence[Level], signals: Sequence[Iterable[Signal]] = (), prompt_tokens: int = 0
     ) -> float:
@@ -243,24 +272,20 @@ class CostTable:
         return total + reading + self.below.rounds_ms(levels[1:], signals[1:], prompt_tokens)
 
     def clocks(self, signals: Sequence[Iterable[Signal]]) -> list[Clock]:
-        """For policies that learn from times, a clock for each level, from the top down.
-
-        A clock returns the times of a round's two phases, without the overhead.
-
-        Args:
-            signals: the signals read at each level, from the top down.
-        """
+        """A clock for each level, without the overhead of a round; ``signals`` are read at each level, from the top."""
         if len(signals) == 1:
             return [self.clock(signals[0])]
         assert self.below is not None
         reading = self.reading_ms.get(signal_key(signals[0]), 0.0) / 1e3
         own, (next_, *further) = self.clock(()), self.below.clocks(signals[1:])
 
-        def collecting(context: int, drafted: int, unread: int) -> tuple[float, float]:
-            return self.catching_up(unread) / 1e3, own(context, drafted, 0)[1]
+        def collecting(context: int, drafted: int, unread: int, verified: int | None = None, /) -> tuple[float, float]:
+            return self.catching_up(unread) / 1e3, own(context, drafted, 0, verified)[1]
 
-        def with_reading(context: int, drafted: int, unread: int) -> tuple[float, float]:
-            draft, verify = next_(context, drafted, unread)
+        def with_reading(
+            context: int, drafted: int, unread: int, verified: int | None = None, /
+        ) -> tuple[float, float]:
+            draft, verify = next_(context, drafted, unread, verified)
             return draft, verify + reading
 
         return [collecting, with_reading, *further]
@@ -269,14 +294,19 @@ class CostTable:
         """The clock of a draft without drafts below it; ``signals`` are read for each drafted token."""
         each = self.signal_ms.get(signal_key(signals), 0.0)
 
-        def seconds(context: int, drafted: int, unread: int) -> tuple[float, float]:
-            if (context, drafted) not in self._points:
-                row, column = np.array([context]), np.array([drafted])
-                self._points[context, drafted] = (
+        def point(context: int, length: int) -> tuple[float, float]:
+            if (context, length) not in self._points:
+                row, column = np.array([context]), np.array([length])
+                self._points[context, length] = (
                     float(self._at(self.draft_ms, row, column)[0]),
                     float(self._at(self.verify_ms, row, column)[0]),
                 )
-            draft, verify = self._points[context, drafted]
+            return self._points[context, length]
+
+        def seconds(context: int, drafted: int, unread: int, verified: int | None = None, /) -> tuple[float, float]:
+            draft, verify = point(context, drafted)
+            if verified is not None and verified != drafted:
+                verify = point(context, verified)[1]
             if unread:
                 draft += self.catching_up(unread)
             return (draft + each * drafted) / 1e3, verify / 1e3
@@ -358,7 +388,12 @@ class CostTable:
 
     @cached_property
     def _points(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Interpolated times, kept because thousands of settings have the same rounds."""
+        """Interpolated times, cached because thousands of settings have the same rounds."""
+        return {}
+
+    @cached_property
+    def _passes(self) -> dict[tuple[int, int, int], tuple[float, float, float]]:
+        """The results of `together`."""
         return {}
 
 

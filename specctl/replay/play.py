@@ -1,14 +1,17 @@
-"""Replays policies on traces: the rounds of a live run, without running a model. No torch here."""
+"""Replays policies on traces, of one text or several at once: the rounds of a live run without a model or torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from specctl.batching.decisions import Decisions
+from specctl.batching.hub import Hub
 from specctl.decoding.copying.chaining import Chaining, with_copy
 from specctl.errors import UsageError
-from specctl.policies import Setting, StoppingPolicy, TextRead, collect_phase, draft_phase
+from specctl.policies import Setting, Signal, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
-from specctl.replay.costs import Clock, Replay, columns
+from specctl.replay.costs import Clock, CostTable, Replay, columns
 from specctl.replay.traces import Recorded, Trace, agreeing
 
 
@@ -79,15 +82,6 @@ class ChainedReplay:
             self._policy.observe(self._chaining.of_model(round_))
 
 
-class Passes(Protocol):
-    """Passes that other texts share, and so have to be waited for; each gives the seconds of this text's share."""
-
-    def draft(self, context: int, unread: int) -> float:
-        """One draft token behind ``context`` tokens, of which ``unread`` are read first."""
-
-    def verify(self, context: int, drafted: int) -> float: ...
-
-
 class Player(NamedTuple):
     """One draft in a replay.
 
@@ -95,15 +89,17 @@ class Player(NamedTuple):
         policy: when the draft stops.
         once: for a middle draft, whether its block is verified after one inner round.
         clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
-        passes: of a draft alone, what its rounds wait for, in the place of a clock.
         chaining: of a first draft in a chain with a lookup.
+        wait: of a draft alone whose passes several texts share, called before each draft token. It receives the number
+            of tokens before the token and how many the draft reads first. ``clock`` then returns the shares of all
+            passes since it was last called.
     """
 
     policy: StoppingPolicy
     once: bool = False
     clock: Clock | None = None
-    passes: Passes | None = None
     chaining: Chaining | None = None
+    wait: Callable[[int, int], None] | None = None
 
 
 def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
@@ -118,8 +114,7 @@ class _Drafting:
     """A draft on a trace, with those below it."""
 
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
-        self.policy, self._once, self._clock, self._passes, _ = players[0]
-        self._waited = 0.0
+        self.policy, self._once, self._clock, _, self._wait = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self._read = TextRead()
@@ -136,7 +131,7 @@ class _Drafting:
         threshold = self.policy.current_threshold
         budget = draft.room(start, budget)
         if (below := self._below) is None:
-            step = partial(draft.step, start) if self._passes is None else partial(self._waited_for, draft, start)
+            step = partial(draft.step if self._wait is None else partial(self._step_in_turn, draft), start)
             steps, stop = draft_phase(self.policy, budget, self._eos, step, draft.longest)
             return Block(steps, stop, threshold, [])
         text = draft.under(start) if budget else draft
@@ -151,10 +146,10 @@ class _Drafting:
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return Block(steps, stop, threshold, inner)
 
-    def _waited_for(self, draft: Recorded, start: int, index: int) -> DraftStep:
-        assert self._passes is not None
+    def _step_in_turn(self, draft: Recorded, start: int, index: int) -> DraftStep:
+        assert self._wait is not None
         before = self._prompt_tokens + start
-        self._waited += self._passes.draft(before + index - 1, self._read.missing(before) if index == 1 else 0)
+        self._wait(before + index - 1, self._read.missing(before) if index == 1 else 0)
         return draft.step(start, index)
 
     def verify(
@@ -185,7 +180,7 @@ class _Drafting:
         context = self._prompt_tokens + start
         wanted = drafted.copied > 0 and self.policy.draft_limit() > 0 and draft.room(start, 1) > 0
         unread = self._read.replayed(context, own, accepted, wanted=wanted)
-        drafting, verifying = self._seconds(context, own, len(steps), unread)
+        drafting, verifying = (0.0, 0.0) if self._clock is None else self._clock(context, own, unread, len(steps))
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
             index=index,
@@ -203,16 +198,6 @@ class _Drafting:
             context=context,
             copied=drafted.copied,
         )
-
-    def _seconds(self, context: int, own: int, verified: int, unread: int) -> tuple[float, float]:
-        """Of a round's phases; of the tokens that are verified the first ones are the draft's own."""
-        if self._passes is not None:
-            waited, self._waited = self._waited, 0.0
-            return waited, self._passes.verify(context, verified)
-        if self._clock is None:
-            return 0.0, 0.0
-        drafting, verifying = self._clock(context, own, unread)
-        return drafting, verifying if own == verified else self._clock(context, verified, 0)[1]
 
 
 def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Round]:
@@ -306,8 +291,152 @@ def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock
 
 def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[int]) -> list[Replay]:
     """Play policies on each sequence in turn; as in a live run, a policy keeps for the next what it carries over."""
-    replays = []
-    for trace in traces:
-        top, *inner = columns(play(players, trace, eos), len(_active(players)))
-        replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner), top.copied))
-    return replays
+    least = len(_active(players))
+    return [Replay(trace, tuple(columns(play(players, trace, eos), least))) for trace in traces]
+
+
+@dataclass(frozen=True, slots=True)
+class PassShare:
+    """A text's part in a pass.
+
+    Attributes:
+        context: tokens that are cached before it.
+        drafted: in a verification, how many draft tokens are read besides the newest token.
+        unread: in a draft's pass, how many tokens of the text are read first.
+    """
+
+    context: int
+    drafted: int = 0
+    unread: int = 0
+
+    @property
+    def size(self) -> float:
+        return self.drafted + 1
+
+
+@dataclass(slots=True)
+class PricedPasses:
+    """Passes over several texts that take no time: each text receives its share of the seconds that they would take.
+
+    Attributes:
+        costs: of the machine.
+        signals: read of each drafted token.
+        verifies: whether they read drafts; else they write a token of each text.
+        count, seconds: passes so far, and what they took with the rest of their rounds.
+    """
+
+    costs: CostTable
+    signals: Set[Signal]
+    verifies: bool
+    count: int = 0
+    seconds: float = 0.0
+
+    def run(self, requests: Sequence[PassShare]) -> list[float]:
+        rows = len(requests)
+        context = sum(request.context for request in requests) // rows
+        draft, verify, rest = self.costs.together(rows, context, sum(request.drafted for request in requests))
+        if self.verifies:
+            taken = verify
+            self.seconds += rest / 1e3  # policies do not see this
+        else:
+            taken = draft + self.costs.reading_together(rows, self.signals)
+            taken += self.costs.catching_up(max(request.unread for request in requests))
+        self.count += 1
+        self.seconds += taken / 1e3
+        each = taken / 1e3 / sum(request.size for request in requests)
+        return [each * request.size for request in requests]
+
+
+@dataclass(slots=True)
+class BatchReplay:
+    """Texts that were replayed together.
+
+    Attributes:
+        replays: of the texts, in the order in which they ended.
+        shares: of each text, its seconds.
+        seconds: of all rounds.
+        draft_passes, verifications: how many.
+    """
+
+    replays: list[Replay] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    draft_passes: int = 0
+    verifications: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(replay.tokens for replay in self.replays)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+Played = tuple[Replay, float]
+"""A text's rounds, and the seconds of its shares of passes."""
+
+
+class _Shares:
+    """Waits for the passes of one text and adds up its shares of them."""
+
+    def __init__(self, draft: Callable[[PassShare], float], verify: Callable[[PassShare], float]) -> None:
+        self._draft, self._verify = draft, verify
+        self._drafting = self.seconds = 0.0
+
+    def wait(self, context: int, unread: int) -> None:
+        """`Player.wait`."""
+        self._drafting += self._draft(PassShare(context, unread=unread))
+
+    def clock(self, context: int, drafted: int, unread: int, verified: int | None = None, /) -> tuple[float, float]:
+        """`Player.clock`."""
+        del unread
+        drafting, self._drafting = self._drafting, 0.0
+        verifying = self._verify(PassShare(context, drafted if verified is None else verified))
+        self.seconds += drafting + verifying
+        return drafting, verifying
+
+
+def replay_together(
+    setting: Setting, traces: Iterable[Trace], rows: int, costs: CostTable, eos: Set[int], *, jointly: bool = True
+) -> BatchReplay:
+    """Replay a setting on several texts at once, with the rounds of `play` and the hub of a live run.
+
+    Whenever a text ends, the next one begins. Prompts take no time, as in `CostTable.milliseconds`.
+
+    Args:
+        setting: of one draft, or of its chain with a lookup.
+        traces: the texts, in the order in which they begin.
+        rows: how many are written at once, at least 1.
+        costs: with `CostTable.batches` for two texts and more.
+        eos: ids that end a text.
+        jointly: whether a policy that can decide for several texts together does.
+    """
+    drafting, verifying = (PricedPasses(costs, setting.signals, verifies) for verifies in (False, True))
+    decisions = Decisions()
+    hub: Hub[Played] = Hub([drafting, decisions, verifying], decisions.begin)
+    ask = hub.asker(decisions)
+    jointly = jointly and rows > 1
+    policies = [decisions.policy(setting, number, ask) if jointly else setting.build() for number in range(rows)]
+    chains = [Chaining(setting.earlier) if setting.lookup else None for _ in range(rows)]
+    waiting, batch = iter(traces), BatchReplay()
+
+    def played(policy: StoppingPolicy, chaining: Chaining | None, trace: Trace) -> Played:
+        text = _Shares(hub.asker(drafting), hub.asker(verifying))
+        player = Player(policy, clock=text.clock, chaining=chaining, wait=text.wait)
+        return replay_levels([player], [trace], eos)[0], text.seconds
+
+    trace = next(waiting, None)
+    while trace is not None or hub.busy:
+        for free in range(rows) if trace is not None else ():
+            if trace is not None and free not in hub.busy:
+                hub.begin(free, partial(played, policies[free], chains[free], trace))
+                trace = next(waiting, None)
+        for _, (replay, seconds) in hub.advance():
+            batch.replays.append(replay)
+            batch.shares.append(seconds)
+    batch.seconds = drafting.seconds + verifying.seconds
+    whole = batch.seconds / (sum(batch.shares) or 1.0)  # time outside of passes is shared as they are
+    batch.shares = [share * whole for share in batch.shares]
+    batch.draft_passes, batch.verifications = drafting.count, verifying.count
+    return batch

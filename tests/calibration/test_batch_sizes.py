@@ -10,7 +10,6 @@ from specctl.calibration.search import (
     finalists,
     require_priced,
     score,
-    score_together,
     search,
     search_sizes,
     with_batches,
@@ -30,21 +29,19 @@ def priced(four: CostTable) -> CostTable:
     return replace(flat_costs(1.0, 10.0), batches={4: four})
 
 
-def test_texts_replayed_one_at_a_time_have_the_scores_of_a_replay_of_each() -> None:
+def test_texts_together_that_gain_nothing_have_the_scores_of_a_replay_of_each() -> None:
+    """Two texts take as long as one after the other."""
     some, costs = traces(6, 4), flat_costs(1.0, 10.0, rest=0.5)
-    alone, together = (
-        score(LENGTHS[2], some, some.prompts, costs),
-        score_together(LENGTHS[2], some, some.prompts, 1, costs),
-    )
-    assert together.tokens.tolist() == (EACH * alone.tokens / 4).tolist()
-    assert together.ms == pytest.approx(
-        EACH * alone.ms / 4, rel=1e-3
-    )  # what is outside of passes is shared by their times
+    costs = replace(costs, batches={2: flat_costs(2.0, 20.0, rest=1.0)})
+    alone, together = (score(LENGTHS[2], some, some.prompts, costs, rows) for rows in (1, 2))
+    assert together.tokens.tolist() == (2 * EACH * alone.tokens / 4).tolist()
+    # Texts share a pass by their tokens, and the time outside of passes by their passes.
+    assert together.ms == pytest.approx(2 * EACH * alone.ms / 4, rel=0.02)
 
 
 def test_the_shares_of_prompts_add_up_to_the_time_of_the_batch() -> None:
     some = traces(6, 4)
-    found = score_together(NONE, some, some.prompts, 4, priced(flat_costs(2.0, 30.0, rest=2.0)))
+    found = score(NONE, some, some.prompts, priced(flat_costs(2.0, 30.0, rest=2.0)), 4)
     assert found.passes.tolist() == [240.0] * 4
     assert found.ms.sum() == pytest.approx(240 * 32.0)
 

@@ -145,7 +145,7 @@ def test_every_level_has_its_price():
     costs = flat(100.0, 10.0, 1.0, below=flat(2.0, 5.0, 0.5), reading_ms={"top_prob": 0.125})
     nothing = DraftSteps([], [], [], [])
     trace = Trace("p", "c", 0, 3, 20, [1] * 9, recorded_by_place([], nothing, {}), 0.0)
-    found = Replay(trace, [0, 5], [4, 3], [4, 3], (Level([0, 2, 5], [1, 1, 2], [1, 1, 2]),))
+    found = Replay(trace, (Level([0, 5], [4, 3], [4, 3]), Level([0, 2, 5], [1, 1, 2], [1, 1, 2])))
     expected = 2 * (10 + 1) + 3 * (5 + 0.5 + 0.125) + 4 * (2 + 0.25)
     assert costs.milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(expected)
     again = TypeAdapter(CostTable).validate_python(costs.as_record())
@@ -153,7 +153,7 @@ def test_every_level_has_its_price():
     top, lowest = costs.clocks([{"top_prob"}, {"entropy"}])
     assert top(7, 4, 0) == pytest.approx((0.0, 0.010))
     assert lowest(7, 4, 0) == pytest.approx((4 * 2.25e-3, 5.125e-3))
-    alone = Replay(trace, [0, 5], [4, 3], [4, 3])
+    alone = Replay(trace, (Level([0, 5], [4, 3], [4, 3]),))
     assert costs.milliseconds([alone], ()) == pytest.approx(2 * 11 + 7 * 100)
 
 
@@ -162,13 +162,13 @@ def test_what_a_draft_missed_is_priced_when_it_drafts_again():
     costs = replace(flat(2.0, 5.0, 0.5), catch_up_ms={8: 4.0, 16: 6.0})
     nothing = DraftSteps([], [], [], [])
     trace = Trace("p", "c", 0, 3, 20, [1] * 9, recorded_by_place([], nothing, {}), 0.0)
-    found = Replay(trace, [0, 1, 2, 4, 5, 6, 7, 8], [0, 0, 1, 0, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0, 0, 1])
+    found = Replay(trace, (Level([0, 1, 2, 4, 5, 6, 7, 8], [0, 0, 1, 0, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0, 0, 1]),))
     assert costs.milliseconds([found], ()) == pytest.approx(8 * 5.5 + 2 * 2 + 4.0 * 5 / 8 + 4.0 / 2)
     assert costs.clock(())(7, 1, 12)[0] == pytest.approx(1e-3 * (2 + 5.0))
     assert costs.catching_up(32) == pytest.approx(12.0)
     again = TypeAdapter(CostTable).validate_json(json.dumps(costs.as_record()))
     assert again.catch_up_ms == costs.catch_up_ms
-    from_the_start = Replay(trace, [0, 2], [1, 1], [1, 1])
+    from_the_start = Replay(trace, (Level([0, 2], [1, 1], [1, 1]),))
     assert costs.milliseconds([from_the_start], ()) == pytest.approx(2 * 5.5 + 2 * 2)
 
 

@@ -16,7 +16,7 @@ from specctl.errors import UsageError
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.replay.bounds import _linear
-from specctl.replay.costs import CostTable, Replay
+from specctl.replay.costs import CostTable, Level, Replay
 from specctl.replay.traces import Trace, recorded_by_place
 from specctl.statistics import Interval
 from tests.support.made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
@@ -37,7 +37,7 @@ def test_costs_are_interpolated_and_held():
     )
     where = trace("p", [True] * 5)
     # Contexts 20 + start: 20 and 70; drafted 1 and 4, the second held at 2.
-    played = Replay(where, [0, 50], [1, 4], [1, 4])
+    played = Replay(where, (Level([0, 50], [1, 4], [1, 4]),))
     expected = (10 + 0.2 * 10) + (1 + 0.2 * 1) + (10 + 0.7 * 10) + (2 + 0.7 * 2) + 5 * 0.5 + 2 * 1.0
     assert costs.milliseconds([played], {"entropy"}) == pytest.approx(expected)
     assert costs.milliseconds([played], ()) == pytest.approx(expected - 2.5)

@@ -16,8 +16,8 @@ from specctl.policies.round_times import RoundTimes
 from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
-from specctl.replay.batch_replay import replay_together
 from specctl.replay.costs import CostTable
+from specctl.replay.play import replay_together
 from tests.support.made_traces import flat_costs, traces
 
 EOS = frozenset({0})

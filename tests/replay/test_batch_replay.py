@@ -5,8 +5,14 @@ from dataclasses import replace
 import pytest
 
 from specctl.policies import NONE, Setting
-from specctl.replay.batch_replay import BatchPrices, PassShare, VirtualPasses, replay_together
-from specctl.replay.play import players_of, replay, replay_levels
+from specctl.replay.play import (
+    PassShare,
+    PricedPasses,
+    players_of,
+    replay,
+    replay_levels,
+    replay_together,
+)
 from tests.support.made_traces import flat_costs, trace, traces
 
 EOS = frozenset({0})
@@ -31,7 +37,7 @@ def test_a_chain_of_one_text_at_a_time_is_what_replay_plays_and_prices() -> None
     played = replay_together(chain, texts, 1, COSTS, EOS)
     alone = replay_levels(players_of(chain, [COSTS.clock(chain.signals)]), texts, EOS)
     assert played.replays == alone
-    assert any(sum(each.copied) for each in alone)
+    assert any(sum(each.top.copied) for each in alone)
     assert played.seconds == pytest.approx(COSTS.milliseconds(alone, chain.signals) / 1e3)
 
 
@@ -60,15 +66,15 @@ def test_who_ends_makes_room_for_the_next() -> None:
 
 
 def test_prices_between_numbers_of_texts_are_interpolated_and_beyond_in_proportion() -> None:
-    prices = BatchPrices(COSTS)
-    assert prices.of(1, 50, 2) == pytest.approx((1.0, 8.0 + 1.0, 0.25))
-    assert prices.of(4, 50, 8) == pytest.approx((1.6, 12.0 + 4.0, 0.0))
-    assert prices.of(2, 50, 0) == pytest.approx((1.2, 8.0 + 4.0 / 3, 0.25 * 2 / 3))
-    assert prices.of(8, 50, 0) == pytest.approx((3.2, 24.0, 0.0))
+    price = COSTS.together
+    assert price(1, 50, 2) == pytest.approx((1.0, 8.0 + 1.0, 0.25))
+    assert price(4, 50, 8) == pytest.approx((1.6, 12.0 + 4.0, 0.0))
+    assert price(2, 50, 0) == pytest.approx((1.2, 8.0 + 4.0 / 3, 0.25 * 2 / 3))
+    assert price(8, 50, 0) == pytest.approx((3.2, 24.0, 0.0))
 
 
 def test_shares_are_by_tokens_and_add_up_to_the_pass() -> None:
-    passes = VirtualPasses(BatchPrices(COSTS), frozenset(), verifies=True)
+    passes = PricedPasses(COSTS, frozenset(), verifies=True)
     shares = passes.run([PassShare(50, 0), PassShare(50, 3), PassShare(50, 1), PassShare(50, 0)])
     assert sum(shares) == pytest.approx(passes.seconds)
     assert [share / shares[0] for share in shares] == pytest.approx([1, 4, 2, 1])

@@ -154,9 +154,9 @@ def test_a_longer_draft_than_recorded_is_refused() -> None:
 def test_columns_add_up() -> None:
     pair, trace = greedy_pair("llama", frozenset())
     (found,) = replay(POLICIES["constant"](), [trace], pair.eos)
-    assert len(found.starts) + sum(found.accepted) == len(trace.tokens)
-    assert found.starts[0] == 0
-    assert all(accepted <= drafted for accepted, drafted in zip(found.accepted, found.drafted, strict=True))
+    assert len(found.top.starts) + sum(found.top.accepted) == len(trace.tokens)
+    assert found.top.starts[0] == 0
+    assert all(accepted <= drafted for accepted, drafted in zip(found.top.accepted, found.top.drafted, strict=True))
 
 
 def test_the_oracle_takes_one_pass_more_than_there_are_disagreements() -> None:
@@ -164,10 +164,10 @@ def test_the_oracle_takes_one_pass_more_than_there_are_disagreements() -> None:
     disagreements = [position for position, accepted in enumerate(trace.draft.accepted) if not accepted]
     best = oracle(trace)
     # A disagreement at the very last position ends the last pass and needs none of its own.
-    assert len(best.starts) == len(disagreements) + (disagreements[-1] != len(trace.tokens) - 1)
-    assert best.drafted == best.accepted
-    assert len(best.starts) <= min(
-        len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].starts) for name, settings in CASES
+    assert len(best.top.starts) == len(disagreements) + (disagreements[-1] != len(trace.tokens) - 1)
+    assert best.top.drafted == best.top.accepted
+    assert len(best.top.starts) <= min(
+        len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].top.starts) for name, settings in CASES
     )
 
 

@@ -169,11 +169,11 @@ def test_another_head_has_its_own_word_in_blocks() -> None:
 def test_bounds_are_those_of_blocks(kind: str) -> None:
     trace = recorded(KINDS[kind](), 5)
     best = oracle(trace)
-    assert best.drafted == best.accepted
+    assert best.top.drafted == best.top.accepted
     runs = trace.draft.accepted_runs
-    assert all(drafted <= runs[start] for start, drafted in zip(best.starts, best.drafted, strict=True))
+    assert all(drafted <= runs[start] for start, drafted in zip(best.top.starts, best.top.drafted, strict=True))
     for name, settings in SAMPLED:
-        assert len(best.starts) <= len(replay(POLICIES[name](**settings), [trace], NO_EOS)[0].starts)
+        assert len(best.top.starts) <= len(replay(POLICIES[name](**settings), [trace], NO_EOS)[0].top.starts)
     costs = CostTable.flat(1.0, 8.0, DEPTH)
     rule = best_stopping([trace], costs, longest=DEPTH)
     assert 0 <= rule.limit <= DEPTH

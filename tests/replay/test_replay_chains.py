@@ -126,12 +126,12 @@ def test_rounds_without_the_copies_are_caught() -> None:
 def test_a_copy_costs_the_wider_pass_alone() -> None:
     pair, (trace, _) = greedy_pair()
     (played,) = replay_levels(players_of(chained(SETTINGS[0]), [clock]), [trace], pair.eos)
-    assert sum(played.copied) > 0
+    assert sum(played.top.copied) > 0
     costs = CostTable.flat(1.0, 10.0, 80, per_token_ms=0.5)
-    own = sum(played.drafted) - sum(played.copied)
-    expected = own + 10.0 * len(played.starts) + 0.5 * sum(played.drafted)
+    own = sum(played.top.drafted) - sum(played.top.copied)
+    expected = own + 10.0 * len(played.top.starts) + 0.5 * sum(played.top.drafted)
     assert costs.milliseconds([played], ()) == pytest.approx(expected)
-    assert np.array(played.copied).max() <= np.array(played.drafted).max()
+    assert np.array(played.top.copied).max() <= np.array(played.top.drafted).max()
     summaries = [replace(round_of(2, 3), copied=2), replace(round_of(0, 0))]
     assert columns(summaries)[0].copied == [2, 0]
     assert columns(summaries[1:])[0].copied == []
@@ -145,13 +145,13 @@ def test_a_model_reads_the_prompt_at_once_and_accepted_copies_later(monkeypatch:
     pair, (_, trace) = greedy_pair()
     seen: list[int] = []
 
-    def noting(_: int, __: int, unread: int) -> tuple[float, float]:
-        seen.append(unread)
+    def noting(*asked: int | None) -> tuple[float, float]:
+        seen.append(asked[2] or 0)
         return DRAFTING, VERIFYING
 
     monkeypatch.setattr(SourceChoice, "_worth_of_model", lambda *_: 0.2)  # little, so that the first round is a copy
     found = replay_levels(players_of(chained(SETTINGS[0]), [noting]), [trace], pair.eos)
-    assert found[0].copied[0] == found[0].drafted[0] > 0
+    assert found[0].top.copied[0] == found[0].top.drafted[0] > 0
     assert 0 < sum(seen) == pytest.approx(costs.milliseconds(found, ()))
 
 

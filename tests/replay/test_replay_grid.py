@@ -385,23 +385,26 @@ def test_the_oracle_takes_the_fewest_passes_that_there_can_be() -> None:
         text = said(pair, sampling=PLAIN, seed=seed)
         trace = trace_of(pair, PROMPT, text, LENGTH, DEPTH, PLAIN, seed)
         best = oracle(trace)
-        assert len(best.starts) == fewest_passes(trace)
-        assert best.drafted == best.accepted
+        assert len(best.top.starts) == fewest_passes(trace)
+        assert best.top.drafted == best.top.accepted
         assert all(
-            one <= trace.draft.accepted_runs[start] for start, one in zip(best.starts, best.drafted, strict=True)
+            one <= trace.draft.accepted_runs[start]
+            for start, one in zip(best.top.starts, best.top.drafted, strict=True)
         )
-        assert sum(best.drafted) + len(best.starts) == LENGTH
+        assert sum(best.top.drafted) + len(best.top.starts) == LENGTH
         start, greedily = 0, 0
         while start < LENGTH:
             start, greedily = start + min(trace.draft.accepted_runs[start], LENGTH - start - 1) + 1, greedily + 1
-        saved += greedily - len(best.starts)
+        saved += greedily - len(best.top.starts)
     assert saved > 0, "to draft as long as one can is no worse in any of these traces"
 
 
 def test_nobody_takes_fewer_passes_than_one_who_knows_where_the_target_disagrees() -> None:
     pair, trace = greedy("toy")
-    best = len(oracle(trace).starts)
-    assert best <= min(len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].starts) for name, settings in CASES)
+    best = len(oracle(trace).top.starts)
+    assert best <= min(
+        len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].top.starts) for name, settings in CASES
+    )
 
 
 @pytest.mark.exhaustive
@@ -433,7 +436,7 @@ def test_a_block_that_costs_the_same_at_any_length_is_drafted_whole_or_not_at_al
         return CostTable(np.zeros(1), lengths, draft, np.full((1, 5), 6.0), {}, 0.0)
 
     cheap = replay(best_stopping(traces, costs(1.0)), traces, NO_EOS)
-    assert {drafted for one in cheap for drafted in one.drafted[:-4]} == {4}
+    assert {drafted for one in cheap for drafted in one.top.drafted[:-4]} == {4}
     assert best_stopping(traces, costs(40.0)).draft_limit() == 0
 
 

@@ -255,21 +255,21 @@ def test_a_deeper_block_than_recorded_is_refused() -> None:
 def test_columns_add_up() -> None:
     pair, trace = greedy("llama", 3)
     (found,) = replay_levels(players(FOUR), [trace], pair.eos)
-    assert len(found.starts) + sum(found.accepted) == len(trace.tokens)
-    middle, lowest = found.inner
+    assert len(found.top.starts) + sum(found.top.accepted) == len(trace.tokens)
+    _, middle, lowest = found.levels
     # All that goes up was drafted below or is the verifying draft's own.
-    assert sum(middle.accepted) + len(middle.starts) == sum(found.drafted)
+    assert sum(middle.accepted) + len(middle.starts) == sum(found.top.drafted)
     assert sum(lowest.accepted) + len(lowest.starts) == sum(middle.drafted)
 
 
 def test_nobody_takes_fewer_passes_than_one_who_knows_where_models_disagree() -> None:
     pair, trace = greedy("llama", 2)
     best = oracle(trace, 2)
-    assert best.drafted == best.accepted
-    assert sum(best.inner[0].drafted) + len(best.inner[0].starts) == sum(best.drafted)
+    assert best.top.drafted == best.top.accepted
+    assert sum(best.levels[1].drafted) + len(best.levels[1].starts) == sum(best.top.drafted)
     for parts in HIERARCHIES.values():
         (found,) = replay_levels(players(parts), [trace], pair.eos)
-        assert len(best.starts) <= len(found.starts)
+        assert len(best.top.starts) <= len(found.top.starts)
 
 
 def test_what_a_trace_cannot_replay_is_known() -> None:

@@ -100,7 +100,7 @@ def test_rounds_of_random_texts_are_those_of_the_program(block: int, share: floa
         assert sum(found) == 80
         assert played(text, block, parallel=True) == sum(parallel_steps(stretch, block) for stretch in found)
         (again,) = replay(POLICIES["constant"](draft_length=block), [text], frozenset())
-        assert len(again.starts) == sum(rounds_in_turns(stretch, block) for stretch in found)
+        assert len(again.top.starts) == sum(rounds_in_turns(stretch, block) for stretch in found)
 
 
 @pytest.mark.parametrize(

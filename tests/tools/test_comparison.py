@@ -77,7 +77,7 @@ def test_a_clock_gives_the_times_that_rounds_are_priced_with() -> None:
 def test_the_bandit_plays_every_arm_and_then_mostly_the_best() -> None:
     bandit = Bandit(arms=("constant:draft_length=1", "constant:draft_length=20"))
     found = replay(bandit, traces(2, 30).traces, EOS)
-    lengths = [length for one in found for length in one.drafted]
+    lengths = [length for one in found for length in one.top.drafted]
     assert {1, 20} <= set(lengths)
     assert lengths[-200:].count(1) > 150
 

@@ -300,8 +300,8 @@ def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalB
     return SignalBound(
         prompts=len({trace.prompt for trace in traces}),
         tokens=sum(replay.tokens for replay in replays),
-        drafted=sum(sum(replay.drafted) for replay in replays),
-        passes=sum(len(replay.starts) for replay in replays),
+        drafted=sum(sum(replay.top.drafted) for replay in replays),
+        passes=sum(len(replay.top.starts) for replay in replays),
     )
 
 
