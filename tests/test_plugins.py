@@ -20,8 +20,9 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.registered_runner import RegisteredRunner
+from specctl.models.running.slot import Slot
 from specctl.plugins import DRAFTERS, PluginError
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.profile import parse_policy, resolve
@@ -166,7 +167,7 @@ def test_what_is_broken_is_named_with_its_distribution(name: str) -> None:
 
 def settle(setting: Setting) -> tuple[list[object], list[object]]:
     """Rounds of a live run, and of the same text replayed from a trace."""
-    pair = pair_of(EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64))
+    pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), Slot(EagerPasses(noisy_copy("llama"), 64)))
     prompt, length = [1, 5, 9], 24
     with torch.inference_mode():
         live = list(decode(pair.target, build_drafter(pair, setting), prompt, length, Sampling()))

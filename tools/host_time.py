@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting, StoppingPolicy
 
 BAR = 60.0
@@ -61,7 +62,7 @@ def microseconds(policy: StoppingPolicy, sampling: Sampling, rounds: int) -> flo
         sampling: how tokens are drawn.
         rounds: how many drafts are timed.
     """
-    runner = GraphRunner(_model(), 64, _nothing)
+    runner = Slot(GraphPasses(_model(), 64, _nothing))
     drafter = ModelDrafter(runner, policy)
     runner.extend([1] * CONTEXT, keep=0)
     drafter.begin(sampling, frozenset(), torch.Generator())

@@ -27,10 +27,10 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.observing.pass_times import fill
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable, Profile
@@ -72,9 +72,9 @@ def onnx_runner(table: ModelTable) -> Slot:
 def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Slot]:
     """The model run by torch, eagerly and, if wanted, compiled."""
     vocabulary = model.config.get_text_config().vocab_size
-    runners: dict[str, Slot] = {"eager": EagerRunner(model, vocabulary)}
+    runners: dict[str, Slot] = {"eager": Slot(EagerPasses(model, vocabulary))}
     if compiles:
-        runners["compiled"] = StaticRunner(model, vocabulary, compiler=Compiler("it", print, print))
+        runners["compiled"] = Slot(StaticPasses(model, vocabulary, compiler=Compiler("it", print, print)))
     return runners
 
 

@@ -23,7 +23,7 @@ from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.passes.synchronisation import wait
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.observing.pass_times import fill
 from specctl.printable import gib
@@ -45,12 +45,12 @@ def head_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[HeadRunner, 
     return HeadRunner(head, shape.vocabulary), head
 
 
-def draft_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[EagerRunner, nn.Module]:
+def draft_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[Slot, nn.Module]:
     """A draft model of this shape; its runner and the model."""
     config = LlamaConfig(**shape.config, tie_word_embeddings=True, dtype=dtype)
     with torch.device(device):
         model = LlamaForCausalLM(config).to(dtype).eval()  # type: ignore[arg-type]
-    return EagerRunner(model, shape.vocabulary), model
+    return Slot(EagerPasses(model, shape.vocabulary)), model
 
 
 def step_times(runner: Slot, context: int, steps: int) -> list[float]:

@@ -23,7 +23,7 @@ from specctl.models.loading.assembly import assembled, form_of, in_memory
 from specctl.models.passes.cache import CACHE_ARGUMENTS
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
@@ -266,9 +266,9 @@ class _Target:
         self._inner.rollback(len(text))
         if pending := text[self._inner.length :]:
             self._inner.extend(pending, keep=0)
-        bare = self._inner.bare
-        assert isinstance(bare, EagerRunner), "its cache is transformers' own"
-        return bare.plain_cache(text)
+        passes = self._inner.bare.passes
+        assert isinstance(passes, EagerPasses), "its cache is transformers' own"
+        return passes.plain_cache(text)
 
     def forget(self) -> None:
         """Empty all caches."""

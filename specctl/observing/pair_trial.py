@@ -13,7 +13,7 @@ from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.around import Around
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import timed
@@ -96,7 +96,7 @@ def _passes(pair: Pair) -> Iterator[EnginePasses]:
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {runner.engine: runner}
         if not is_sharded(model):
-            engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
+            engines.setdefault("eager", Slot(EagerPasses(model, model.config.get_text_config().vocab_size)))
         yield from _passes_of(name, engines, ordinary_tokens(CONTEXT, pair.vocabulary, pair.eos))
 
 

@@ -18,12 +18,12 @@ from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.rows.draws import HostGenerator
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
@@ -37,8 +37,8 @@ GREEDY, SAMPLINGS = Sampling(), {"T=1": Sampling(1.0), "filtered": Sampling(0.8,
 
 
 @cache
-def torch_pair(engine: type[EagerRunner] | type[StaticRunner]) -> Pair:
-    return of(engine(random_model("llama"), 64), engine(noisy_copy("llama"), 64))
+def torch_pair(engine: type[EagerPasses] | type[StaticPasses]) -> Pair:
+    return of(Slot(engine(random_model("llama"), 64)), Slot(engine(noisy_copy("llama"), 64)))
 
 
 @cache
@@ -97,11 +97,11 @@ def batched(pair: Pair, name: str, sampling: Sampling, order: Sequence[int] = ra
 
 
 @pytest.mark.parametrize("name", ["none", *WITHOUT_FORESIGHT])
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
 @pytest.mark.representatives(
-    "EagerRunner-svip",
-    "StaticRunner-specdec++",
-    slow=("StaticRunner-constant", "EagerRunner-cost-optimal", "StaticRunner-self-verify"),
+    "EagerPasses-svip",
+    "StaticPasses-specdec++",
+    slow=("StaticPasses-constant", "EagerPasses-cost-optimal", "StaticPasses-self-verify"),
 )
 def test_greedy_texts_of_torch_are_those_of_each_alone(engine: Any, name: str) -> None:
     pair = torch_pair(engine)
@@ -109,8 +109,8 @@ def test_greedy_texts_of_torch_are_those_of_each_alone(engine: Any, name: str) -
 
 
 @pytest.mark.parametrize("name", ["none", "constant", "svip"])
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
-@pytest.mark.representatives("StaticRunner-constant")
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
+@pytest.mark.representatives("StaticPasses-constant")
 def test_deterministic_texts_in_bfloat16_hang_on_neither_neighbours_nor_policy(engine: Any, name: str) -> None:
     target, draft = (deepcopy(model).bfloat16() for model in (random_model("llama"), noisy_copy("llama")))
     pair = of(FixedWidthRunner(engine(target, 64)), engine(draft, 64))
@@ -122,11 +122,11 @@ def test_deterministic_texts_in_bfloat16_hang_on_neither_neighbours_nor_policy(e
 @pytest.mark.parametrize("kind", ["lookup", "hierarchy"])
 def test_greedy_texts_with_other_drafts(kind: str) -> None:
     model, draft = random_model("llama"), noisy_copy("llama")
-    target = EagerRunner(model, 64)
+    target = Slot(EagerPasses(model, 64))
     drafts = (
         [LookupRunner(2)]
         if kind == "lookup"
-        else [EagerRunner(draft, 64), EagerRunner(random_model("llama", 1, 1), 64)]
+        else [Slot(EagerPasses(draft, 64)), Slot(EagerPasses(random_model("llama", 1, 1), 64))]
     )
     pair = replace(of(target), drafts=tuple(drafts), named_predictors=({},) * len(drafts))
     assert batched(pair, "constant", GREEDY) == [written(pair, "none", number, GREEDY) for number in range(4)]
@@ -149,14 +149,14 @@ def test_texts_of_onnxruntime_are_those_of_each_alone_by_seed(sampling: Sampling
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.representatives("eagle3", slow=("dflash", "mtp", "gated"))
 def test_greedy_texts_with_draft_heads_on_torch_are_those_of_each_alone(kind: str) -> None:
-    target, head = EagerRunner(verifier(), VOCABULARY), torch_runner(HEADS[kind]())
+    target, head = Slot(EagerPasses(verifier(), VOCABULARY)), torch_runner(HEADS[kind]())
     target.watch(head.layers)
     pair, name = of(target, head), "constant" if head.foresee is None else "confidence"
     assert batched(pair, name, GREEDY) == [written(pair, name, number, GREEDY) for number in range(4)]
 
 
 def test_a_draft_head_of_a_middle_model_reads_its_states() -> None:
-    target, middle = (EagerRunner(verifier(), VOCABULARY) for _ in range(2))
+    target, middle = (Slot(EagerPasses(verifier(), VOCABULARY)) for _ in range(2))
     head = torch_runner(HEADS["eagle3"]())
     middle.watch(head.layers)
     pair = replace(of(target), drafts=(middle, head), named_predictors=({}, {}), above=(None, 0))
@@ -178,4 +178,4 @@ def test_texts_with_draft_heads_on_onnxruntime_are_those_of_each_alone_by_seed(s
 @needs_onnx
 def test_sessions_of_onnxruntime_have_weights_of_their_own_and_passes_of_torch_have_not() -> None:
     assert onnx_pair().target.rows_bytes > sum(4 * weight.numel() for weight in one_layer().parameters()) / 2
-    assert torch_pair(EagerRunner).target.rows_bytes == 0
+    assert torch_pair(EagerPasses).target.rows_bytes == 0

@@ -38,7 +38,7 @@ class TableRows(Passes):
     """`Passes` over a table, which checks that no text asks twice of one pass."""
 
     def __init__(self, table: torch.Tensor, rows: int, fails: Callable[[Request], bool] = lambda _: False) -> None:
-        self.slots, self.context, self.device, self.engine = rows, 1 << 31, torch.device("cpu"), "table"
+        self.slots, self.context, self.device = rows, 1 << 31, torch.device("cpu")
         self.table = table
         self.passes: list[list[int]] = []
         self._texts: list[list[int]] = [[] for _ in range(rows)]

@@ -12,9 +12,10 @@ from specctl.batching.row_replicas import RowReplicas
 from specctl.batching.shared_beginnings import SharedBeginnings
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes, Request
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
@@ -132,7 +133,7 @@ def pair_of(engine: str) -> Pair:
     if engine == "onnx":
         runners = sure_runner(one_layer(), 64), sure_runner(one_layer(seed=1), 64)
     else:
-        runners = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
+        runners = Slot(EagerPasses(random_model("llama"), 64)), Slot(EagerPasses(noisy_copy("llama"), 64))
     return Pair(runners[0], runners[1:], tiny_tokenizer(), frozenset(), 64, (), ({},))
 
 

@@ -11,7 +11,7 @@ import pytest
 from specctl.errors import UsageError
 from specctl.models.onnx.passes import PackedPasses
 from specctl.models.passes.forward import Forward
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Request
 from specctl.policies.rules.svip import Svip
 from tests.support.invoked import invoke
@@ -96,7 +96,7 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
     pair: tuple[str, ...], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As of a model with windows.
-    monkeypatch.setattr(EagerRunner, "_no_rows", staticmethod(lambda _: "its layers have windows"))
+    monkeypatch.setattr(EagerPasses, "_no_rows", staticmethod(lambda _: "its layers have windows"))
     settings = ("--engine", "eager", "--policy", "constant", "-n", 4, "--raw", "-q")
     for rows, said in ((2, True), ("auto", False)):
         output = tmp_path / f"{rows}.jsonl"

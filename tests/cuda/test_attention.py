@@ -50,7 +50,7 @@ def test_rows_of_keys_have_few_strides(engine: str) -> None:
         for length in (3, 17, 95, 130, 240):
             runner: Any = runner_of(engine, model)
             runner.extend(TEXT[:length], keep=1)
-            strides.add(runner._cache.layers[0].keys.stride())
+            strides.add(runner.passes._cache.layers[0].keys.stride())
         assert len(strides) == 1
 
 

@@ -12,8 +12,9 @@ from specctl.decoding.rows.draws import generator_on
 from specctl.decoding.rows.judging import Drafted, judge_of
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Passes, Request
+from specctl.models.running.slot import Slot
 from tests.support.pretend_cuda import Devices, Tally
 from tests.support.pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of
 from tests.support.toys import random_model
@@ -67,7 +68,7 @@ def drafted(rows: int, sampling: Sampling, width: int = 4) -> list[Request]:
         generator = None if sampling.greedy else generator_on(torch.device("cuda:0"), row)
         about = Drafted(draft, generator)
         found.append(
-            replace(request, tokens=request.tokens[: count + 1], keep=count + 1, reader=judge_of(sampling), about=about)
+            request._replace(tokens=request.tokens[: count + 1], keep=count + 1, reader=judge_of(sampling), about=about)
         )
     return found
 
@@ -107,7 +108,7 @@ def test_a_verification_is_a_pass_whatever_its_texts(cuda: Devices, engine: str)
 
 
 def test_replayed_passes_give_what_eager_ones_give(cuda: Devices) -> None:
-    passes, alone = begun(cuda, "graph"), EagerRunner(on(cuda, random_model("llama", 2), "cuda:0"), VOCABULARY)
+    passes, alone = begun(cuda, "graph"), Slot(EagerPasses(on(cuda, random_model("llama", 2), "cuda:0"), VOCABULARY))
     for rows, width in ((3, 1), (4, 3), (2, 12), (4, 1), (1, 40), (3, 2)):
         for request, found in zip(asked(rows, width), passes.run(asked(rows, width)), strict=True):
             alone.rollback(0)

@@ -10,7 +10,7 @@ import torch
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.draft_heads import build_head_runner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import Capturing
 from specctl.models.running.slot import Slot
@@ -28,9 +28,9 @@ def _inference() -> Iterator[None]:
         yield
 
 
-def graph(devices: Devices, device: str = "cuda:0", heard: list[str] | None = None) -> Capturing:
+def graph(devices: Devices, device: str = "cuda:0", heard: list[str] | None = None) -> Slot:
     runner = runner_of("graph", on(devices, MODEL, device), None if heard is None else heard.append)
-    assert isinstance(runner, Capturing)
+    assert isinstance(runner.passes, Capturing)
     return runner
 
 
@@ -48,7 +48,7 @@ def read(runner: Slot, length: int, widths: tuple[int, ...] = (1, 3, 1)) -> list
 def test_a_graph_is_captured_on_the_models_device(device: str) -> None:
     with Devices(2) as cuda:
         heard: list[str] = []
-        runner, eager = graph(cuda, device, heard), EagerRunner(on(cuda, MODEL, device), VOCABULARY)
+        runner, eager = graph(cuda, device, heard), Slot(EagerPasses(on(cuda, MODEL, device), VOCABULARY))
         for length in (30, 40):
             assert read(runner, length) == read(eager, length)
         assert heard == []
@@ -73,7 +73,7 @@ def test_graphs_outlive_the_growth_of_buffers_and_other_models_graphs(version: t
         heard: list[str] = []
         runners, eager = (
             [graph(cuda, heard=heard) for _ in range(2)],
-            EagerRunner(on(cuda, MODEL, "cuda:0"), VOCABULARY),
+            Slot(EagerPasses(on(cuda, MODEL, "cuda:0"), VOCABULARY)),
         )
         for which, length in ((0, 30), (1, 30), (0, 600), (1, 40), (1, 600), (0, 30)):
             assert read(runners[which], length) == read(eager, length)
@@ -84,7 +84,7 @@ def test_graphs_may_go_while_what_they_made_is_held() -> None:
     """As the numbers of a draft step are, which are read before the next replay and not copied."""
     with Devices() as cuda:
         heard: list[str] = []
-        runner, eager = graph(cuda, heard=heard), EagerRunner(on(cuda, MODEL, "cuda:0"), VOCABULARY)
+        runner, eager = graph(cuda, heard=heard), Slot(EagerPasses(on(cuda, MODEL, "cuda:0"), VOCABULARY))
         held = []
         for length in (30, 600):
             runner.rollback(0)
@@ -110,13 +110,13 @@ def test_a_draft_step_is_captured_whatever_leaves_tokens_out(filters: dict[str, 
         assert any(one.replays for one in cuda.captures)
 
 
-def waiting(devices: Devices) -> tuple[Capturing, list[str]]:
+def waiting(devices: Devices) -> tuple[Slot, list[str]]:
     """A runner whose model reads a number in its forward pass, as a routed expert or a dynamic RoPE may."""
     heard: list[str] = []
     model = on(devices, MODEL, "cuda:0")
     model.register_forward_pre_hook(lambda *_: (torch.zeros(1, device="cuda:0").item(), None)[1])
     runner = runner_of("graph", model, heard.append, "the draft")
-    assert isinstance(runner, Capturing)
+    assert isinstance(runner.passes, Capturing)
     return runner, heard
 
 
@@ -147,7 +147,7 @@ def test_a_capture_that_fails_in_the_middle_leaves_nothing_behind(version: tuple
 
         model.register_forward_pre_hook(only_captured)
         runner = runner_of("graph", model, heard.append, "the draft")
-        assert isinstance(runner, Capturing)
+        assert isinstance(runner.passes, Capturing)
         read(runner, 30)
         expected = (
             "the draft runs uncaptured from here on: CUDA error: operation not permitted when stream is capturing"
@@ -168,7 +168,7 @@ def test_memory_that_runs_out_while_buffers_grow_leaves_the_next_record_right(en
     two_layers = tiny_model(2)
     with Devices() as cuda:
         model = on(cuda, two_layers, "cuda:0")
-        eager = EagerRunner(model, VOCABULARY)
+        eager = Slot(EagerPasses(model, VOCABULARY))
         short, long = read(eager, 20), read(eager, 540)
         runner = runner_of(engine, model)
         assert read(runner, 20) == short
@@ -179,7 +179,7 @@ def test_memory_that_runs_out_while_buffers_grow_leaves_the_next_record_right(en
         cuda.memory.counts(least=1 << 60)
         assert read(runner, 20) == short
         assert read(runner, 540) == long
-        assert not isinstance(runner, Capturing) or runner.preparing_seconds is not None
+        assert not isinstance(runner.passes, Capturing) or runner.preparing_seconds is not None
 
 
 def test_errors_that_capturing_does_not_cause_are_raised() -> None:
@@ -196,7 +196,7 @@ def test_errors_that_capturing_does_not_cause_are_raised() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             read(runner, 30)
         hook.remove()
-        assert read(runner, 30) == read(EagerRunner(on(cuda, MODEL, "cuda:0"), VOCABULARY), 30)
+        assert read(runner, 30) == read(Slot(EagerPasses(on(cuda, MODEL, "cuda:0"), VOCABULARY)), 30)
         assert heard == []
         assert any(one.replays for one in cuda.captures)
 
@@ -234,7 +234,7 @@ def test_readers_of_many_temperatures_do_not_pile_up(monkeypatch: pytest.MonkeyP
             runner.read([3], Reader(Sampling(1 + step / 100)), 0.5)
             runner.rollback(20)
             runner.extend(TEXT[20:22], keep=2)
-            most = max(most, len(runner._captured))
+            most = max(most, len(runner.passes._captured))
         assert most == 2 + 1  # with the pass that no reader belongs to
 
 

@@ -19,7 +19,7 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.passes import host_device
 from specctl.models.passes.compilation import missing_compiler
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
@@ -62,8 +62,10 @@ def test_the_pretence_has_no_float64(devices: Devices) -> None:
     assert devices.count == 2
 
 
-def model(put: Put, where: str = "target", noise: float | None = None) -> EagerRunner:
-    return EagerRunner(put(random_model("llama") if noise is None else noisy_copy("llama", noise), where), VOCABULARY)
+def model(put: Put, where: str = "target", noise: float | None = None) -> Slot:
+    return Slot(
+        EagerPasses(put(random_model("llama") if noise is None else noisy_copy("llama", noise), where), VOCABULARY)
+    )
 
 
 def chain(policy: str, head: Any = None) -> Callable[[Put], tuple[Slot, Drafter]]:

@@ -7,9 +7,9 @@ from specctl.calibration.calibrated import measured_engine
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import place
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings, engine_report
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.profile import resolve
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import VOCABULARY, on, tiny_model
@@ -21,12 +21,12 @@ def test_auto_is_graph_where_a_model_can_be_captured() -> None:
     settings = EngineSettings(notice=heard.append)
     with Devices() as cuda, torch.inference_mode():
         runner = build_runner(on(cuda, tiny_model(), "cuda:0"), VOCABULARY, "it", settings)
-        assert isinstance(runner, GraphRunner)
+        assert isinstance(runner.passes, GraphPasses)
         assert engine_report(runner) == "graph"
         windowed = build_runner(on(cuda, random_model("mistral"), "cuda:0"), VOCABULARY, "it", settings)
-        assert isinstance(windowed, EagerRunner)
+        assert isinstance(windowed.passes, EagerPasses)
         assert engine_report(windowed) == "eager"
-    assert isinstance(build_runner(tiny_model(), VOCABULARY, "it", settings), EagerRunner)
+    assert isinstance(build_runner(tiny_model(), VOCABULARY, "it", settings).passes, EagerPasses)
     assert heard == []
 
 

@@ -15,7 +15,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.draft_heads.training import Teacher
 from specctl.models.loading.draft_heads import build_head_runner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
@@ -67,7 +67,7 @@ def models(cuda: Devices, *devices: str, engine: str = "eager") -> list[Slot]:
 def text() -> list[int]:
     """What the target says by itself, on the CPU."""
     with torch.inference_mode():
-        return said(EagerRunner(random_model("llama"), VOCABULARY), None)
+        return said(Slot(EagerPasses(random_model("llama"), VOCABULARY)), None)
 
 
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")], ids="-".join)
@@ -98,16 +98,16 @@ def test_a_disco_head(cuda: Devices, text: list[int]) -> None:
 @pytest.mark.parametrize("draft_on", ["cuda:0", "cuda:2"])
 @pytest.mark.representatives("cuda:2")
 def test_a_target_that_is_spread(cuda: Devices, draft_on: str, text: list[int]) -> None:
-    target = EagerRunner(spread(cuda, random_model("llama"), "cuda:0", "cuda:1"), VOCABULARY)
-    draft = EagerRunner(on(cuda, noisy_copy("llama"), draft_on), VOCABULARY)
+    target = Slot(EagerPasses(spread(cuda, random_model("llama"), "cuda:0", "cuda:1"), VOCABULARY))
+    draft = Slot(EagerPasses(on(cuda, noisy_copy("llama"), draft_on), VOCABULARY))
     assert said(target, ModelDrafter(draft, Constant(4))) == text
     tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))
     assert said(target, tree) == text
 
 
 def test_a_draft_that_is_spread_gives_its_head_one_state(cuda: Devices, text: list[int]) -> None:
-    target = EagerRunner(on(cuda, random_model("llama"), "cuda:2"), VOCABULARY)
-    draft = EagerRunner(spread(cuda, noisy_copy("llama"), "cuda:0", "cuda:1"), VOCABULARY)
+    target = Slot(EagerPasses(on(cuda, random_model("llama"), "cuda:2"), VOCABULARY))
+    draft = Slot(EagerPasses(spread(cuda, noisy_copy("llama"), "cuda:0", "cuda:1"), VOCABULARY))
     head = cuda.move(random_predictor(32, spread=0.15), "cuda:0")
     assert said(target, ModelDrafter(draft, POLICIES["specdec++"](), predictor=head)) == text
     draft.rollback(0)
@@ -238,7 +238,7 @@ def test_embeddings_that_are_kept_in_main_memory(cuda: Devices, text: list[int])
     gone()
     embeddings.register_forward_pre_hook(there)
     embeddings.register_forward_hook(gone)
-    target, (draft,) = EagerRunner(model, VOCABULARY), models(cuda, "cuda:0")[:1]
+    target, (draft,) = Slot(EagerPasses(model, VOCABULARY)), models(cuda, "cuda:0")[:1]
     assert target.device == torch.device("cuda:1")
     assert said(target, ModelDrafter(draft, Constant(4))) == text
     assert last_hidden_states(model, [torch.tensor(TEXT[:4])])[0].device == target.device

@@ -5,7 +5,8 @@ import torch
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from tests.support.toys import (
@@ -27,11 +28,11 @@ PROMPT = [5, 9, 2]
 def test_it_is_the_heads_word_on_the_token_before(family: str, reads_signals: bool) -> None:
     head = random_predictor(32, depth=2, reads_signals=reads_signals, spread=0.2)
     record = frozenset({"accept_prob", "entropy", "top_prob", "token_prob"})
-    drafter = ModelDrafter(EagerRunner(random_model(family), 64), Constant(6), record, head)
+    drafter = ModelDrafter(Slot(EagerPasses(random_model(family), 64)), Constant(6), record, head)
     drafter.begin(Sampling(temperature=1.0, top_k=8), frozenset(), seeded(3))
     with torch.inference_mode():
         draft = drafter.draft(PROMPT, 6)
-        whole = EagerRunner(random_model(family), 64).extend([*PROMPT, *draft.tokens], keep=6, hidden=True)
+        whole = Slot(EagerPasses(random_model(family), 64)).extend([*PROMPT, *draft.tokens], keep=6, hidden=True)
         signals = torch.tensor([[step.entropy, step.top_prob, step.token_prob] for step in draft.steps])
         assert whole.hidden is not None
         expected = head.accept_prob(whole.hidden, signals).tolist()

@@ -19,7 +19,8 @@ from specctl.errors import ProfileError
 from specctl.models.draft_heads.block import MARKOV, BlockHead, MarkovKind, SequentialKind
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
 from specctl.policies.rules.confidence import ConfidentPrefix
 from specctl.policies.rules.constant import Constant
@@ -52,7 +53,7 @@ def play(
     drafter: ModelDrafter, prompt: Sequence[int], limit: int, family: str = "llama", most: int | None = None
 ) -> list[Round]:
     """The rounds, at most ``most`` of them."""
-    target = EagerRunner(random_model(family), 64)
+    target = Slot(EagerPasses(random_model(family), 64))
     target.watch((0, 1, -1))
     with torch.inference_mode():
         prefill(target, drafter, prompt)
@@ -68,7 +69,7 @@ def text_of(rounds: Sequence[Round]) -> list[int]:
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
 @pytest.mark.representatives("prompt-None-llama", "one token-gated-gemma2", "prompt-rnn-llama", "prompt-vanilla-llama")
 def test_greedy_text_is_the_targets_own(prompt: list[int], kind: MarkovKind | None, family: str) -> None:
-    alone = EagerRunner(random_model(family), 64)
+    alone = Slot(EagerPasses(random_model(family), 64))
     with torch.inference_mode():
         expected = [round_.emitted[0] for round_ in decode(alone, None, prompt, 40, Sampling())]
     rounds = play(drafter_of(kind), prompt, 40, family)

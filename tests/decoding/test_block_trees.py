@@ -16,7 +16,8 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.draft_heads.block import SequentialKind
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
 from specctl.policies.rules.confidence import ConfidentPrefix
 from specctl.policies.rules.constant import Constant
@@ -41,7 +42,7 @@ def runner_of(kind: SequentialKind | None, spread: float = 0.3) -> BlockRunner:
 
 
 def play(drafter: Drafter | None, count: int) -> list[Round]:
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     target.watch(LAYERS)
     with torch.inference_mode():
         if drafter is not None:

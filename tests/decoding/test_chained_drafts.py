@@ -27,8 +27,9 @@ from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.cost_optimal import CostOptimal
@@ -305,8 +306,8 @@ def test_a_copy_behind_a_draft_is_as_long_as_pays() -> None:
 @pytest.mark.usefixtures("drafts_at_will")
 @patch("specctl.decoding.copying.chaining.QUICK", 0.0)
 def test_greedy_tokens_are_those_of_the_target_alone() -> None:
-    target = EagerRunner(random_model("llama"), 64)
-    pair = Pair(target, (EagerRunner(noisy_copy("llama"), 64),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]
+    target = Slot(EagerPasses(random_model("llama"), 64))
+    pair = Pair(target, (Slot(EagerPasses(noisy_copy("llama"), 64)),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]
     chain = build_drafter(pair, Setting("cost-optimal", lookup=True))
     assert isinstance(chain, ChainedDrafter)
     rounds: list[Round] = []

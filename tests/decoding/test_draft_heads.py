@@ -16,11 +16,11 @@ from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.watching import States
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import ExtraToken, Round
@@ -46,10 +46,10 @@ LAYERS = (0, 1, -1)
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 
 TARGETS: dict[str, Callable[..., Slot]] = {
-    "eager": lambda model: EagerRunner(model, 64),
-    "static": lambda model: StaticRunner(model, 64),
-    "graph": lambda model: GraphRunner(model, 64, Replays()),
-    "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+    "eager": lambda model: Slot(EagerPasses(model, 64)),
+    "static": lambda model: Slot(StaticPasses(model, 64)),
+    "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
+    "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
 }
 HEADS: dict[str, Callable[..., HeadRunner]] = {
     "uncompiled": lambda head: HeadRunner(head, 64),
@@ -103,7 +103,7 @@ class Rests(Script):
 
 
 def test_a_head_that_is_not_wanted_at_first_is_shown_the_prompt_with_the_first_tokens() -> None:
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     target.watch(LAYERS)
     found = []
     for early, policy in ((0, Script(0, 0, 3)), (3, Script(3, 0, 3)), (0, Rests())):
@@ -141,11 +141,11 @@ def test_a_head_is_shown_the_states_of_the_text_and_of_nothing_else(family: str,
 @pytest.mark.representatives("graph")
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
     model = random_model("llama")
-    target, drafter = EagerRunner(model, 64), head_drafter(engine=engine)
+    target, drafter = Slot(EagerPasses(model, 64)), head_drafter(engine=engine)
     target.watch(LAYERS)
     _, rounds = play(target, drafter, PROMPT, 40)
     text = list(PROMPT)
-    fresh = EagerRunner(model, 64)
+    fresh = Slot(EagerPasses(model, 64))
     fresh.watch(LAYERS)
     for round_ in rounds:
         anew = head_drafter(engine=engine)
@@ -163,10 +163,10 @@ def test_compiled_passes_show_states_and_draft_the_same() -> None:
     heard: list[str] = []
     model, layers = random_model("llama", layers=1), (0, -1)
     head = random_eagle3(layers=layers, states=32, vocabulary=64, shape=SHAPE, spread=0.5)
-    plain = EagerRunner(model, 64)
+    plain = Slot(EagerPasses(model, 64))
     plain.watch(layers)
     tokens, rounds = play(plain, ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4)), PROMPT, 40)
-    target = StaticRunner(model, 64, compiler=Compiler("the target", heard.append))
+    target = Slot(StaticPasses(model, 64, compiler=Compiler("the target", heard.append)))
     target.watch(layers)
     drafter = ModelDrafter(HeadRunner(head, 64, compiler=Compiler("the head", heard.append)), Constant(draft_length=4))
     for _ in range(2):
@@ -180,7 +180,7 @@ def test_compiled_passes_show_states_and_draft_the_same() -> None:
 
 def test_a_kept_cache_gives_the_same_drafts_as_a_fresh_one() -> None:
     model = random_model("llama")
-    target, drafter = EagerRunner(model, 64), head_drafter()
+    target, drafter = Slot(EagerPasses(model, 64)), head_drafter()
     target.watch(LAYERS)
     play(target, drafter, PROMPT, 30)
     # Another draft takes part for a while: the head misses what the target reads then.
@@ -200,9 +200,9 @@ def test_a_kept_cache_gives_the_same_drafts_as_a_fresh_one() -> None:
 @pytest.mark.representatives("prompt-llama", "one token-gemma2", "prompt-gpt-neox")
 def test_greedy_text_is_the_targets_own(family: str, prompt: list[int]) -> None:
     model = random_model(family)
-    target, drafter = EagerRunner(model, 64), head_drafter()
+    target, drafter = Slot(EagerPasses(model, 64)), head_drafter()
     target.watch(LAYERS)
-    alone = EagerRunner(model, 64)
+    alone = Slot(EagerPasses(model, 64))
     with torch.inference_mode():
         expected = [round_.emitted[0] for round_ in decode(alone, None, prompt, 40, Sampling())]
     assert play(target, drafter, prompt, 40)[0] == expected
@@ -213,7 +213,7 @@ def test_a_head_that_reads_its_own_output_too_soon_drafts_otherwise() -> None:
     model = random_model("llama")
     drafts = []
     for shift in (0, 1):
-        target, drafter = EagerRunner(model, 64), head_drafter()
+        target, drafter = Slot(EagerPasses(model, 64)), head_drafter()
         target.watch(LAYERS)
         with torch.inference_mode():
             states = target.extend(PROMPT, keep=0).states

@@ -9,7 +9,8 @@ from scipy.stats import chisquare
 from specctl.decoding.along import CHUNK
 from specctl.decoding.draft_tokens import draw_along, predict_acceptance
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from tests.support.toys import (
     FAMILIES,
     TableRunner,
@@ -69,13 +70,13 @@ def test_long_answers_are_read_in_chunks() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_predicts_each_draft_token_after_the_text_before_it(family: str) -> None:
-    draft, head = EagerRunner(random_model(family), 64), random_predictor(32, spread=0.2)
+    draft, head = Slot(EagerPasses(random_model(family), 64)), random_predictor(32, spread=0.2)
     prompt, answer = [3, 1], torch.randint(1, 64, (20,), generator=seeded(6)).tolist()
-    drawn = draw_along(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
+    drawn = draw_along(Slot(EagerPasses(noisy_copy(family), 64)), draft, prompt, answer, PAPER, seeded(0))
     predicted = predict_acceptance(draft, head, prompt, answer, drawn)
     text = [*prompt, *answer]
     for place in (0, 7, 19):
-        fresh = EagerRunner(random_model(family), 64)
+        fresh = Slot(EagerPasses(random_model(family), 64))
         with torch.inference_mode():
             ids = [*text[: len(prompt) + place], int(drawn.tokens[place])]
             hidden = fresh.extend(ids, keep=1, hidden=True).hidden

@@ -23,12 +23,12 @@ from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, trims, vocabulary_of
 from specctl.models.running.around import NarrowRunner
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
@@ -141,9 +141,9 @@ def test_numpy_and_torch_agree() -> None:
 def runners(family: str) -> dict[str, Slot]:
     model = trimmed(family, SOME)
     return {
-        "eager": EagerRunner(model, 64),
-        "static": StaticRunner(model, 64),
-        "graph": GraphRunner(model, 64, Replays()),
+        "eager": Slot(EagerPasses(model, 64)),
+        "static": Slot(StaticPasses(model, 64)),
+        "graph": Slot(GraphPasses(model, 64, Replays())),
     }
 
 
@@ -153,7 +153,7 @@ def runners(family: str) -> dict[str, Slot]:
 def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
     runner = runners(family)[engine]
     assert runner.draft_vocabulary is not None
-    rounds = played(EagerRunner(random_model(family), 64), runner)
+    rounds = played(Slot(EagerPasses(random_model(family), 64)), runner)
     assert [token for round_ in rounds for token in round_.emitted] == generated(random_model(family), PROMPT, TOKENS)
     drafted = {step.token for round_ in rounds for step in round_.steps}
     assert drafted <= set(SOME)
@@ -171,7 +171,7 @@ def played(target: Slot, draft: Slot, sampling: Sampling = GREEDY) -> list[Round
 def test_every_engine_drafts_alike(sampling: Sampling) -> None:
     found = []
     for runner in runners("llama").values():
-        rounds = played(EagerRunner(random_model("llama"), 64), runner, sampling)
+        rounds = played(Slot(EagerPasses(random_model("llama"), 64)), runner, sampling)
         found.append([([step.token for step in round_.steps], round_.emitted) for round_ in rounds])
     assert found[0] == found[1] == found[2]
 
@@ -184,7 +184,7 @@ def test_a_graph_computes_the_logits_of_few_ids(quantize: str | None) -> None:
     runner = onnx_runner(model, 64, quantize)
     assert runner.extend(PROMPT, keep=2).columns.shape == (2, len(SOME))
     runner.rollback(0)
-    rounds = played(EagerRunner(random_model("llama"), 64), runner)
+    rounds = played(Slot(EagerPasses(random_model("llama"), 64)), runner)
     expected = generated(random_model("llama"), PROMPT, TOKENS)
     assert [token for round_ in rounds for token in round_.emitted] == expected
     twin = runner.fresh()
@@ -222,13 +222,13 @@ def test_rules_about_tokens_read_and_write_all_ids() -> None:
         torch.device("cpu"),
     )
     assert rules.active
-    ruled = RuledRunner(EagerRunner(trimmed("llama", SOME), 64), rules)
+    ruled = RuledRunner(Slot(EagerPasses(trimmed("llama", SOME), 64)), rules)
     assert ruled.draft_vocabulary is None
-    target = RuledRunner(EagerRunner(random_model("llama"), 64), rules)
+    target = RuledRunner(Slot(EagerPasses(random_model("llama"), 64)), rules)
     rounds = played(target, ruled)
     drafted = {step.token for round_ in rounds for step in round_.steps}
     assert drafted <= set(SOME) - {3}
-    alone = RuledRunner(EagerRunner(random_model("llama"), 64), rules)
+    alone = RuledRunner(Slot(EagerPasses(random_model("llama"), 64)), rules)
     with torch.inference_mode():
         expected = [token for round_ in decode(alone, None, PROMPT, TOKENS, Sampling()) for token in round_.emitted]
     assert [token for round_ in rounds for token in round_.emitted] == expected

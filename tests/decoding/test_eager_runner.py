@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from tests.support.toys import FAMILIES, WINDOW, random_model, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
@@ -20,8 +21,8 @@ def from_scratch(family: str, tokens: list[int]) -> torch.Tensor:
         return random_model(family)(torch.tensor([tokens]), use_cache=False).logits[0, :, :VOCABULARY]
 
 
-def runner_of(family: str) -> EagerRunner:
-    return EagerRunner(random_model(family), VOCABULARY)
+def runner_of(family: str) -> Slot:
+    return Slot(EagerPasses(random_model(family), VOCABULARY))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

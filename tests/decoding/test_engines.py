@@ -16,11 +16,11 @@ from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.compilation import Compiler, missing_compiler
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from tests.support.onnx_models import needs_onnx, sure_runner
@@ -42,9 +42,9 @@ LENGTH = 48
 PROMPTS = (1, 5, 9), tuple(torch.randint(1, 64, (70,), generator=seeded(5)).tolist())
 HEAD = random_predictor(hidden_size=32, spread=0.15)
 ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
-    "static": lambda model: StaticRunner(model, 64),
-    "graph": lambda model: GraphRunner(model, 64, Replays()),
-    "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+    "static": lambda model: Slot(StaticPasses(model, 64)),
+    "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
+    "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
     "onnx": lambda model: onnx_copy(model),
 }
 ENGINE_NAMES = [pytest.param(name, marks=needs_onnx) if name == "onnx" else name for name in ENGINES]
@@ -107,7 +107,7 @@ def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sa
     """The same randomness is used up in the same order, so that the law of the one is the law of the other."""
     model, copy = random_model("llama"), noisy_copy("llama")
     for seed, prompt in enumerate(PROMPTS):
-        expected = written(EagerRunner(model, 64), EagerRunner(copy, 64), name, prompt, sampling, seed)
+        expected = written(Slot(EagerPasses(model, 64)), Slot(EagerPasses(copy, 64)), name, prompt, sampling, seed)
         assert written(ENGINES[engine](model), ENGINES[engine](copy), name, prompt, sampling, seed) == expected
 
 
@@ -117,12 +117,12 @@ def test_compiled_tokens_are_those_of_generate() -> None:
     """Of one layer, because every pass and every policy's reader is compiled; two are in `test_engine_choice`."""
     heard: list[str] = []
     models = random_model("qwen3", layers=1), noisy_copy("qwen3", layers=1)
-    target, draft = (StaticRunner(model, 64, compiler=Compiler("it", heard.append)) for model in models)
+    target, draft = (Slot(StaticPasses(model, 64, compiler=Compiler("it", heard.append))) for model in models)
     for name in ("constant", "svip", "specdec++"):  # that read nothing, a law, and a hidden state too
         for prompt in PROMPTS:
             expected = generated(random_model("qwen3", layers=1), prompt, LENGTH)
             assert written(target, draft, name, prompt, Sampling()) == expected
-    plain = [EagerRunner(model, 64) for model in models]
+    plain = [Slot(EagerPasses(model, 64)) for model in models]
     for name in ("constant", "specdec++"):
         expected = written(*plain, name, PROMPTS[1], Sampling(1.0))
         assert written(target, draft, name, PROMPTS[1], Sampling(1.0)) == expected

@@ -18,9 +18,9 @@ from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
 from specctl.policies.rules.svip import Svip
@@ -53,14 +53,14 @@ def head_of(family: str = "llama", depth: int = 2) -> GlideHead:
 
 
 def watched(head: GlideHead, family: str = "llama") -> Slot:
-    target = EagerRunner(random_model(family), 64)
+    target = Slot(EagerPasses(random_model(family), 64))
     target.watch(head.layers)
     return target
 
 
 def alone(family: str, prompt: Sequence[int]) -> list[int]:
     with torch.inference_mode():
-        runner = EagerRunner(random_model(family), 64)
+        runner = Slot(EagerPasses(random_model(family), 64))
         return [round_.emitted[0] for round_ in decode(runner, None, prompt, LIMIT, Sampling())]
 
 
@@ -184,7 +184,7 @@ def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
 @pytest.mark.parametrize("engine", ["eager", "static"])
 def test_greedy_text_under_svip_is_the_targets_own(engine: str) -> None:
     head = head_of()
-    target = watched(head) if engine == "eager" else StaticRunner(random_model("llama"), 64)
+    target = watched(head) if engine == "eager" else Slot(StaticPasses(random_model("llama"), 64))
     target.watch(head.layers)
     drafter = ModelDrafter(HeadRunner(head, 64), Svip(threshold=0.75))
     tokens, rounds = play(target, drafter, PROMPT, LIMIT)

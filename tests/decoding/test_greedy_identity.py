@@ -8,7 +8,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
 from tests.support.toys import (
     FAMILIES,
@@ -47,9 +48,9 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
     slow=("constant", "cost-optimal-noisy copy"),
 )
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
-    target = EagerRunner(random_model(family), 64)
+    target = Slot(EagerPasses(random_model(family), 64))
     policy = POLICIES[name](**STOPPING.get(name, {}))
-    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, predictor=head_for(policy, HEAD))
+    drafter = ModelDrafter(Slot(EagerPasses(drafts(family)[draft], 64)), policy, predictor=head_for(policy, HEAD))
     with torch.inference_mode():
         for prompt in (SHORT, LONG):
             target.rollback(0)
@@ -63,9 +64,9 @@ def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_noisy_copy_is_sometimes_right_and_sometimes_wrong(family: str) -> None:
     """Or the identity above would not have gone through both acceptance and rollback."""
-    drafter = ModelDrafter(EagerRunner(noisy_copy(family), 64), POLICIES["constant"]())
+    drafter = ModelDrafter(Slot(EagerPasses(noisy_copy(family), 64)), POLICIES["constant"]())
     with torch.inference_mode():
-        rounds = list(decode(EagerRunner(random_model(family), 64), drafter, LONG, LENGTH, Sampling()))
+        rounds = list(decode(Slot(EagerPasses(random_model(family), 64)), drafter, LONG, LENGTH, Sampling()))
     assert any(round_.fully_accepted for round_ in rounds)
     assert any(not round_.fully_accepted for round_ in rounds)
 
@@ -73,9 +74,9 @@ def test_a_noisy_copy_is_sometimes_right_and_sometimes_wrong(family: str) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_drafting_for_itself_accepts_everything(family: str) -> None:
     model = random_model(family)
-    drafter = ModelDrafter(EagerRunner(model, 64), POLICIES["constant"]())
+    drafter = ModelDrafter(Slot(EagerPasses(model, 64)), POLICIES["constant"]())
     with torch.inference_mode():
-        rounds = list(decode(EagerRunner(model, 64), drafter, LONG, LENGTH, Sampling()))
+        rounds = list(decode(Slot(EagerPasses(model, 64)), drafter, LONG, LENGTH, Sampling()))
     assert all(round_.fully_accepted for round_ in rounds)
 
 

@@ -11,7 +11,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.rules.constant import Constant
@@ -350,10 +351,10 @@ def test_forward_passes_carry_only_what_is_new() -> None:
 @pytest.mark.representatives("llama", "gemma2")
 def test_greedy_tokens_are_the_targets_on_real_caches(family: str) -> None:
     """Sliding windows and rollback at two levels, past the window."""
-    target = EagerRunner(random_model(family), 64)
-    lowest = ModelDrafter(EagerRunner(random_model(family, layers=1, seed=1), 64), Constant(2))
-    middle = PreVerifiedDrafter(lowest, EagerRunner(noisy_copy(family, 0.02), 64), Svip(c=1.0, threshold=1.2))
-    drafter = PreVerifiedDrafter(middle, EagerRunner(noisy_copy(family), 64), SelfVerify(max_draft=6))
+    target = Slot(EagerPasses(random_model(family), 64))
+    lowest = ModelDrafter(Slot(EagerPasses(random_model(family, layers=1, seed=1), 64)), Constant(2))
+    middle = PreVerifiedDrafter(lowest, Slot(EagerPasses(noisy_copy(family, 0.02), 64)), Svip(c=1.0, threshold=1.2))
+    drafter = PreVerifiedDrafter(middle, Slot(EagerPasses(noisy_copy(family), 64)), SelfVerify(max_draft=6))
     prompt = [1, 5, 9]
     with torch.inference_mode():
         alone = [token for r in decode(target, None, prompt, 40, GREEDY) for token in r.emitted]

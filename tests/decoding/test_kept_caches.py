@@ -19,12 +19,12 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import decoder_layers
 from specctl.models.running.around import Around
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, Setting
 from specctl.policies.rules.constant import Constant
 from specctl.profile import resolve
@@ -38,10 +38,10 @@ TOKENIZER = tiny_tokenizer()
 OPENING = torch.randint(1, 64, (70,), generator=seeded(5)).tolist()
 NEXT = [7, 3, 11, 20, 2]
 ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
-    "eager": lambda model: EagerRunner(model, 64),
-    "static": lambda model: StaticRunner(model, 64),
-    "graph": lambda model: GraphRunner(model, 64, Replays()),
-    "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+    "eager": lambda model: Slot(EagerPasses(model, 64)),
+    "static": lambda model: Slot(StaticPasses(model, 64)),
+    "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
+    "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
 }
 
 
@@ -256,7 +256,7 @@ def test_deterministic_turns_are_the_same_whatever_the_policy_in_bfloat16() -> N
 
 
 def test_every_model_of_a_hierarchy_keeps_its_cache() -> None:
-    runners = [Counting(EagerRunner(model, 64)) for model in (random_model("llama"), *2 * (noisy_copy("llama"),))]
+    runners = [Counting(Slot(EagerPasses(model, 64))) for model in (random_model("llama"), *2 * (noisy_copy("llama"),))]
     pair = Pair(runners[0], tuple(runners[1:]), TOKENIZER, frozenset(), 1 << 31, (), ({}, {}))
     below = Setting.of({"name": "constant", "draft_length": 3})
     drafter = build_drafter(pair, Setting("constant", below=below))

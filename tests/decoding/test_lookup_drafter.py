@@ -23,9 +23,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError
 from specctl.models.passes.forward import Forward
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.match_rates import MatchRates
 from specctl.policies.rules.confidence import ConfidentPrefix
@@ -280,10 +281,10 @@ def test_copied_tokens_verified_with_another_distribution_are_caught() -> None:
 @pytest.mark.parametrize("below", [False, True], ids=["alone", "below a draft"])
 @pytest.mark.representatives("alone-<lambda>0", "below a draft-<lambda>1")
 def test_greedy_tokens_are_those_of_the_target_alone(make: Callable[[], StoppingPolicy], below: bool) -> None:
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     drafter: Drafter = lookup(make())
     if below:
-        drafter = PreVerifiedDrafter(drafter, EagerRunner(noisy_copy("llama"), 64), Constant(4))
+        drafter = PreVerifiedDrafter(drafter, Slot(EagerPasses(noisy_copy("llama"), 64)), Constant(4))
     rounds: list[Round] = []
     with torch.inference_mode(), steady_clocks():  # a policy that weighs times may else find that no draft pays
         for prompt in ([1, 5, 9], [3, 4, 3, 4, 5, 3]):
@@ -304,7 +305,9 @@ def test_every_policy_either_fits_a_lookup_or_is_refused() -> None:
 
 def test_a_conversation_is_searched_as_far_as_it_stands() -> None:
     lookup = LookupRunner(64)
-    pair = Pair(EagerRunner(random_model("llama"), 64), (lookup,), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},))
+    pair = Pair(
+        Slot(EagerPasses(random_model("llama"), 64)), (lookup,), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},)
+    )
     session = Session(pair, build_drafter(pair, Setting("constant")), keep_caches=True)
     settings = SamplingTable(max_new_tokens=20)
     opening = [9, 8, 7, 6, 5]

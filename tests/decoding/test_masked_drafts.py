@@ -21,11 +21,11 @@ from specctl.errors import ModelError, ProfileError
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import NONE, Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
@@ -42,11 +42,11 @@ TEXT, MASK = [5, 9, 2, 40, 33], 63
 GREEDY = Sampling()
 
 
-def draft(count: int = 4, engine: type[EagerRunner] = EagerRunner) -> ParallelRunner:
-    return ParallelRunner(engine(noisy_copy("llama"), 64), MASK, count)
+def draft(count: int = 4, engine: type[EagerPasses] = EagerPasses) -> ParallelRunner:
+    return ParallelRunner(Slot(engine(noisy_copy("llama"), 64)), MASK, count)
 
 
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
 def test_rows_are_those_of_a_pass_over_the_text_and_masks(engine: Any) -> None:
     """As PARD's code drafts: `draft_k - 1` masks behind the text, and of the logits the last `draft_k` rows."""
     runner, model = draft(4, engine), noisy_copy("llama")
@@ -81,7 +81,7 @@ def test_states_are_given_to_who_asks_late() -> None:
 
 
 def play(drafter: Drafter | None, count: int) -> list[Round]:
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     with torch.inference_mode():
         prefill(target, drafter, TEXT)
         return list(decode(target, drafter, TEXT, count, GREEDY))
@@ -112,7 +112,7 @@ def test_output_has_the_law_of_the_target(policy: Constant | Svip, tree: TreeSiz
 
 def test_replayed_rounds_are_those_of_a_live_run() -> None:
     """What it drafts depends on where a round began, as of a draft head."""
-    pair = pair_of(EagerRunner(random_model("llama"), 64), draft(5))
+    pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), draft(5))
     tokens = [token for played in live(pair, NONE, TEXT, 24, GREEDY) for token in played.emitted]
     trace = trace_of(pair, TEXT, tokens, 24, 12, GREEDY)
     for setting in (Setting("constant", {"draft_length": 3}), Setting("svip", {"threshold": 0.5})):
@@ -173,7 +173,7 @@ def test_rules_hold_in_a_block(kind: str, prompt: list[int], tree: TreeSize | No
     block = BlockRunner(random_block(layers=(0, 1), block_size=5, vocabulary=64, shape=layers, spread=0.3), 64)
 
     def said(drafter: Drafter | None) -> list[int]:
-        inner = EagerRunner(random_model("llama"), 64)
+        inner = Slot(EagerPasses(random_model("llama"), 64))
         inner.watch((0, 1))
         target = RuledRunner(inner, rule)
         with torch.inference_mode():

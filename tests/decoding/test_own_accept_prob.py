@@ -18,10 +18,10 @@ from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.reading import TOP_FIELDS, Reader
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.disco import Disco
@@ -60,12 +60,12 @@ def assert_own(steps: Sequence[DraftStep], logits: torch.Tensor) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=8)], ids=["greedy", "filtered"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_heads_word_on_the_law_behind_the_token(family: str, sampling: Sampling) -> None:
-    drafter = ModelDrafter(EagerRunner(random_model(family), 64), Constant(6), OWN, HEAD)
+    drafter = ModelDrafter(Slot(EagerPasses(random_model(family), 64)), Constant(6), OWN, HEAD)
     drafter.begin(sampling, frozenset(), None if sampling.greedy else seeded(3))
     with torch.inference_mode():
         steps = drafter.draft(PROMPT, 6).steps
         text = [*PROMPT, *(step.token for step in steps)]
-        whole = EagerRunner(random_model(family), 64).extend(text[:-1], keep=6)
+        whole = Slot(EagerPasses(random_model(family), 64)).extend(text[:-1], keep=6)
     assert [step.index for step in steps] == [1, 2, 3, 4, 5, 6]
     assert_own(steps, whole.logits)
     assert {step.entropy for step in steps} == {None}, "it was read for the head alone"
@@ -84,12 +84,12 @@ def test_a_middle_model_numbers_the_tokens_of_its_block() -> None:
     assert_own(steps, whole.logits)
 
 
-@pytest.mark.parametrize("make", [StaticRunner, lambda model, length: GraphRunner(model, length, Replays())])
+@pytest.mark.parametrize("make", [StaticPasses, lambda model, length: Slot(GraphPasses(model, length, Replays()))])
 def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, int], Slot]) -> None:
     """A captured or compiled pass carries the largest probabilities along; the head itself stays outside."""
     model = noisy_copy("llama")
     drafts = []
-    for runner in (EagerRunner(model, 64), make(model, 64)):
+    for runner in (Slot(EagerPasses(model, 64)), make(model, 64)):
         drafter = ModelDrafter(runner, Disco(threshold=0.0, max_draft=6), predictor=HEAD)
         drafter.begin(Sampling(), frozenset(), None)
         with torch.inference_mode():

@@ -44,8 +44,8 @@ from specctl.decoding.session import Session
 from specctl.errors import ProfileError
 from specctl.metrics import Metrics
 from specctl.models.passes.forward import Forward
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
@@ -187,7 +187,10 @@ def test_what_a_seed_gives_does_not_depend_on_who_is_quicker() -> None:
     "llama-smaller-8", "llama-noisy copy-1", "gemma2-noisy copy-3", slow=("noisy copy-8", "smaller-3")
 )
 def test_tokens_are_those_of_generate(family: str, draft: str, block: int) -> None:
-    target, drafting = EagerRunner(random_model(family), 64), drafter(block, EagerRunner(drafts(family)[draft], 64))
+    target, drafting = (
+        Slot(EagerPasses(random_model(family), 64)),
+        drafter(block, Slot(EagerPasses(drafts(family)[draft], 64))),
+    )
     with torch.inference_mode():
         for prompt in (SHORT, LONG):
             target.rollback(0)
@@ -211,8 +214,8 @@ def test_tokens_are_the_same_on_other_engines(engine: str) -> None:
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
 @pytest.mark.representatives("mamba2")
 def test_recurrent_states_go_back_on_both_sides(family: str) -> None:
-    alone, target = (EagerRunner(recurrent_model(family), 64) for _ in range(2))
-    drafting = drafter(4, EagerRunner(noisy_recurrent(family), 64))
+    alone, target = (Slot(EagerPasses(recurrent_model(family), 64)) for _ in range(2))
+    drafting = drafter(4, Slot(EagerPasses(noisy_recurrent(family), 64)))
     with torch.inference_mode():
         plain = [token for round_ in decode(alone, None, LONG, WRITTEN, Sampling()) for token in round_.emitted]
         rounds = list(decode(target, drafting, LONG, WRITTEN, Sampling()))
@@ -409,7 +412,7 @@ def test_a_policy_that_stops_drafts_cannot() -> None:
 
 @pytest.mark.parametrize("place", ["target", "draft"])
 def test_graphs_cannot_be_captured_meanwhile(place: str) -> None:
-    pair, graph = pair_on("cuda:0", "cpu"), GraphRunner(random_model("llama"), 64, Replays())
+    pair, graph = pair_on("cuda:0", "cpu"), Slot(GraphPasses(random_model("llama"), 64, Replays()))
     changed = replace(pair, target=graph) if place == "target" else replace(pair, drafts=(graph,))
     with pytest.raises(ProfileError, match="CUDA captures no graph"):
         build_drafter(changed, Setting("constant", parallel="force"))

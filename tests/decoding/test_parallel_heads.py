@@ -19,9 +19,10 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.parallel_runner import ParallelRunner
+from specctl.models.running.slot import Slot
 from specctl.policies import NONE, Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
@@ -96,7 +97,7 @@ def test_output_has_the_law_of_the_target(tree: TreeSize | None) -> None:
 
 def test_replayed_rounds_are_those_of_a_live_run() -> None:
     prompt, layers, greedy = [5, 9, 2, 40, 33], (0, 1, -1), Sampling()
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     target.watch(layers)
     pair = pair_of(target, random_parallel(64, layers, 32))
     tokens = [token for played in live(pair, NONE, prompt, 20, greedy) for token in played.emitted]

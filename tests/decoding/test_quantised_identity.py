@@ -20,7 +20,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.passes.forward import Forward
 from specctl.models.running import eager
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.passes import Request
 from specctl.models.running.rounding import ROUNDING, apart, width_fault, widths_apart
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting
@@ -65,9 +66,9 @@ def quantised(folder: Path, quantize: str) -> PreTrainedModel:
 
 
 def rounds(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> list[Round]:
-    runner = EagerRunner(target, 64)
+    runner = Slot(EagerPasses(target, 64))
     stopping = POLICIES[policy](**STOPPING.get(policy, {}))
-    drafter = ModelDrafter(EagerRunner(draft, 64), stopping, predictor=head_for(stopping, HEAD))
+    drafter = ModelDrafter(Slot(EagerPasses(draft, 64)), stopping, predictor=head_for(stopping, HEAD))
     with torch.inference_mode():
         prefill(runner, drafter, PROMPT)
         return list(decode(runner, drafter, PROMPT, LENGTH, Sampling()))
@@ -179,39 +180,39 @@ def test_widths_of_passes_agree(form: Form) -> None:
     assert widths_apart(target_of(form, "llama"), 64) < ROUNDING[torch.float32] / 10
 
 
-class DependsOnItsWidth(EagerRunner):
+class DependsOnItsWidth(EagerPasses):
     """Single tokens are computed a little differently."""
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        found = super().extend(tokens, keep, hidden=hidden)
-        return Forward(found.logits * 1.02, found.hidden, found.states) if len(tokens) == 1 else found
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (found,) = super().forward(requests)
+        single = len(requests[0].tokens) == 1
+        return [Forward(found.logits * 1.02, found.hidden, found.states) if single else found]
 
 
-class DependsOnBranches(EagerRunner):
+class DependsOnBranches(EagerPasses):
     """Tokens are computed a little differently where a tree has more than one branch."""
 
-    def extend_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
-    ) -> Forward:
-        found = super().extend_tree(tokens, parents, before=before, hidden=hidden)
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (found,) = super().forward(requests)
+        parents = requests[0].parents or ()
         branches = len(set(parents)) < len(parents)
-        return Forward(found.logits * 1.02, found.hidden, found.states) if branches else found
+        return [Forward(found.logits * 1.02, found.hidden, found.states) if branches else found]
 
 
 def test_a_target_whose_branches_differ_is_noticed() -> None:
-    assert widths_apart(EagerRunner(random_model("llama"), 64), 64) < 1e-4
-    assert widths_apart(DependsOnBranches(random_model("llama"), 64), 64) > ROUNDING[torch.float32]
+    assert widths_apart(Slot(EagerPasses(random_model("llama"), 64)), 64) < 1e-4
+    assert widths_apart(Slot(DependsOnBranches(random_model("llama"), 64)), 64) > ROUNDING[torch.float32]
 
 
 def test_a_target_whose_widths_differ_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantised(folder, "int8")
     assert width_fault(model, 64) is None
-    monkeypatch.setattr(eager, "EagerRunner", DependsOnItsWidth)
+    monkeypatch.setattr(eager, "EagerPasses", DependsOnItsWidth)
     assert str(width_fault(model, 64)).startswith("its quantised weights compute something else")
 
 
 @pytest.mark.parametrize(
-    "runner", [TableRunner(TARGET), EagerRunner(random_model("mistral"), 64)], ids=["table", "windows"]
+    "runner", [TableRunner(TARGET), Slot(EagerPasses(random_model("mistral"), 64))], ids=["table", "windows"]
 )
 def test_widths_of_any_runner_are_compared(runner: Slot) -> None:
     assert widths_apart(runner, 3) < 1e-5
@@ -219,7 +220,7 @@ def test_widths_of_any_runner_are_compared(runner: Slot) -> None:
 
 
 def test_a_short_context_is_read_as_far_as_it_goes() -> None:
-    runner = EagerRunner(random_model("llama"), 64)
+    runner = Slot(EagerPasses(random_model("llama"), 64))
     for context in (8, 20, 70):
         runner.context = context
         assert widths_apart(runner, 64) < 1e-4

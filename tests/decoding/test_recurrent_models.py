@@ -19,7 +19,8 @@ from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.cache import CANNOT_GO_BACK
 from specctl.models.passes.recurrent_state import SPACING, TESTED, untested
-from specctl.models.running.eager import REREAD, EagerRunner
+from specctl.models.running.eager import REREAD, EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.records import Round
@@ -36,7 +37,7 @@ VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (200,), generator=seeded(9)).tolist()
 
 
-def written(target: EagerRunner, drafter: Drafter | None, prompt: tuple[int, ...]) -> tuple[list[int], list[Round]]:
+def written(target: Slot, drafter: Drafter | None, prompt: tuple[int, ...]) -> tuple[list[int], list[Round]]:
     target.rollback(0)
     if drafter is not None:
         drafter.rollback(0)
@@ -47,17 +48,17 @@ def written(target: EagerRunner, drafter: Drafter | None, prompt: tuple[int, ...
 
 @cache
 def alone(family: str, prompt: tuple[int, ...]) -> list[int]:
-    return written(EagerRunner(recurrent_model(family), 64), None, prompt)[0]
+    return written(Slot(EagerPasses(recurrent_model(family), 64)), None, prompt)[0]
 
 
 def drafters(family: str) -> dict[str, Drafter]:
     near, far = noisy_recurrent(family), noisy_recurrent(family, 0.05)
     middle = PreVerifiedDrafter(
-        ModelDrafter(EagerRunner(far, 64), Constant(3)), EagerRunner(near, 64), Svip(c=1.0, threshold=1.2)
+        ModelDrafter(Slot(EagerPasses(far, 64)), Constant(3)), Slot(EagerPasses(near, 64)), Svip(c=1.0, threshold=1.2)
     )
     return {
-        "constant": ModelDrafter(EagerRunner(near, 64), Constant()),
-        "another family": ModelDrafter(EagerRunner(random_model("llama"), 64), Constant(3)),
+        "constant": ModelDrafter(Slot(EagerPasses(near, 64)), Constant()),
+        "another family": ModelDrafter(Slot(EagerPasses(random_model("llama"), 64)), Constant(3)),
         "hierarchy": middle,
     }
 
@@ -102,7 +103,7 @@ def test_tokens_are_those_of_the_target_alone(family: str) -> None:
     ends: Counter[bool] = Counter()
     for name, drafter in drafters(family).items():
         for prompt in PROMPTS if name == "constant" else (LONG,):
-            tokens, rounds = written(EagerRunner(recurrent_model(family), 64), drafter, prompt)
+            tokens, rounds = written(Slot(EagerPasses(recurrent_model(family), 64)), drafter, prompt)
             assert tokens == alone(family, prompt), (name, prompt)
             ends.update(0 < round_.accepted < round_.drafted for round_ in rounds)
     assert ends[True] > 5, "hardly a round was taken back in part"
@@ -126,8 +127,8 @@ def test_sampled_tokens_have_the_law_of_the_target(family: str) -> None:
     sampling = Sampling(temperature=1.0)
 
     def play(drafter: bool) -> tuple[int, ...]:
-        drafts = ModelDrafter(EagerRunner(draft, SMALL), Constant(2)) if drafter else None
-        rounds = decode(EagerRunner(target, SMALL), drafts, PROMPT, FEW, sampling)
+        drafts = ModelDrafter(Slot(EagerPasses(draft, SMALL)), Constant(2)) if drafter else None
+        rounds = decode(Slot(EagerPasses(target, SMALL)), drafts, PROMPT, FEW, sampling)
         return tuple(token for round_ in rounds for token in round_.emitted)
 
     drafted, plain = (law_of(walk(lambda drafter=drafter: play(drafter))) for drafter in (True, False))
@@ -140,16 +141,16 @@ def test_sampled_tokens_have_the_law_of_the_target(family: str) -> None:
 @pytest.mark.representatives("qwen3_next", slow=("jamba", "mamba2"))
 def test_a_rollback_re_reads_no_more_than_a_round(family: str) -> None:
     """Otherwise a long text would be read again and again."""
-    target = EagerRunner(recurrent_model(family), 64)
+    target = Slot(EagerPasses(recurrent_model(family), 64))
     widths: list[int] = []
-    target._model.register_forward_pre_hook(  # type: ignore[no-untyped-call]
+    target.passes._model.register_forward_pre_hook(  # type: ignore[no-untyped-call]
         lambda _, __, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
     )
-    drafter = ModelDrafter(EagerRunner(random_model("llama"), 64), Constant(4))
+    drafter = ModelDrafter(Slot(EagerPasses(random_model("llama"), 64)), Constant(4))
     try:
         _, rounds = written(target, drafter, LONG)
     finally:
-        target._model._forward_pre_hooks.clear()
+        target.passes._model._forward_pre_hooks.clear()
     assert max(widths[2:]) <= REREAD + 1 + 4
     assert sum(widths) < len(LONG) + sum(1 + round_.drafted + REREAD for round_ in rounds)
 
@@ -161,7 +162,7 @@ def test_a_rollback_re_reads_no_more_than_a_round(family: str) -> None:
 )
 def test_a_far_rollback(family: str, back: int) -> None:
     """The cache may end up shorter than asked, but what follows must be right."""
-    runner = EagerRunner(recurrent_model(family), VOCABULARY)
+    runner = Slot(EagerPasses(recurrent_model(family), VOCABULARY))
     for start in range(0, END, 6):
         runner.rollback(start)
         runner.extend(TOKENS[runner.length : start + 6], keep=5)
@@ -171,7 +172,7 @@ def test_a_far_rollback(family: str, back: int) -> None:
     if family not in ("zaya, sliding", "lfm2"):  # what they trimmed is gone
         assert back > 2 * SPACING or runner.length > 0
     logits = runner.extend(text[runner.length :], keep=2).logits
-    fresh = EagerRunner(recurrent_model(family), VOCABULARY)
+    fresh = Slot(EagerPasses(recurrent_model(family), VOCABULARY))
     fresh.extend(text[:1], keep=0)
     steps = [fresh.extend([token], keep=1).logits for token in text[1:]]
     torch.testing.assert_close(logits, torch.cat(steps[-2:]), atol=2e-4, rtol=2e-4)
@@ -179,7 +180,7 @@ def test_a_far_rollback(family: str, back: int) -> None:
 
 @pytest.mark.parametrize("family", CONVOLUTIONS)
 def test_convolutions_go_back_without_reading_again(family: str) -> None:
-    runner = EagerRunner(recurrent_model(family), VOCABULARY)
+    runner = Slot(EagerPasses(recurrent_model(family), VOCABULARY))
     runner.extend(TOKENS[:20], keep=0)
     runner.rollback(20)
     runner.extend(TOKENS[20:26], keep=6)

@@ -22,7 +22,7 @@ from specctl.models.passes.rotation import rotation_of
 from specctl.models.placing.engine_table import build_runner, chosen
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, Where, checked, fixed_width
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.one_function import LENGTH as LONG_CHECK
 from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
@@ -63,7 +63,7 @@ def said(family: str, name: str) -> list[int]:
 def runner_of(family: str, engine: str = "eager", noise: float = 0.0) -> Slot:
     model = deepcopy(weights(family, noise))
     if engine == "graph":
-        return rotating(GraphRunner(model, VOCABULARY, Replays()), model)
+        return rotating(GraphPasses(model, VOCABULARY, Replays()), model)
     return build_runner(model, VOCABULARY, family, EngineSettings(engine=engine, notice=refused))  # type: ignore[arg-type]
 
 
@@ -265,7 +265,7 @@ def test_doctor_tells_what_cannot_verify_deterministically(family: str, tmp_path
 @pytest.mark.representatives("phi3", **FAMILY)
 def test_a_check_reads_as_generate_does(family: str) -> None:
     model = deepcopy(weights(family))
-    runner = checked(rotating(runner_of(family).bare, model), model, VOCABULARY, family)
+    runner = checked(rotating(runner_of(family).bare.passes, model), model, VOCABULARY, family)
     pair = pair_of(runner, runner_of(family, noise=0.5))
     session = Session(pair, build_drafter(pair, Setting("constant")))
     for name in ("one below", "above"):

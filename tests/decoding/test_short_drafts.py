@@ -18,11 +18,12 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.forward import Forward
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.parallel_runner import ParallelRunner
+from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
@@ -40,7 +41,7 @@ PROMPTS = [torch.randint(1, 60, (width,), generator=seeded(width)).tolist() for 
 GREEDY = Sampling()
 
 
-class Short(EagerRunner):
+class Short(EagerPasses):
     """A model with a table of so many places: reading one more would be an error of a real one."""
 
     def __init__(self, seed: int | None = None, context: int = CONTEXT) -> None:
@@ -48,10 +49,11 @@ class Short(EagerRunner):
         self.context = context
         self.read = 0
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        assert self.length + len(tokens) <= self.context, "it holds no more"
-        self.read += len(tokens)
-        return super().extend(tokens, keep, hidden=hidden)
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        if requests[0].parents is None:
+            assert self.length + len(requests[0].tokens) <= self.context, "it holds no more"
+            self.read += len(requests[0].tokens)
+        return super().forward(requests)
 
     def masked_pass(
         self, tokens: Sequence[int], positions: torch.Tensor, seen: torch.Tensor, *, hidden: bool = False
@@ -61,7 +63,7 @@ class Short(EagerRunner):
         return super().masked_pass(tokens, positions, seen, hidden=hidden)
 
 
-class ShortStatic(StaticRunner):
+class ShortStatic(StaticPasses):
     def __init__(self) -> None:
         super().__init__(noisy_copy("llama"), 64)
         self.context = CONTEXT
@@ -92,8 +94,10 @@ KINDS: dict[str, tuple[Setting, int]] = {
 }
 
 
-def drafts_of(number: int, contexts: Sequence[int] = (CONTEXT, CONTEXT)) -> list[Short]:
-    return [Short(None if not level else 1, context) for level, context in zip(range(number), contexts, strict=False)]
+def drafts_of(number: int, contexts: Sequence[int] = (CONTEXT, CONTEXT)) -> list[Slot]:
+    return [
+        Slot(Short(None if not level else 1, context)) for level, context in zip(range(number), contexts, strict=False)
+    ]
 
 
 def written(pair: Pair, setting: Setting, prompt: Sequence[int], sampling: Sampling = GREEDY) -> list[Round]:
@@ -117,7 +121,7 @@ def assert_stopped_drafting(rounds: Sequence[Round], prompt: Sequence[int], cont
 @pytest.mark.representatives("chain", "tree", "parallel", "hierarchy", slow=("svip", "cost-optimal", "lookup"))
 def test_the_target_writes_on_where_a_draft_holds_no_more(kind: str) -> None:
     setting, count = KINDS[kind]
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     for prompt in PROMPTS:
         pair = pair_of(target, *drafts_of(count))
         rounds = written(pair, setting, prompt)
@@ -126,13 +130,15 @@ def test_the_target_writes_on_where_a_draft_holds_no_more(kind: str) -> None:
         if kind != "parallel":  # whose rounds say nothing of where they began
             assert_stopped_drafting(rounds, prompt)
         if len(prompt) > CONTEXT:
-            assert not any(draft.read for draft in pair.drafts if isinstance(draft, Short)), "it is not read at all"
+            assert not any(draft.passes.read for draft in pair.drafts if isinstance(draft.passes, Short)), (
+                "it is not read at all"
+            )
 
 
 @pytest.mark.parametrize("contexts", [(CONTEXT, 10), (10, CONTEXT), (CONTEXT, 22)])
 def test_each_level_of_a_hierarchy_stops_at_its_own_context(contexts: tuple[int, int]) -> None:
     setting, _ = KINDS["hierarchy"]
-    pair = pair_of(EagerRunner(random_model("llama"), 64), *drafts_of(2, contexts))
+    pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), *drafts_of(2, contexts))
     rounds = written(pair, setting, PROMPTS[0])
     assert [token for one in rounds for token in one.emitted] == generated(
         random_model("llama"), tuple(PROMPTS[0]), LENGTH
@@ -145,9 +151,9 @@ def test_each_level_of_a_hierarchy_stops_at_its_own_context(contexts: tuple[int,
 
 @pytest.mark.parametrize("prompt", PROMPTS[:5], ids=len)
 def test_masks_of_a_parallel_draft_fit_too(prompt: list[int]) -> None:
-    draft = ParallelRunner(Short(context=CONTEXT + 3), MASK, 4)
+    draft = ParallelRunner(Slot(Short(context=CONTEXT + 3)), MASK, 4)
     assert draft.context == CONTEXT
-    rounds = written(pair_of(EagerRunner(random_model("llama"), 64), draft), FOUR, prompt)
+    rounds = written(pair_of(Slot(EagerPasses(random_model("llama"), 64)), draft), FOUR, prompt)
     assert [token for one in rounds for token in one.emitted] == generated(random_model("llama"), tuple(prompt), LENGTH)
     assert_stopped_drafting(rounds, prompt)
 
@@ -171,8 +177,8 @@ def test_sampled_texts_follow_the_target(name: str) -> None:
 
 
 @pytest.mark.parametrize("draft", [Short, ShortStatic])
-def test_some_texts_of_a_batch_draft_while_others_do_not(draft: type[Slot]) -> None:
-    pair = replace(pair_of(EagerRunner(random_model("llama"), 64), draft()), tokenizer=tiny_tokenizer())
+def test_some_texts_of_a_batch_draft_while_others_do_not(draft: type[EagerPasses] | type[StaticPasses]) -> None:
+    pair = replace(pair_of(Slot(EagerPasses(random_model("llama"), 64)), Slot(draft())), tokenizer=tiny_tokenizer())
     hub, pairs = split(pair, passes_of(pair, 3))
     for setting in (FOUR, chain("cost-optimal", max_draft=DEPTH)):
         sessions = [Session(own, build_drafter(own, setting)) for own in pairs]
@@ -207,7 +213,7 @@ def test_replayed_rounds_are_those_of_a_live_run(kind: str) -> None:
     setting, count = REPLAYED[kind]
     for prompt in PROMPTS:
         for contexts in ((CONTEXT, CONTEXT), (CONTEXT, 26), (40, CONTEXT)):
-            pair = pair_of(EagerRunner(random_model("llama"), 64), *drafts_of(count, contexts))
+            pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), *drafts_of(count, contexts))
             rounds = written(pair, setting, prompt)
             tokens = [token for one in rounds for token in one.emitted]
             trace = trace_of(pair, prompt, tokens, LENGTH, 2 * DEPTH, GREEDY)
@@ -218,8 +224,8 @@ def test_replayed_rounds_are_those_of_a_live_run(kind: str) -> None:
 
 def test_so_are_those_of_a_draft_that_writes_blocks() -> None:
     for prompt in PROMPTS[:5]:
-        draft = ParallelRunner(Short(context=CONTEXT + 3), MASK, 4)
-        pair = pair_of(EagerRunner(random_model("llama"), 64), draft)
+        draft = ParallelRunner(Slot(Short(context=CONTEXT + 3)), MASK, 4)
+        pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), draft)
         rounds = written(pair, FOUR, prompt)
         tokens = [token for one in rounds for token in one.emitted]
         trace = trace_of(pair, prompt, tokens, LENGTH, DEPTH, GREEDY)

@@ -24,10 +24,10 @@ from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.token_reader import Token, TokenReader
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.graph import Capturing, GraphRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.graph import Capturing, GraphPasses
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, StoppingPolicy, never_stops
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
@@ -238,7 +238,7 @@ SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, he
 PREDICTS = random_predictor(hidden_size=32, spread=0.15)
 PROMPT = torch.randint(1, 64, (30,), generator=seeded(5)).tolist()
 CAPTURED: dict[str, Callable[[], Slot]] = {
-    "a draft model": lambda: GraphRunner(noisy_copy("llama"), 64, Replays()),
+    "a draft model": lambda: Slot(GraphPasses(noisy_copy("llama"), 64, Replays())),
     "a chain head": lambda: GraphHeadRunner(
         random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=SHAPE, spread=0.5), 64, Replays()
     ),
@@ -261,7 +261,7 @@ STOPS_HERE: dict[str, dict[str, object]] = {
 
 @cache
 def target() -> Slot:
-    runner = EagerRunner(random_model("llama"), 64)
+    runner = Slot(EagerPasses(random_model("llama"), 64))
     runner.watch((0, 1, -1))
     return runner
 
@@ -306,7 +306,7 @@ def test_a_failed_capture_leaves_steps_that_go_on_as_they_are() -> None:
     def refuse(_: Callable[[], object]) -> Callable[[], object]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    usual = model_written(StaticRunner(noisy_copy("llama"), 64), Constant(4), Sampling(1.0))
-    uncaptured = GraphRunner(noisy_copy("llama"), 64, refuse)
+    usual = model_written(Slot(StaticPasses(noisy_copy("llama"), 64)), Constant(4), Sampling(1.0))
+    uncaptured = Slot(GraphPasses(noisy_copy("llama"), 64, refuse))
     assert model_written(uncaptured, Constant(4), Sampling(1.0)).rounds == usual.rounds
     assert not uncaptured.runs_ahead

@@ -17,10 +17,10 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.rows.certain_rows import CertainRows
 from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.models.translation import OwnTextRunner, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.policies.rules.constant import Constant
@@ -164,9 +164,9 @@ def expected(name: str) -> list[int]:
 
 
 ENGINES: dict[str, Callable[[LlamaForCausalLM, int], Slot]] = {
-    "eager": EagerRunner,
-    "static": StaticRunner,
-    "graph": lambda model, vocabulary: GraphRunner(model, vocabulary, Replays()),
+    "eager": lambda model, vocabulary: Slot(EagerPasses(model, vocabulary)),
+    "static": lambda model, vocabulary: Slot(StaticPasses(model, vocabulary)),
+    "graph": lambda model, vocabulary: Slot(GraphPasses(model, vocabulary, Replays())),
     "onnx": lambda model, vocabulary: onnx_runner(model, vocabulary, None),
 }
 
@@ -177,7 +177,7 @@ def translated(name: str, engine: str = "eager", kind: str = "shared") -> OwnTex
 
 
 def pair(name: str, engine: str = "eager", kind: str = "shared") -> Any:
-    return pair_of(EagerRunner(models(name)[0], tokens_of(name).target.whole), translated(name, engine, kind))
+    return pair_of(Slot(EagerPasses(models(name)[0], tokens_of(name).target.whole)), translated(name, engine, kind))
 
 
 @pytest.mark.parametrize("engine", ["eager", "static", "graph", pytest.param("onnx", marks=needs_onnx)])
@@ -238,7 +238,7 @@ def test_what_is_predicted_depends_on_the_text_alone(kind: str, name: str, conte
     text = [*prompt(name), *expected(name)]
     runners = []
     for _ in range(2):
-        bare = EagerRunner(models(name)[1], tokens_of(name).draft.whole)
+        bare = Slot(EagerPasses(models(name)[1], tokens_of(name).draft.whole))
         bare.context = context
         runners.append(KINDS[kind](bare, tokens_of(name)))
     whole, single = runners

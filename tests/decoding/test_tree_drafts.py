@@ -46,14 +46,14 @@ from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, Setting
 from specctl.policies.base import SIGNALS
 from specctl.policies.rules.constant import Constant
@@ -491,9 +491,9 @@ def test_trees_fit_the_widest_pass_and_the_cache() -> None:
 LENGTH_OF_TEXT = 40
 SHORT, LONG = (1, 5, 9), tuple(torch.randint(1, 64, (19,), generator=seeded(5)).tolist())
 ENGINES: dict[str, Callable[[Any], Any]] = {
-    "eager": lambda model: EagerRunner(model, 64),
-    "static": lambda model: StaticRunner(model, 64),
-    "graph": lambda model: GraphRunner(model, 64, Replays()),
+    "eager": lambda model: Slot(EagerPasses(model, 64)),
+    "static": lambda model: Slot(StaticPasses(model, 64)),
+    "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
 }
 
 
@@ -543,7 +543,7 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
     model: Any = random_model("llama")
     target, draft = (
         RuledRunner(runner, TokenRules.of(GenerationConfig(**rules), frozenset(), 64, runner.device))  # type: ignore[no-untyped-call]
-        for runner in (EagerRunner(model, 64), EagerRunner(noisy_copy("llama", 0.05), 64))
+        for runner in (Slot(EagerPasses(model, 64)), Slot(EagerPasses(noisy_copy("llama", 0.05), 64)))
     )
     one = TreeDrafter(draft, Constant(4), TreeSize(24, 4))
     with torch.inference_mode():
@@ -558,13 +558,13 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
 
 def test_a_setting_with_a_tree_drafts_trees_where_both_models_read_them() -> None:
     model: Any = random_model("llama")
-    target: Slot = EagerRunner(model, 64)
-    pair = Pair(target, (EagerRunner(model, 64),), None, frozenset(), 256, (), ({},))  # type: ignore[arg-type]
+    target: Slot = Slot(EagerPasses(model, 64))
+    pair = Pair(target, (Slot(EagerPasses(model, 64)),), None, frozenset(), 256, (), ({},))  # type: ignore[arg-type]
     setting = replace(Setting("constant"), tree=TreeSize(30, 4))
     made = build_drafter(pair, setting)
     assert isinstance(made, TreeDrafter)
     assert made.size == TreeSize(30, 4)
-    windows = EagerRunner(random_model("mistral"), 64)
+    windows = Slot(EagerPasses(random_model("mistral"), 64))
     for chains in (replace(pair, target=FixedWidthRunner(target)), replace(pair, drafts=(windows,))):
         assert type(build_drafter(chains, setting)) is ModelDrafter
 
@@ -582,7 +582,7 @@ def test_a_tree_is_not_stopped_by_what_a_draft_foresees() -> None:
 
 def test_passes_of_trees_are_prepared_before_a_request() -> None:
     capture = Replays()
-    target, draft = (GraphRunner(random_model("llama"), 64, capture) for _ in range(2))
+    target, draft = (Slot(GraphPasses(random_model("llama"), 64, capture)) for _ in range(2))
     pair = Pair(target, (draft,), None, frozenset(), 256, (), ({},))  # type: ignore[arg-type]
     warm_up(pair, SamplingTable(), tree=TreeSize(30, 4))
     prepared = capture.captured

@@ -15,7 +15,8 @@ from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import path_to
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import Round
@@ -103,7 +104,7 @@ def test_a_tree_is_read_level_by_level() -> None:
 
 
 def played(drafter: ModelDrafter, prompt: Sequence[int], limit: int = 40) -> tuple[list[int], list[Round]]:
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     assert isinstance(drafter.runner, HeadRunner)
     target.watch(drafter.runner.layers)
     with torch.inference_mode():
@@ -117,7 +118,7 @@ def played(drafter: ModelDrafter, prompt: Sequence[int], limit: int = 40) -> tup
 @pytest.mark.representatives("uncompiled-prompt1")
 def test_the_text_is_the_targets_own(engine: str, prompt: list[int]) -> None:
     drafter = TreeDrafter(HEADS[engine](head([*range(1, 64, 2)])), Constant(4), TreeSize(30, 5))
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     with torch.inference_mode():
         rounds = list(decode(target, None, prompt, 40, Sampling()))
     tokens, trees = played(drafter, prompt)
@@ -149,7 +150,7 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine:
 
     _, rounds = played(new(), TEXT)
     text = list(TEXT)
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     target.watch([*LAYERS, *range(2)])
     for round_ in rounds:
         anew = new()

@@ -11,8 +11,9 @@ from transformers.generation import candidate_generator
 from specctl.decoding.sampling import Sampling
 from specctl.export.engines import ENGINES, UNCAPPED, Names, Sampled
 from specctl.export.search import score_in
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.peers import assisted
 from specctl.peers.assisted import AssistedPeer
 from specctl.policies import Setting
@@ -32,7 +33,7 @@ RULE = {"name": "max-confidence", "adapt": False, "keep_trigger": True}
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     models = random_model("llama"), noisy_copy("llama")
-    runners = [EagerRunner(model, 64) for model in models]
+    runners = [Slot(EagerPasses(model, 64)) for model in models]
     return Pair(runners[0], (runners[1],), tiny_tokenizer(), frozenset({17}), 1 << 10, models, ({},))
 
 

@@ -22,7 +22,7 @@ from specctl.errors import ModelError
 from specctl.models.loading.model import load_model
 from specctl.models.loading.model_runners import sharded_runner
 from specctl.models.placing import placement
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
 from specctl.models.sharding import dismiss
@@ -60,7 +60,7 @@ def tried(family: str, placement: str) -> tuple[str, str]:
         assert share.sharding is not None
         settings = EngineSettings("eager", compile=False)
         found = read(sharded_runner(share.model, share.sharding, 64, family, settings))
-        whole = read(EagerRunner(load_model(ModelTable(model=folder), role="target").model, 64))
+        whole = read(Slot(EagerPasses(load_model(ModelTable(model=folder), role="target").model, 64)))
     error = float((found - whole).square().mean(-1).sqrt().max() / whole.std(-1).min())
     return ("same" if error < ROUNDING else "WRONG"), f"logits differ by {error:.1e} of their spread"
 

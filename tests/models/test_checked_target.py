@@ -16,7 +16,9 @@ from specctl.errors import ModelError
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.recurrent_state import RecurrentState
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.passes import Request
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from tests.support.recurrent_models import noisy_recurrent, recurrent_model
 from tests.support.toys import noisy_copy, random_model
@@ -27,11 +29,11 @@ PROMPT = (7, 3, 12, 5)
 def run(
     model: PreTrainedModel,
     draft: PreTrainedModel,
-    engine: type[EagerRunner] = EagerRunner,
-    fresh: type[EagerRunner] = EagerRunner,
+    engine: type[EagerPasses] = EagerPasses,
+    fresh: type[EagerPasses] = EagerPasses,
 ) -> CheckedRunner:
-    target = CheckedRunner(engine(model, 64), lambda: fresh(model, 64), "org/model")
-    drafter = ModelDrafter(EagerRunner(draft, 64), Constant(4))
+    target = CheckedRunner(Slot(engine(model, 64)), lambda: Slot(fresh(model, 64)), "org/model")
+    drafter = ModelDrafter(Slot(EagerPasses(draft, 64)), Constant(4))
     with torch.inference_mode():
         prefill(target, drafter, PROMPT)
         list(decode(target, drafter, PROMPT, 24, Sampling()))
@@ -60,14 +62,15 @@ def test_a_state_that_is_not_restored_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert found.value.exit_code == 3
 
 
-class Damages(EagerRunner):
+class Damages(EagerPasses):
     """Spoils the last entry that it keeps."""
 
-    def rollback(self, length: int) -> None:
+    def rollback(self, slot: int, length: int) -> int:
         went_back = 0 < length < self.length
-        super().rollback(length)
+        found = super().rollback(slot, length)
         if went_back:
             self._cache.layers[0].keys[:, :, length - 1] *= 0.5  # type: ignore[index]
+        return found
 
 
 def test_a_cache_that_is_damaged_by_a_rollback_is_an_error() -> None:
@@ -96,10 +99,10 @@ def test_what_it_compares_with_is_read_as_without_a_draft() -> None:
     """The prompt but its last token in one pass, then one token at a time: widths of passes may round differently."""
     reads: list[int] = []
 
-    class Notes(EagerRunner):
-        def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-            reads.append(len(tokens))
-            return super().extend(tokens, keep, hidden=hidden)
+    class Notes(EagerPasses):
+        def forward(self, requests: Sequence[Request]) -> list[Forward]:
+            reads.append(len(requests[0].tokens))
+            return super().forward(requests)
 
     run(random_model("llama"), noisy_copy("llama", 0.05), fresh=Notes)
     assert reads[0] == len(PROMPT) - 1

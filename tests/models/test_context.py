@@ -12,7 +12,8 @@ from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.context import ENDLESS, context_length, extended
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import Profile, SamplingTable
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.toys import generated, random_model
@@ -54,7 +55,7 @@ def model_of(family: str) -> PreTrainedModel:
 @pytest.mark.parametrize("family", BOUND)
 def test_a_model_holds_as_many_tokens_as_it_says_and_no_more(family: str) -> None:
     model = model_of(family)
-    runner = EagerRunner(model, 64)
+    runner = Slot(EagerPasses(model, 64))
     assert runner.context == context_length(model) == context_length(model.config) == MOST
     runner.extend([5] * (MOST - 1), keep=0)
     runner.extend([6], keep=1)
@@ -71,7 +72,7 @@ def test_a_limit_of_nothing_is_no_limit(limit: int) -> None:
 def test_without_a_limit_it_goes_on(family: str) -> None:
     model = model_of(family)
     assert context_length(model) is context_length(model.config) is None
-    runner = EagerRunner(model, 64)
+    runner = Slot(EagerPasses(model, 64))
     assert runner.context == ENDLESS
     for _ in range(4):
         runner.extend([5] * MOST, keep=1)
@@ -85,7 +86,7 @@ def test_a_table_that_was_changed_counts_and_not_what_the_configuration_still_sa
     for rows in (MOST // 2, 2 * MOST):
         model = deepcopy(model_of("gpt2"))
         model.transformer.wpe = nn.Embedding(rows, 32)
-        runner = EagerRunner(model, 64)
+        runner = Slot(EagerPasses(model, 64))
         assert runner.context == rows
         runner.extend([5] * rows, keep=1)
 

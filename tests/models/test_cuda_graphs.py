@@ -11,9 +11,10 @@ from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.cuda_capture import CudaCapture
 from specctl.models.placing.engine_table import build_runner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES
 from tests.support.toys import noisy_copy, random_model, random_predictor, seeded
 
@@ -29,15 +30,15 @@ def on_device(family: str, *, copy: bool = False) -> torch.nn.Module:
     return type(model)(model.config).cuda().eval().requires_grad_(False)
 
 
-def twins(family: str, *, copy: bool = False) -> tuple[GraphRunner, EagerRunner]:
+def twins(family: str, *, copy: bool = False) -> tuple[Slot, Slot]:
     source = noisy_copy(family) if copy else random_model(family)
     model = on_device(family, copy=copy)
     model.load_state_dict(source.state_dict())
     heard: list[str] = []
     graph = build_runner(model, 60, family, EngineSettings(engine="graph", notice=heard.append))  # type: ignore[arg-type]
-    assert isinstance(graph, GraphRunner)
+    assert isinstance(graph.passes, GraphPasses)
     assert heard == []
-    return graph, EagerRunner(model, 60)  # type: ignore[arg-type]
+    return graph, Slot(EagerPasses(model, 60))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])

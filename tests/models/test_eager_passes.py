@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from tests.support.toys import random_model
 
 
@@ -21,7 +22,7 @@ def test_logits_are_computed_of_what_is_kept(keep: int, rows: int) -> None:
     handle = model.lm_head.register_forward_hook(note)
     try:
         with torch.inference_mode():
-            found = EagerRunner(model, 64).extend([3, 4, 5], keep=keep).logits
+            found = Slot(EagerPasses(model, 64)).extend([3, 4, 5], keep=keep).logits
     finally:
         handle.remove()
     assert (len(found), widths) == (keep, [rows])

@@ -10,13 +10,14 @@ from specctl.errors import ModelError
 from specctl.models.passes import compilation
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.placing.engine_table import build_runner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import (
     LONG_RUN,
     EngineSettings,
     fixed_width,
 )
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.slot import Slot
+from specctl.models.running.static import StaticPasses
 from specctl.profile.schema import Profile
 from tests.support.toys import noisy_copy, random_model
 
@@ -83,10 +84,10 @@ def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_deterministic_verification_needs_layers_that_can_go_back() -> None:
-    runner = EagerRunner(random_model("llama"), 60)
+    runner = Slot(EagerPasses(random_model("llama"), 60))
     assert fixed_width(runner, random_model("llama")).engine == "eager, blocks of 16"
     with pytest.raises(ModelError, match="sliding window"):
-        fixed_width(EagerRunner(random_model("mistral"), 60), random_model("mistral"))
+        fixed_width(Slot(EagerPasses(random_model("mistral"), 60)), random_model("mistral"))
 
 
 def test_a_pass_that_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +96,8 @@ def test_a_pass_that_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "compile", refuse)
     heard: list[str] = []
-    runner = StaticRunner(random_model("llama"), 60, compiler=Compiler("it", heard.append))
-    expected = EagerRunner(random_model("llama"), 60)
+    runner = Slot(StaticPasses(random_model("llama"), 60, compiler=Compiler("it", heard.append)))
+    expected = Slot(EagerPasses(random_model("llama"), 60))
     for tokens in (TOKENS[:9], TOKENS[9:10], TOKENS[10:14]):
         found, wanted = (each.extend(tokens, keep=1).logits for each in (runner, expected))
         torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-4)
@@ -116,10 +117,10 @@ def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
     said: list[str] = []
     models = random_model("gpt-neox"), noisy_copy("gpt-neox", noise=0.3)
     compiled = [
-        StaticRunner(model, 60, capacity=24, compiler=Compiler(str(at), heard.append, said.append))
+        Slot(StaticPasses(model, 60, capacity=24, compiler=Compiler(str(at), heard.append, said.append)))
         for at, model in enumerate(models)
     ]
-    plain = [EagerRunner(model, 60) for model in models]
+    plain = [Slot(EagerPasses(model, 60)) for model in models]
     with torch.inference_mode(), torch._dynamo.config.patch(error_on_recompile=apart):
         for width in (3, 1, 2, 7, 1, 12, 3, 1, -1, 6, 18, -1, 40, 1, 5, 64, 1, 12, 1):
             if width < 0:  # a text anew

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specctl.models.placing import engine_table
 from specctl.models.placing.engine_table import ENGINES, chosen, chosen_for_head
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import Engine, EngineSettings, Where
 from specctl.models.running.slot import Slot
 from specctl.profile.schema import Engine as EngineName
@@ -117,7 +117,7 @@ class Toy(Engine):
         name: str,  # noqa: ARG002
         settings: EngineSettings,  # noqa: ARG002
     ) -> Slot | None:
-        return EagerRunner(model, vocabulary) if self.able else None
+        return Slot(EagerPasses(model, vocabulary)) if self.able else None
 
 
 @pytest.mark.parametrize("able", [True, False])

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from specctl.models.passes.buffer_layers import RowLayer
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.passes import Request
 from specctl.models.running.row_passes.fixed_rows import FixedRows, Shape
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.slot import Slot
+from specctl.models.running.static import StaticPasses
 from tests.support.few_tokens import trimmed
 from tests.support.pretend_cuda.pairs import tiny_model
 from tests.support.toys import FAMILIES, Replays, random_model
@@ -23,16 +24,16 @@ VOCABULARY, ROWS = 60, 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
-@pytest.mark.representatives("EagerRunner-llama", "StaticRunner-gpt-neox")
-def test_rows_are_those_of_each_text_alone(engine: type[EagerRunner] | type[StaticRunner], family: str) -> None:
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
+@pytest.mark.representatives("EagerPasses-llama", "StaticPasses-gpt-neox")
+def test_rows_are_those_of_each_text_alone(engine: type[EagerPasses] | type[StaticPasses], family: str) -> None:
     model = random_model(family)
-    if (why := EagerRunner(model, VOCABULARY).no_rows) is not None:
-        assert why == EagerRunner(model, VOCABULARY).no_trees
+    if (why := Slot(EagerPasses(model, VOCABULARY)).no_rows) is not None:
+        assert why == Slot(EagerPasses(model, VOCABULARY)).no_trees
         return
-    one = engine(model, VOCABULARY)
+    one = Slot(engine(model, VOCABULARY))
     assert one.no_rows is None
-    passes, alone = one.over(ROWS), [EagerRunner(model, VOCABULARY) for _ in range(ROWS)]
+    passes, alone = one.over(ROWS), [Slot(EagerPasses(model, VOCABULARY)) for _ in range(ROWS)]
     draws = random.Random(5)
     for step in range(12):
         requests, expected = [], {}
@@ -53,7 +54,7 @@ def test_rows_are_those_of_each_text_alone(engine: type[EagerRunner] | type[Stat
 
 def test_states_that_are_watched_are_cut_by_rows() -> None:
     model = random_model("llama")
-    one = EagerRunner(model, VOCABULARY)
+    one = Slot(EagerPasses(model, VOCABULARY))
     one.watch([0, -1])
     passes = one.over(2)
     requests = [Request(0, 0, [1, 2, 3], 0), Request(1, 0, [4, 5], 1)]
@@ -67,16 +68,16 @@ def test_states_that_are_watched_are_cut_by_rows() -> None:
 
 
 def test_a_draft_of_few_tokens_is_read_with_others() -> None:
-    one = EagerRunner(trimmed("llama", range(0, VOCABULARY, 2)), VOCABULARY)
+    one = Slot(EagerPasses(trimmed("llama", range(0, VOCABULARY, 2)), VOCABULARY))
     (found,) = one.over(2).run([Request(1, 0, [1, 5, 9], 2)])
     assert found.vocabulary is not None
     torch.testing.assert_close(found.logits, one.extend([1, 5, 9], 2).logits, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
-def test_passes_that_were_tried_leave_no_hooks(engine: type[EagerRunner] | type[StaticRunner]) -> None:
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
+def test_passes_that_were_tried_leave_no_hooks(engine: type[EagerPasses] | type[StaticPasses]) -> None:
     model = random_model("llama", 2, 3)
-    one = engine(model, VOCABULARY)
+    one = Slot(engine(model, VOCABULARY))
     one.watch([0, -1])
 
     def hooks() -> int:
@@ -89,7 +90,7 @@ def test_passes_that_were_tried_leave_no_hooks(engine: type[EagerRunner] | type[
 def test_where_memory_runs_out_between_two_layers_the_next_pass_makes_room_in_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, alone = (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
+    one, alone = (Slot(EagerPasses(random_model("llama"), VOCABULARY)) for _ in range(2))
     passes, tokens = one.over(2), [number % VOCABULARY for number in range(300)]
     passes.run([Request(0, 0, tokens[:250], 0)])
     alone.extend(tokens[:250], 0)
@@ -120,7 +121,7 @@ def test_captured_passes_of_each_number_of_rows_have_a_capture_of_their_own(monk
             assert device.type == "cpu"
 
     monkeypatch.setattr("specctl.models.running.graph.CudaCapture", Own)
-    runner = GraphRunner(random_model("llama"), VOCABULARY, Own(torch.device("cpu")))
+    runner = Slot(GraphPasses(random_model("llama"), VOCABULARY, Own(torch.device("cpu"))))
     for number in (2, 3):
         passes = runner.over(2)
         for after in range(2):
@@ -130,7 +131,7 @@ def test_captured_passes_of_each_number_of_rows_have_a_capture_of_their_own(monk
 
 def test_nothing_is_captured_before_all_buffers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = Replays()
-    passes = GraphRunner(random_model("llama"), VOCABULARY, capture).over(2)
+    passes = Slot(GraphPasses(random_model("llama"), VOCABULARY, capture)).over(2)
     made: list[RowLayer] = []
     buffers = RowLayer.lazy_initialization
 
@@ -162,14 +163,14 @@ def shapes_of(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     return seen
 
 
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner, "graph"])
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses, "graph"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.representatives("dtype0-EagerRunner", "dtype1-graph")
+@pytest.mark.representatives("dtype0-EagerPasses", "dtype1-graph")
 def test_passes_of_one_shape_give_a_text_the_same_bit_for_bit_whatever_the_others(
     monkeypatch: pytest.MonkeyPatch, engine: Any, dtype: torch.dtype
 ) -> None:
     model = tiny_model().to(dtype)
-    one = GraphRunner(model, VOCABULARY, Replays()) if engine == "graph" else engine(model, VOCABULARY)
+    one = Slot(GraphPasses(model, VOCABULARY, Replays())) if engine == "graph" else Slot(engine(model, VOCABULARY))
     verifier, shapes, draws = FixedWidthRunner(one), shapes_of(monkeypatch), random.Random(3)
     texts = [[draws.randrange(VOCABULARY) for _ in range(length)] for length in (9, 240, 40)]
     blocks = [[draws.randrange(VOCABULARY) for _ in range(WIDTH)] for _ in range(6)]

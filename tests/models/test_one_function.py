@@ -36,9 +36,10 @@ from specctl.models.passes import masks
 from specctl.models.passes.cache import cannot_go_back
 from specctl.models.passes.masks import mask_obstacle
 from specctl.models.running import one_function
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile, SamplingTable
@@ -109,16 +110,17 @@ def test_a_cache_that_fails_is_found_out() -> None:
 
 
 def test_what_a_rollback_leaves_behind_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    rollback = EagerRunner.rollback
+    rollback = EagerPasses.rollback
 
-    def damaging(self: EagerRunner, length: int) -> None:
+    def damaging(self: EagerPasses, slot: int, length: int) -> int:
         back = 0 < length < self.length
-        rollback(self, length)
+        found = rollback(self, slot, length)
         if back:
             self._cache.layers[0].keys[:, :, length - 1] *= 0.5  # type: ignore[index]
+        return found
 
     assert not over_cache(random_model("llama"), 64).wrong
-    monkeypatch.setattr(EagerRunner, "rollback", damaging)
+    monkeypatch.setattr(EagerPasses, "rollback", damaging)
     assert over_cache(random_model("llama"), 64).wrong
 
 
@@ -134,9 +136,9 @@ def test_a_model_that_differs_over_rows_alone_runs_one_text_at_a_time(monkeypatc
     model = dory("per_loop")
     monkeypatch.setattr(masks, "takes_masks", lambda _: True)  # as of a family that is not known to copy layers
     assert not over_cache(model, 64).wrong
-    assert EagerRunner(model, 64).no_rows is None
+    assert Slot(EagerPasses(model, 64)).no_rows is None
     check_model(in_memory(model, "target"), None, 64)
-    assert "its passes over buffers of fixed size fail" in str(EagerRunner(model, 64).no_rows)
+    assert "its passes over buffers of fixed size fail" in str(Slot(EagerPasses(model, 64)).no_rows)
     assert mask_obstacle(model) is not None, "nor over fixed buffers, nor in trees"
 
 
@@ -146,7 +148,7 @@ def test_a_draft_may_differ_but_not_fail() -> None:
     runner = assembled(target, table, differs).drafts[0]
     drafter = ModelDrafter(runner, Constant(4))
     with torch.inference_mode():
-        rounds = list(decode(EagerRunner(random_model("llama"), 64), drafter, (7, 3, 12), 12, Sampling()))
+        rounds = list(decode(Slot(EagerPasses(random_model("llama"), 64)), drafter, (7, 3, 12), 12, Sampling()))
     assert [token for round_ in rounds for token in round_.emitted] == generated(random_model("llama"), (7, 3, 12), 12)
     with pytest.raises(ModelError, match=r"cannot draft: its passes over a cache fail \(RuntimeError"):
         assembled(target, table, dory("last_loop"))
@@ -245,7 +247,7 @@ def test_a_prompt_is_read_in_one_pass_with_its_draft_too(family: str) -> None:
     model, prompt, draft = recurrent_model(family), [7, 3, 12, 5, 9, 22], [1, 2, 3]
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([prompt])).logits[0, -1]
-        runner = EagerRunner(model, 64)
+        runner = Slot(EagerPasses(model, 64))
         assert runner.whole_prompts
         found = torch.as_tensor(runner.extend([*prompt, *draft], 4).logits)
         apart = float((found[0] - expected).abs().max())
@@ -262,8 +264,8 @@ def test_a_prompt_is_read_in_one_pass_with_its_draft_too(family: str) -> None:
 @pytest.mark.representatives("nemotron_h", slow=("zamba2",))
 def test_texts_of_such_models_are_generates(family: str, prompt: tuple[int, ...]) -> None:
     with torch.inference_mode():
-        target = EagerRunner(recurrent_model(family), 64)
-        drafter = ModelDrafter(EagerRunner(noisy_recurrent(family, 0.05), 64), Constant(4))
+        target = Slot(EagerPasses(recurrent_model(family), 64))
+        drafter = ModelDrafter(Slot(EagerPasses(noisy_recurrent(family, 0.05), 64)), Constant(4))
         read_prompt(target, drafter, prompt)
         rounds = list(decode(target, drafter, prompt, 24, Sampling()))
     assert [token for round_ in rounds for token in round_.emitted] == generated(recurrent_model(family), prompt, 24)
@@ -272,7 +274,7 @@ def test_texts_of_such_models_are_generates(family: str, prompt: tuple[int, ...]
 @pytest.mark.parametrize(("family", "length"), [("nemotron_h", 8), ("zamba2", 8), ("qwen3_next", 40)])
 @pytest.mark.representatives("nemotron_h", slow=("zamba2", "qwen3_next"))
 def test_only_a_beginning_that_can_be_read_by_itself_is_kept(family: str, length: int) -> None:
-    target, draft = EagerRunner(recurrent_model(family), 64), EagerRunner(noisy_recurrent(family, 0.05), 64)
+    target, draft = Slot(EagerPasses(recurrent_model(family), 64)), Slot(EagerPasses(noisy_recurrent(family, 0.05), 64))
     pair = Pair(target, (draft,), tiny_tokenizer(), frozenset(), 1 << 20, (), ({},))
     session = Session(pair, build_drafter(pair, Setting("constant")), keep_caches=True)
     table = SamplingTable(max_new_tokens=length)
@@ -283,7 +285,7 @@ def test_only_a_beginning_that_can_be_read_by_itself_is_kept(family: str, length
 
 
 def test_a_head_does_not_have_such_a_prompt_read_in_parts() -> None:
-    target = EagerRunner(recurrent_model("zamba2"), 64)
+    target = Slot(EagerPasses(recurrent_model("zamba2"), 64))
     head = Mock(observed=0, rests=Mock(return_value=0))
     head.draft.return_value = NOTHING
     prompt = (7, 3, 12, 5)
@@ -297,7 +299,7 @@ def test_a_head_does_not_have_such_a_prompt_read_in_parts() -> None:
 
 
 def test_a_text_that_is_read_again_has_the_logits_that_it_was_written_with() -> None:
-    target, prompt = EagerRunner(recurrent_model("zamba2"), 64), (7, 3, 12, 5)
+    target, prompt = Slot(EagerPasses(recurrent_model("zamba2"), 64)), (7, 3, 12, 5)
     text = generated(recurrent_model("zamba2"), prompt, 6)
     with torch.inference_mode():
         expected = [torch.as_tensor(target.extend(prompt, 1).logits)]

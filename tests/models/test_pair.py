@@ -5,8 +5,6 @@ import torch
 
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.lookup_runner import LookupRunner
 from specctl.profile.schema import DraftTable, Profile
 from tests.support.checkpoints import llama_config, save_model
 
@@ -57,12 +55,12 @@ def test_lookups_take_their_places_among_the_drafts(checkpoints):
     single = profile(*names)
     below = single.draft.model_copy(update={"draft": DraftTable.model_validate(lookup)})
     pair = load_pair(single.model_copy(update={"draft": below}))
-    assert [type(draft) for draft in pair.drafts] == [EagerRunner, LookupRunner]
+    assert [draft.engine for draft in pair.drafts] == ["eager", "lookup"]
     assert (pair.above, pair.predictors, len(pair.models), pair.context) == ((None, 0), (None, None), 2, 64)
     # In a benchmark: a lookup first, then the draft, then the lookup below a model of its own.
     tables = [below.draft, single.draft, single.draft, below.draft]
     pair = load_pair(single, drafts=tables, above=(None, None, 1, 2), heads=[[], [], [], []])
-    assert [type(draft) for draft in pair.drafts] == [LookupRunner, EagerRunner, EagerRunner, LookupRunner]
+    assert [draft.engine for draft in pair.drafts] == ["lookup", "eager", "eager", "lookup"]
     assert pair.verifiers == (None, None, 1, 2)
     assert [len(pair.models), len(pair.predictors)] == [3, 4]
     assert load_pair(single.model_copy(update={"draft": below.draft})).context == 64

@@ -15,8 +15,9 @@ from specctl.models.placing import quantization
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.placement import kind_of_device, place, weighed
 from specctl.models.placing.quantization import SCHEMES, plan
-from specctl.models.running.eager import EagerRunner
-from specctl.models.running.static import StaticRunner, obstacle
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
+from specctl.models.running.static import StaticPasses, obstacle
 from specctl.profile.schema import ModelTable, Profile
 from tests.support.checkpoints import llama_config, save_model
 
@@ -104,7 +105,7 @@ def test_quantised_logits_are_near_but_not_those_of_the_checkpoint(folder: Path,
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_a_rollback_leaves_no_trace(folder: Path, quantize: str) -> None:
-    runner = EagerRunner(load(folder, quantize, dtype="float32").model, 258)
+    runner = Slot(EagerPasses(load(folder, quantize, dtype="float32").model, 258))
     with torch.inference_mode():
         first = runner.extend([1, 2, 3, 4, 5], keep=2).logits
         runner.rollback(2)
@@ -118,7 +119,9 @@ def test_the_static_engine_runs_quantised_weights(folder: Path, quantize: str) -
     model = load(folder, quantize, dtype="float32").model
     assert obstacle(model) is None
     with torch.inference_mode():
-        static, eager = (kind(model, 258).extend([1, 2, 3], keep=3).logits for kind in (StaticRunner, EagerRunner))
+        static, eager = (
+            Slot(kind(model, 258)).extend([1, 2, 3], keep=3).logits for kind in (StaticPasses, EagerPasses)
+        )
         torch.testing.assert_close(static, eager)
 
 

@@ -18,7 +18,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import CANNOT_GO_BACK
 from specctl.models.passes.forward import Forward
 from specctl.models.placing.model_config import NEEDS_MORE, require_runnable
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import ModelTable, Profile
 from tests.support.checkpoints import save_model, tiny_tokenizer
 from tests.support.recurrent_models import RECURRENT
@@ -141,7 +142,7 @@ def test_logits_that_are_not_numbers_end_the_record(sampling: Sampling, whole: b
 
 
 def test_a_target_that_overflows_is_no_silent_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     extend = target.extend
 
     def overflowing(tokens, keep, *, hidden=False):  # type: ignore[no-untyped-def]

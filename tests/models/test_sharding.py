@@ -109,10 +109,10 @@ def test_a_follower_rotates_by_the_length_of_the_text_too(family):
                 runner.rollback(last - 5)
                 runner.extend(TEXT[runner.length : last], keep=5)
         assert leader.length == follower.length == single.length
-        for one, two in zip(leader.bare._cache.layers, single.bare._cache.layers, strict=True):
+        for one, two in zip(leader.bare.passes._cache.layers, single.bare.passes._cache.layers, strict=True):
             length = single.length
             torch.testing.assert_close(one.keys[:, :, :length], two.keys[:, :, :length])
-        for one, two in zip(leader.bare._cache.layers, follower.bare._cache.layers, strict=True):
+        for one, two in zip(leader.bare.passes._cache.layers, follower.bare.passes._cache.layers, strict=True):
             torch.testing.assert_close(one.keys[:, :, : leader.length], two.keys[:, :, : leader.length])
     assert [message.keep for message in sent if message.order is Order.BEGIN] == [BORDER - 3, BORDER + 9]
 
@@ -152,7 +152,7 @@ def test_a_path_and_a_rollback_reach_a_follower_in_their_order(ranks):
 
 def _fresh(leader, last):
     """Logits of the last token by a runner that knows nothing of what was taken back."""
-    keys = leader.runner._cache.layers[0]
+    keys = leader.runner.passes._cache.layers[0]
     assert keys.get_seq_length() == leader.length
     leader.rollback(leader.length - len(last))
     return leader.extend(last, keep=1).logits

@@ -17,11 +17,11 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
+from specctl.models.running.graph import SHORTEST, WIDTHS, GraphPasses, span_class, width_class
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner, obstacle
+from specctl.models.running.static import StaticPasses, obstacle
 from specctl.policies import DISTRIBUTION_SIGNALS
 from tests.support.toys import FAMILIES, Replays, random_model, random_predictor, seeded
 
@@ -33,11 +33,11 @@ PLAIN = ("llama", "qwen3", "gpt-neox")
 
 
 ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
-    "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
-    "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),
-    "fixed width over eager": lambda model: FixedWidthRunner(EagerRunner(model, VOCABULARY), width=4),
-    "fixed width over static": lambda model: FixedWidthRunner(StaticRunner(model, VOCABULARY), width=4),
-    "fixed width over graph": lambda model: FixedWidthRunner(GraphRunner(model, VOCABULARY, Replays()), width=4),
+    "static": lambda model: Slot(StaticPasses(model, VOCABULARY, capacity=8)),
+    "graph": lambda model: Slot(GraphPasses(model, VOCABULARY, Replays())),
+    "fixed width over eager": lambda model: FixedWidthRunner(Slot(EagerPasses(model, VOCABULARY)), width=4),
+    "fixed width over static": lambda model: FixedWidthRunner(Slot(StaticPasses(model, VOCABULARY)), width=4),
+    "fixed width over graph": lambda model: FixedWidthRunner(Slot(GraphPasses(model, VOCABULARY, Replays())), width=4),
 }
 
 
@@ -98,7 +98,7 @@ def test_logits_and_hidden_states_of_the_last_tokens(engine: str, given_tokens: 
 @pytest.mark.parametrize("keep", [1, PIECE, PIECE + 30])
 def test_a_prompt_of_several_pieces(keep: int) -> None:
     model = random_model("gpt-neox")
-    runner = StaticRunner(model, VOCABULARY)
+    runner = Slot(StaticPasses(model, VOCABULARY))
     tokens = [7 * place % VOCABULARY for place in range(PIECE + 40)]
     found = runner.extend(tokens, keep=keep, hidden=True)
     whole = model(torch.tensor([tokens]), output_hidden_states=True)
@@ -117,7 +117,7 @@ def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
     engine: str, sampling: Sampling, head: StatePredictor | None
 ) -> None:
     model = random_model("llama")
-    fused, plain = ENGINES[engine](model), EagerRunner(model, VOCABULARY)
+    fused, plain = ENGINES[engine](model), Slot(EagerPasses(model, VOCABULARY))
     read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head)
     previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
     for runner in (fused, plain):
@@ -140,20 +140,20 @@ def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
 
 
 def test_addresses_stay_while_a_sequence_fits() -> None:
-    runner = StaticRunner(random_model("llama"), VOCABULARY, capacity=32)
+    runner = Slot(StaticPasses(random_model("llama"), VOCABULARY, capacity=32))
     runner.extend(TOKENS[:10], keep=0)
-    before = [layer.keys.data_ptr() for layer in runner._layers]
+    before = [layer.keys.data_ptr() for layer in runner.passes._layers]
     for _ in range(5):
         runner.extend(TOKENS[10:20], keep=1)
         runner.rollback(10)
     runner.rollback(0)
     runner.extend(TOKENS[:32], keep=0)
-    assert [layer.keys.data_ptr() for layer in runner._layers] == before
+    assert [layer.keys.data_ptr() for layer in runner.passes._layers] == before
 
 
 def test_a_class_of_pass_is_captured_once() -> None:
     capture = Replays()
-    runner = GraphRunner(random_model("llama"), VOCABULARY, capture)
+    runner = Slot(GraphPasses(random_model("llama"), VOCABULARY, capture))
     runner.extend(TOKENS[:3], keep=0)  # makes the buffers
     for width in (1, 2, 9, 10, 12, 1, 2, 11):
         runner.extend(TOKENS[:width], keep=width)
@@ -164,7 +164,7 @@ def test_a_class_of_pass_is_captured_once() -> None:
 
 def test_longer_sequences_have_passes_of_their_own() -> None:
     capture = Replays()
-    runner = GraphRunner(random_model("llama"), VOCABULARY, capture)
+    runner = Slot(GraphPasses(random_model("llama"), VOCABULARY, capture))
     runner.extend(TOKENS[:100], keep=0)
     runner.extend(TOKENS[100:101], keep=1)
     runner.extend(TOKENS[101:250], keep=0)
@@ -179,7 +179,7 @@ def test_a_pass_that_cannot_be_captured_runs_as_it_is() -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     heard: list[str] = []
-    runner = GraphRunner(random_model("llama"), VOCABULARY, refuse, name="it", notice=heard.append)
+    runner = Slot(GraphPasses(random_model("llama"), VOCABULARY, refuse, name="it", notice=heard.append))
     runner.extend(TOKENS[:20], keep=0)
     for begin in (20, 23):
         logits = runner.extend(TOKENS[begin : begin + 3], keep=3).logits
@@ -220,7 +220,7 @@ def test_models_that_place_tokens_by_their_mask_run_eagerly_and_right(config: An
     torch.manual_seed(0)
     model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
     assert "mask" in str(obstacle(model))
-    runner = EagerRunner(model, VOCABULARY)
+    runner = Slot(EagerPasses(model, VOCABULARY))
     runner.extend(TOKENS[:9], keep=0)
     runner.rollback(7)
     whole = model(torch.tensor([TOKENS[:12]]), use_cache=False).logits[0, -5:, :VOCABULARY]
@@ -240,14 +240,14 @@ class Uncompiled:
 
 def test_a_compiler_is_told_which_passes_read_one_token() -> None:
     compiler = Uncompiled()
-    runner = StaticRunner(random_model("llama"), VOCABULARY, compiler=compiler)  # type: ignore[arg-type]
+    runner = Slot(StaticPasses(random_model("llama"), VOCABULARY, compiler=compiler))  # type: ignore[arg-type]
     for count in (3, 1, 4, 1):
         runner.extend(TOKENS[:count], keep=1)
     assert sorted(compiler.told) == [(False, False), (True, True)]
 
 
 def test_tokens_that_are_read_one_by_one_outgrow_the_buffers() -> None:
-    runner, reader = StaticRunner(random_model("llama"), VOCABULARY, capacity=8), Reader(Sampling())
+    runner, reader = Slot(StaticPasses(random_model("llama"), VOCABULARY, capacity=8)), Reader(Sampling())
     runner.extend(TOKENS[:60], keep=0)
     found = [int(runner.read([token], reader, None)[0][0]) for token in TOKENS[60:75]]
     assert found == from_scratch("llama", TOKENS[:75])[60:].argmax(-1).tolist()

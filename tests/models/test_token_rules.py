@@ -21,7 +21,7 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.models.running.rules.ruled import RuledRunner
@@ -80,13 +80,13 @@ def test_tokens_are_those_of_generate_under_the_same_rules(name: str, prompt: tu
     wrap = ruled(RULES[name])
     near, far = noisy_copy("llama"), noisy_copy("llama", 0.05)
     middle = PreVerifiedDrafter(
-        ModelDrafter(wrap(EagerRunner(far, 64)), Constant(3)),
-        wrap(EagerRunner(near, 64)),
+        ModelDrafter(wrap(Slot(EagerPasses(far, 64))), Constant(3)),
+        wrap(Slot(EagerPasses(near, 64))),
         Svip(c=1.0, threshold=1.2),
     )
     expected = generated(RULES[name], prompt)
-    for drafter in (None, ModelDrafter(wrap(EagerRunner(near, 64)), Constant()), middle):
-        target = wrap(EagerRunner(random_model("llama"), 64))
+    for drafter in (None, ModelDrafter(wrap(Slot(EagerPasses(near, 64))), Constant()), middle):
+        target = wrap(Slot(EagerPasses(random_model("llama"), 64)))
         with torch.inference_mode():
             prefill(target, drafter, prompt)
             rounds = list(decode(target, drafter, prompt, LENGTH, Sampling()))
@@ -105,7 +105,7 @@ def test_the_rules_make_a_difference() -> None:
 def test_an_end_before_the_minimum_length_is_ruled_out() -> None:
     end = generated({}, PROMPT)[2]
     settings = {"min_length": len(PROMPT) + 10}
-    target = ruled(settings, frozenset({end}))(EagerRunner(random_model("llama"), 64))
+    target = ruled(settings, frozenset({end}))(Slot(EagerPasses(random_model("llama"), 64)))
     with torch.inference_mode():
         rounds = list(decode(target, None, PROMPT, LENGTH, Sampling(), frozenset({end})))
     tokens = [token for round_ in rounds for token in round_.emitted]
@@ -162,7 +162,7 @@ def test_a_profile_decides_whether_the_rules_hold(tmp_path: Path) -> None:
 
 def test_ids_beyond_the_shared_vocabulary_are_left_out() -> None:
     settings = {"bad_words_ids": [[50], [300]], "sequence_bias": [[[9], 3.0], [[90], 1.0]], "suppress_tokens": [4, 99]}
-    target = ruled(settings)(EagerRunner(random_model("llama"), 60))
+    target = ruled(settings)(Slot(EagerPasses(random_model("llama"), 60)))
     with torch.inference_mode():
         logits = target.extend(PROMPT, keep=2).logits
     assert logits.shape == (2, 60)
@@ -172,9 +172,9 @@ def test_ids_beyond_the_shared_vocabulary_are_left_out() -> None:
 def test_words_that_can_never_be_written_are_no_rules() -> None:
     """A word with one id beyond the vocabulary bans nothing; where all are such, there is no rule."""
     words = {"bad_words_ids": [[9, 300], [50, 12]], "sequence_bias": [[[9, 300], 3.0], [[44], -4.0]]}
-    target = ruled(words)(EagerRunner(random_model("llama"), 60))
+    target = ruled(words)(Slot(EagerPasses(random_model("llama"), 60)))
     fewer = ruled({"bad_words_ids": [[50, 12]], "sequence_bias": [[[44], -4.0]]})(
-        EagerRunner(random_model("llama"), 60)
+        Slot(EagerPasses(random_model("llama"), 60))
     )
     text = (*PROMPT, 9, 50)
     with torch.inference_mode():
@@ -191,7 +191,7 @@ def test_words_that_can_never_be_written_are_no_rules() -> None:
 def test_rules_over_a_state_that_goes_back_too_far(family: str, name: str) -> None:
     """Its runner is shorter after a rollback than was asked, and reads accepted tokens again."""
     wrap = ruled(RULES[name])
-    target, draft = (wrap(EagerRunner(make(family), 64)) for make in (recurrent_model, noisy_recurrent))
+    target, draft = (wrap(Slot(EagerPasses(make(family), 64))) for make in (recurrent_model, noisy_recurrent))
     drafter = ModelDrafter(draft, Constant(4))
     with torch.inference_mode():
         prefill(target, drafter, PROMPT)
@@ -228,14 +228,16 @@ def test_the_same_around_another_runner_follows_the_same_rules_over_a_cache_of_i
     model = random_model("llama", seed=1)
     vocabulary = model.config.vocab_size
     rules = TokenRules.of(GenerationConfig(repetition_penalty=1.5), frozenset(), vocabulary, "cpu")
-    ruled = RuledRunner(EagerRunner(model, vocabulary), rules)
+    ruled = RuledRunner(Slot(EagerPasses(model, vocabulary)), rules)
     ruled.extend(list(PROMPT), keep=0)
-    twin = CheckedRunner(ruled, lambda: None, "target").same_around(EagerRunner(model, vocabulary))  # type: ignore[arg-type]
+    twin = CheckedRunner(ruled, lambda: None, "target").same_around(Slot(EagerPasses(model, vocabulary)))  # type: ignore[arg-type]
     assert (twin.length, twin.engine) == (0, "eager")
     found = twin.extend(list(PROMPT), keep=1).logits
-    assert torch.equal(found, RuledRunner(EagerRunner(model, vocabulary), rules).extend(list(PROMPT), keep=1).logits)
-    assert not torch.equal(found, EagerRunner(model, vocabulary).extend(list(PROMPT), keep=1).logits)
-    blocks = FixedWidthRunner(EagerRunner(model, vocabulary), 4).same_around(EagerRunner(model, vocabulary))
+    assert torch.equal(
+        found, RuledRunner(Slot(EagerPasses(model, vocabulary)), rules).extend(list(PROMPT), keep=1).logits
+    )
+    assert not torch.equal(found, Slot(EagerPasses(model, vocabulary)).extend(list(PROMPT), keep=1).logits)
+    blocks = FixedWidthRunner(Slot(EagerPasses(model, vocabulary)), 4).same_around(Slot(EagerPasses(model, vocabulary)))
     assert blocks.engine == "eager, blocks of 4"
 
 

@@ -15,13 +15,13 @@ from specctl.errors import ModelError
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import WIDEST, TreeSight, path_to
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import GraphRunner
+from specctl.models.running.graph import GraphPasses
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from tests.support.toys import FAMILIES, Replays, random_model, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
@@ -42,9 +42,9 @@ OTHERS: dict[str, PreTrainedConfig] = {
 }
 READ = ("llama", "qwen3", "gpt-neox", *OTHERS)
 ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
-    "eager": lambda model: EagerRunner(model, VOCABULARY),
-    "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
-    "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),
+    "eager": lambda model: Slot(EagerPasses(model, VOCABULARY)),
+    "static": lambda model: Slot(StaticPasses(model, VOCABULARY, capacity=8)),
+    "graph": lambda model: Slot(GraphPasses(model, VOCABULARY, Replays())),
 }
 ONE_LAYER = "llama of one layer"
 LAYERS = (0, 1, -1)
@@ -200,7 +200,7 @@ def test_a_wide_tree_at_the_end_of_the_context(engine: str, family: str) -> None
 
 def test_a_class_of_trees_is_captured_once() -> None:
     capture = Replays()
-    runner = GraphRunner(random_model("llama"), VOCABULARY, capture)
+    runner = Slot(GraphPasses(random_model("llama"), VOCABULARY, capture))
     runner.extend(TOKENS[:9], keep=0)
     for parents in ([0, 1, 0, 0, 3, 3, 3, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]):
         tokens = TOKENS[20 : 21 + len(parents)]
@@ -216,7 +216,7 @@ def test_a_class_of_trees_is_captured_once() -> None:
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_trees() -> None:
     heard: list[str] = []
-    runner = StaticRunner(model_of(ONE_LAYER), VOCABULARY, compiler=Compiler("it", heard.append))
+    runner = Slot(StaticPasses(model_of(ONE_LAYER), VOCABULARY, compiler=Compiler("it", heard.append)))
     text = TOKENS[:9]
     runner.extend(text, keep=0)
     for count in (3, 9, 5):
@@ -235,7 +235,7 @@ def test_token_rules_hold_along_each_path() -> None:
     config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
     runner, again = (
         RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
-        for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
+        for one in (Slot(EagerPasses(random_model("llama"), VOCABULARY)) for _ in range(2))
     )
     assert runner.no_trees is None
     tokens = [7, 7, 3, 7, 9, 7, 3, 3, 9, 7]
@@ -256,7 +256,7 @@ def test_token_rules_hold_along_each_path_of_a_growing_tree() -> None:
     config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
     runner, again = (
         RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
-        for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
+        for one in (Slot(EagerPasses(random_model("llama"), VOCABULARY)) for _ in range(2))
     )
     text, tokens, parents = [3, 7, 3, 9], [9, 7, 3, 7, 3, 9], [0, 0, 1, 2, 3]
     runner.extend(text, keep=1)
@@ -271,18 +271,18 @@ def test_token_rules_hold_along_each_path_of_a_growing_tree() -> None:
     close(runner.extend([9, 7], keep=2).logits, again.extend([9, 7], keep=2).logits)
 
 
-class MovesNothing(EagerRunner):
+class MovesNothing(EagerPasses):
     """Keeps the first tokens of the tree instead of those of the path."""
 
-    def keep_path(self, path: Sequence[int]) -> None:
-        self.rollback(self._tree + len(path))
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:
+        return self.rollback(slot, start + len(path))
 
 
-@pytest.mark.parametrize("engine", [EagerRunner, MovesNothing])
+@pytest.mark.parametrize("engine", [EagerPasses, MovesNothing])
 @pytest.mark.parametrize("then", ["a tree", "a chain"])
-def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerRunner], then: str) -> None:
+def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerPasses], then: str) -> None:
     model = random_model("llama")
-    runner = CheckedRunner(engine(model, VOCABULARY), lambda: EagerRunner(model, VOCABULARY), "it")
+    runner = CheckedRunner(Slot(engine(model, VOCABULARY)), lambda: Slot(EagerPasses(model, VOCABULARY)), "it")
     assert runner.no_trees is None
     runner.extend(TOKENS[:20], keep=0)
     runner.extend_tree(TOKENS[30 : 31 + len(PARENTS)], PARENTS)
@@ -305,12 +305,12 @@ def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerRu
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_read_trees(family: str) -> None:
-    why = EagerRunner(random_model(family), VOCABULARY).no_trees
+    why = Slot(EagerPasses(random_model(family), VOCABULARY)).no_trees
     assert why is None if family in READ else "sliding window" in str(why)
 
 
 def test_a_runner_that_reads_chains_says_so() -> None:
-    runner = FixedWidthRunner(EagerRunner(random_model("llama"), VOCABULARY))
+    runner = FixedWidthRunner(Slot(EagerPasses(random_model("llama"), VOCABULARY)))
     assert runner.no_trees == "deterministic passes read chains"
 
 

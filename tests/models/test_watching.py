@@ -5,7 +5,8 @@ from copy import deepcopy
 import torch
 
 from specctl.models.passes.watching import LAST, LayerWatch
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.slot import Slot
+from specctl.models.running.static import StaticPasses
 from tests.support.toys import random_model
 
 
@@ -24,7 +25,7 @@ def test_what_is_kept_takes_no_part_in_gradients():
 
 def test_nor_does_what_a_runner_over_fixed_buffers_keeps():
     model = deepcopy(random_model("llama"))
-    runner = StaticRunner(model, 64)
+    runner = Slot(StaticPasses(model, 64))
     runner.extend([1, 2, 3], keep=1, hidden=True)
     with torch.enable_grad():
         model(torch.tensor([[1, 2, 3]]))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from transformers.generation import candidate_generator
 
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.observing import run_facts as facts
 from specctl.peers.assisted import AssistedPeer
 from specctl.profile.schema import SamplingTable
@@ -31,7 +32,7 @@ def roc_curve(matches: Sequence[int], probs: Sequence[float]) -> tuple[np.ndarra
 @pytest.fixture
 def pair() -> Pair:
     models = random_model("llama"), noisy_copy("llama")
-    runners = [EagerRunner(model, 64) for model in models]
+    runners = [Slot(EagerPasses(model, 64)) for model in models]
     return Pair(runners[0], (runners[1],), tiny_tokenizer(), frozenset(), 1 << 10, models, ({},))
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.replay.recording.coupling import Detours
 from tests.support.toys import random_model
 
@@ -10,12 +11,12 @@ TEXT = (7, 3, 12, 5, 9, 22, 31, 4, 18, 2)
 
 
 def alone(*tokens: int, keep: int) -> torch.Tensor:
-    return EagerRunner(random_model("llama"), 64).extend(tokens, keep=keep).logits
+    return Slot(EagerPasses(random_model("llama"), 64)).extend(tokens, keep=keep).logits
 
 
 @torch.inference_mode()
 def test_detours_from_a_text_and_back() -> None:
-    runner = EagerRunner(random_model("llama"), 64)
+    runner = Slot(EagerPasses(random_model("llama"), 64))
     runner.extend(TEXT[:8], keep=0)
     detours = Detours(runner, TEXT)
     for length, tokens in ((5, (40, 41)), (7, (42,)), (6, (43, 44, 45)), (9, (46,))):

@@ -15,9 +15,10 @@ from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.slot import Slot
+from specctl.models.running.static import StaticPasses
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
 from specctl.replay.bounds import oracle
@@ -80,7 +81,9 @@ def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
-    pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos=eos, heads=[HEAD])
+    pair = pair_of(
+        Slot(EagerPasses(random_model(family), 64)), Slot(EagerPasses(noisy_copy(family), 64)), eos=eos, heads=[HEAD]
+    )
     said = [token for played in live(pair, NONE, PROMPT, LENGTH, Sampling()) for token in played.emitted]
     return pair, trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
 
@@ -123,7 +126,9 @@ def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
 
 def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
     _, expected = greedy_pair("llama", frozenset())
-    pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), heads=[HEAD])
+    pair = pair_of(
+        Slot(StaticPasses(random_model("llama"), 64)), Slot(StaticPasses(noisy_copy("llama"), 64)), heads=[HEAD]
+    )
     found = trace_of(pair, PROMPT, expected.tokens, LENGTH, DEPTH, Sampling())
     assert (found.draft.accepted, found.draft.along.tokens) == (expected.draft.accepted, expected.draft.along.tokens)
     assert found.draft.tails == expected.draft.tails
@@ -132,11 +137,11 @@ def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
         assert branch.accept_prob == pytest.approx(other.accept_prob, abs=1e-4)
 
 
-@pytest.mark.parametrize("engine", [EagerRunner, StaticRunner])
-def test_a_trace_begins_anew_whatever_the_models_have_cached(engine: type[EagerRunner | StaticRunner]) -> None:
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
+def test_a_trace_begins_anew_whatever_the_models_have_cached(engine: type[EagerPasses | StaticPasses]) -> None:
     """A draft that took no part in the run still has an earlier text."""
     _, written = greedy_pair("llama", frozenset())
-    pair = pair_of(engine(random_model("llama"), 64), engine(noisy_copy("llama"), 64), heads=[HEAD])
+    pair = pair_of(Slot(engine(random_model("llama"), 64)), Slot(engine(noisy_copy("llama"), 64)), heads=[HEAD])
     expected = trace_of(pair, PROMPT, written.tokens, LENGTH, DEPTH, Sampling())
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
@@ -211,7 +216,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
     name: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The models run; only chance is taken from the trace."""
-    target, draft = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
+    target, draft = Slot(EagerPasses(random_model("llama"), 64)), Slot(EagerPasses(noisy_copy("llama"), 64))
     pair = pair_of(target, draft, heads=[HEAD])
     for seed in range(5):
         said = [token for r in live(pair, NONE, PROMPT, LENGTH, PLAIN, seed) for token in r.emitted]
@@ -227,8 +232,8 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
 
 
 def test_so_are_those_of_a_draft_that_writes_few_tokens() -> None:
-    draft = EagerRunner(trimmed("llama", range(1, 64, 3)), 64)
-    pair = pair_of(EagerRunner(random_model("llama"), 64), draft, eos=frozenset(), heads=[HEAD])
+    draft = Slot(EagerPasses(trimmed("llama", range(1, 64, 3)), 64))
+    pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), draft, eos=frozenset(), heads=[HEAD])
     said = [token for played in live(pair, NONE, PROMPT, LENGTH, Sampling()) for token in played.emitted]
     trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
     assert {token % 3 for token in trace.draft.along.tokens} == {1}

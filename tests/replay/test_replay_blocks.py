@@ -18,8 +18,9 @@ from specctl.decoding.rows.rows import array
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
@@ -45,7 +46,9 @@ def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafts_of_a_model() -> Pair:
-    return pair_of(EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64), heads=[HEAD])
+    return pair_of(
+        Slot(EagerPasses(random_model("llama"), 64)), Slot(EagerPasses(noisy_copy("llama"), 64)), heads=[HEAD]
+    )
 
 
 KINDS: dict[str, Callable[[], Pair]] = {
@@ -57,7 +60,7 @@ SOME = [case for case in SAMPLED if case[0] in ("constant", "svip", "specdec++",
 
 
 def recorded(pair: Pair, seed: int, sampling: Sampling = BLOCK) -> Trace:
-    prompt = PROMPT if isinstance(pair.target, EagerRunner) else START
+    prompt = PROMPT if pair.target.engine == "eager" else START
     text = [token for played in live(pair, NONE, prompt, LENGTH, sampling, seed) for token in played.emitted]
     return trace_of(pair, prompt, text, LENGTH, DEPTH, sampling, seed)
 
@@ -104,7 +107,7 @@ def test_replayed_blocks_are_those_of_a_live_run_that_draws_alike(kind: str, mon
     pair = KINDS[kind]()
     trace = recorded(pair, 3)
     assert any(trace.draft.accepted_runs)
-    prompt = PROMPT if isinstance(pair.target, EagerRunner) else START
+    prompt = PROMPT if pair.target.engine == "eager" else START
     for name, settings in SOME:
         chance = FromTrace(trace, pair.drafts[0].draft_vocabulary)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, NO_EOS, clock)]

@@ -14,8 +14,9 @@ from specctl.decoding.copying import chaining
 from specctl.decoding.copying.chaining import Chaining
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.policies import NONE, Setting
 from specctl.policies.source_choice import SourceChoice
 from specctl.records import Round
@@ -46,7 +47,7 @@ def clock(*_: int) -> tuple[float, float]:
 
 @cache
 def greedy_pair() -> tuple[Pair, list[Trace]]:
-    pair = pair_of(EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64))
+    pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), Slot(EagerPasses(noisy_copy("llama"), 64)))
     found = []
     for prompt in PROMPTS:
         said = [token for played in live(pair, NONE, prompt, LENGTH, GREEDY) for token in played.emitted]

@@ -23,8 +23,9 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.fixed_buffers import PIECE
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import StopReason
 from specctl.replay.bounds import best_stopping, oracle, play_best
@@ -79,7 +80,7 @@ def model_pair(eos: frozenset[int], _: int | None) -> Pair:
     """A real head on a real target, which it hardly ever guesses right."""
     shape_of_layer = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
     head = random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=shape_of_layer, spread=0.5)
-    target = EagerRunner(random_model("llama"), 64)
+    target = Slot(EagerPasses(random_model("llama"), 64))
     return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_predictor(16, spread=0.2)])
 
 

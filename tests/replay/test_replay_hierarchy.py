@@ -19,8 +19,9 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.predictors.predictor_checkpoint import first_for
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
 from specctl.replay.bounds import oracle
@@ -166,8 +167,8 @@ def said(pair: Pair, prompt: Sequence[int], limit: int, sampling: Sampling, seed
 
 @cache
 def greedy(family: str, levels: int, eos: frozenset[int] = frozenset()) -> tuple[Pair, Trace]:
-    drafts = [EagerRunner(noisy_copy(family, 0.01 * level), 64) for level in range(1, levels + 1)]
-    pair = pair_of(EagerRunner(random_model(family), 64), *drafts, eos=eos, heads=[HEAD] * levels)
+    drafts = [Slot(EagerPasses(noisy_copy(family, 0.01 * level), 64)) for level in range(1, levels + 1)]
+    pair = pair_of(Slot(EagerPasses(random_model(family), 64)), *drafts, eos=eos, heads=[HEAD] * levels)
     return pair, trace_of(pair, PROMPT, said(pair, PROMPT, LENGTH, Sampling()), LENGTH, DEPTH, Sampling())
 
 
@@ -284,6 +285,6 @@ def test_what_a_trace_cannot_replay_is_known() -> None:
 
 
 def test_the_bound_on_signals_reads_the_first_draft_alone() -> None:
-    target, *drafts = (EagerRunner(noisy_copy("llama", noise), 64) for noise in (0.0, 0.3, 0.6))
+    target, *drafts = (Slot(EagerPasses(noisy_copy("llama", noise), 64)) for noise in (0.0, 0.3, 0.6))
     text = Text("p", "c", [*PROMPT], [*PROMPT[:LENGTH]], LENGTH)
     assert greedy_trace(pair_of(target, *drafts), text) == greedy_trace(pair_of(target, drafts[0]), text)

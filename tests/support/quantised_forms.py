@@ -18,11 +18,11 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.model import load_model
 from specctl.models.predictors.predictor_checkpoint import locate_predictor
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.self_verify import SelfVerify
@@ -108,7 +108,7 @@ def target_of(form: Form, family: str, *, trees: bool = False) -> Slot:
     vocabulary = model.config.vocab_size
     if form.engine == "onnx":
         return sure_runner(model, vocabulary, quantize=form.quantize, trees=trees)
-    runner = EagerRunner(model, vocabulary) if form.engine == "eager" else StaticRunner(model, vocabulary)
+    runner = Slot(EagerPasses(model, vocabulary)) if form.engine == "eager" else Slot(StaticPasses(model, vocabulary))
     return FixedWidthRunner(runner) if form.deterministic else runner
 
 
@@ -142,13 +142,13 @@ class Drafts:
 def drafts_of(family: str) -> Drafts:
     """Copies of a random model with noise on their weights, the second one with less; for trained ones smaller ones."""
     if family != TRAINED:
-        draft, middle = (EagerRunner(noisy_copy(family, noise), 64) for noise in (0.03, 0.015))
+        draft, middle = (Slot(EagerPasses(noisy_copy(family, noise), 64)) for noise in (0.03, 0.015))
         return Drafts(draft, middle, 64, random_predictor(hidden_size=32), STOPPING)
     models = [_loaded(f"embedded:{name}") for name in ("draft", "mid")]
     head = locate_predictor("embedded:draft-head").load(models[0].config.hidden_size)
     assert isinstance(head, StatePredictor)
     vocabulary = models[0].config.vocab_size
-    draft, middle = (EagerRunner(model, vocabulary) for model in models)
+    draft, middle = (Slot(EagerPasses(model, vocabulary)) for model in models)
     return Drafts(draft, middle, vocabulary, head, {})
 
 

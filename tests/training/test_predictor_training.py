@@ -5,7 +5,8 @@ import pytest
 import torch
 from made import liked_examples as examples
 
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.training.epochs import Schedule, Training
 from specctl.training.predictor_examples import ModelStates, acceptance, last_hidden_states, mix, signals
 from specctl.training.predictor_learner import (
@@ -55,7 +56,7 @@ def test_states_are_those_the_drafter_will_see(family: str, monkeypatch: pytest.
         found = last_hidden_states(model, sequences)
     for sequence, state in zip(sequences, found, strict=True):
         with torch.inference_mode():
-            expected = EagerRunner(model, 64).extend(sequence.tolist(), keep=len(sequence), hidden=True).hidden
+            expected = Slot(EagerPasses(model, 64)).extend(sequence.tolist(), keep=len(sequence), hidden=True).hidden
         torch.testing.assert_close(state, expected, atol=1e-4, rtol=1e-4)
 
 

@@ -357,7 +357,7 @@ def automatic_runner(
     Returns:
         None where torch is to run the model.
     """
-    from specctl.models.running.eager import EagerRunner
+    from specctl.models.running.eager import EagerPasses
 
     where = Where.of(model)
     if not may_be_faster(model, where):
@@ -379,7 +379,7 @@ def automatic_runner(
         return None
     eager = 0.0
     if known is None:  # one after the other, for each holds the weights
-        eager = milliseconds(EagerRunner(model, vocabulary), vocabulary)
+        eager = milliseconds(Slot(EagerPasses(model, vocabulary)), vocabulary)
         page_out(model.parameters())
     runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
     if known is None:

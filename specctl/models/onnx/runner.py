@@ -37,7 +37,7 @@ class OnnxRunner(Runner):
 
     Args:
         passes: of the model's graph.
-        vocabulary: as for `EagerRunner`.
+        vocabulary: as for `EagerPasses`.
         context: the most tokens of a sequence.
         engine: its name in reports.
         preparing_seconds: wall time that was spent on making the graph; None if it was there.

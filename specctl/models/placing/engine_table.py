@@ -61,9 +61,9 @@ class StaticEngine(Engine):
 
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
         from specctl.models.running.rotating import rotating
-        from specctl.models.running.static import StaticRunner
+        from specctl.models.running.static import StaticPasses
 
-        return rotating(StaticRunner(model, vocabulary, compiler=compiler_for(name, settings)), model)
+        return rotating(StaticPasses(model, vocabulary, compiler=compiler_for(name, settings)), model)
 
 
 class GraphEngine(StaticEngine):
@@ -91,19 +91,21 @@ class GraphEngine(StaticEngine):
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
         from specctl.models.passes.cuda_capture import CudaCapture
         from specctl.models.passes.weights import device_of
-        from specctl.models.running.graph import GraphRunner
+        from specctl.models.running.graph import GraphPasses
         from specctl.models.running.rotating import rotating
 
-        runner = GraphRunner(
+        return rotating(
+            GraphPasses(
+                model,
+                vocabulary,
+                CudaCapture(device_of(model)),
+                name=name,
+                compiler=compiler_for(name, settings),
+                notice=settings.notice,
+                progress=settings.progress,
+            ),
             model,
-            vocabulary,
-            CudaCapture(device_of(model)),
-            name=name,
-            compiler=compiler_for(name, settings),
-            notice=settings.notice,
-            progress=settings.progress,
         )
-        return rotating(runner, model)
 
 
 class OnnxEngine(Engine):

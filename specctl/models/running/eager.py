@@ -18,19 +18,18 @@ from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.passes import Passes
-from specctl.models.running.runner import Runner
+from specctl.models.running.passes import Passes, Request
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
 through a pass of their own, after which the state is saved."""
 
 
-class EagerRunner(Runner):
+class EagerPasses(Passes):
     """Any causal LM of transformers, over a cache that grows with the sequence.
 
-    A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, and
-    ``length`` is then shorter than asked, so that the caller's next pass reads the accepted tokens again.
+    A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, so that
+    the caller's next pass reads the accepted tokens again.
 
     Args:
         model: in eval mode, on its device or devices.
@@ -69,9 +68,6 @@ class EagerRunner(Runner):
 
         return obstacle(model)
 
-    def rotate_as(self, length: int) -> None:
-        self._rotated_as = length
-
     def over(self, slots: int, width: int | None = None) -> Passes:
         from specctl.models.running.row_passes.fixed_rows import FixedRows
 
@@ -87,11 +83,20 @@ class EagerRunner(Runner):
         self._state = RecurrentState(self._cache, self._recurrent)
         self._fresh = True  # no pass since the last rollback
         self._saved = False  # the recurrent state, since then
-        self._tree = 0  # the length before the last tree
         self._floor = 0  # layers that were trimmed cannot go back to before it
         self.length = 0
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (request,) = requests
+        if request.after < self.length:
+            self.rollback(0, request.after)
+        assert self.length == request.after, "the cache cannot go back that far"
+        self._rotated_as = request.rotated_as
+        if request.parents is not None:
+            return [self._read_tree(request.tokens, request.parents, request.before, request.hidden)]
+        return [self._read(request.tokens, request.keep, request.hidden)]
+
+    def _read(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         parts: list[Forward] = []
         # A pass with at most one row, right after a rollback, reads tokens that stay; later ones may be taken back.
         if self._recurrent and not self._saved and not (self._fresh and keep <= 1):
@@ -158,19 +163,17 @@ class EagerRunner(Runner):
         logits = output.logits[0, :, : self._vocabulary]
         return Forward(logits, last, self._watch.take(), self.draft_vocabulary)
 
-    def extend_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
-    ) -> Forward:
+    def _read_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
         own = sent(torch.from_numpy(self._sight.grown(parents, before)), self.device)  # (T, B + T)
-        self._tree = self.length - before
-        prefix = own.new_ones(len(tokens), self._tree)
-        return self.masked_pass(tokens, self._tree + own.sum(1) - 1, torch.cat([prefix, own], 1), hidden=hidden)
+        start = self.length - before
+        prefix = own.new_ones(len(tokens), start)
+        return self.masked_pass(tokens, start + own.sum(1) - 1, torch.cat([prefix, own], 1), hidden=hidden)
 
-    def keep_path(self, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:
         for layer in self._cache.layers:
             assert isinstance(layer, BufferedLayer), self.no_trees
-            layer.move(self._tree, path)
-        self.rollback(self._tree + len(path))
+            layer.move(start, path)
+        return self.rollback(slot, start + len(path))
 
     def plain_cache(self, text: Sequence[int]) -> DynamicCache:
         """A cache of transformers' own layers that holds exactly this text, which is cached here.
@@ -188,17 +191,18 @@ class EagerRunner(Runner):
                 self._model(input_ids=torch.tensor([list(text)], device=self.device), use_cache=True, **arguments)
         return cache
 
-    def rollback(self, length: int) -> None:
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
         self._fresh, self._saved = True, False
         kept = min(self.length, length)
         if kept < self.length and self._recurrent:
             kept = self._state.nearest(kept)
         if kept < max(self._floor, 1):
             self._begin()
-            return
+            return 0
         self._state.crop(self.length - kept)  # also with nothing to remove, for it trims too
         if kept < self.length and self._recurrent:
             self._state.restore(kept)
         if self._trims_from is not None and self.length >= self._trims_from:
             self._floor = kept
         self.length = kept
+        return kept

@@ -206,10 +206,10 @@ class Choice:
 
 def eager(model: "PreTrainedModel", vocabulary: int) -> Slot:
     """The runner of the eager engine, which is imported here: other engines need nothing of transformers."""
-    from specctl.models.running.eager import EagerRunner
+    from specctl.models.running.eager import EagerPasses
     from specctl.models.running.rotating import rotating
 
-    return rotating(EagerRunner(model, vocabulary), model)
+    return rotating(EagerPasses(model, vocabulary), model)
 
 
 def require_fixed_width(model: "PreTrainedModel") -> None:

@@ -12,13 +12,12 @@ from specctl.models.passes.masks import placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST, TreeSight
-from specctl.models.running.runner import Runner
 
 Found = tuple[torch.Tensor, torch.Tensor | None, Any]
 """Logits ``(R, V)`` of a pass, the hidden states of the same tokens if they are wanted, and what else it gives."""
 
 
-class FixedBufferRunner(FixedBuffers, Runner):
+class FixedBufferRunner(FixedBuffers):
     """A `Slot` over preallocated buffers; what is its own is the network.
 
     Args:
@@ -30,9 +29,6 @@ class FixedBufferRunner(FixedBuffers, Runner):
     @cached_property
     def _sight(self) -> TreeSight:
         return TreeSight()
-
-    def rollback(self, length: int) -> None:
-        self.length = min(self.length, length)
 
     @abstractmethod
     def _network(

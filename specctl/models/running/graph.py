@@ -1,4 +1,4 @@
-"""The static runner with every pass captured as a CUDA graph and replayed."""
+"""The static passes with every pass captured as a CUDA graph and replayed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from specctl.models.passes.synchronisation import staged
 from specctl.models.passes.token_reader import Token
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.passes import Passes
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
@@ -54,7 +54,7 @@ class Captured:
 
 
 class Capturing(FixedBuffers):
-    """A runner over fixed buffers that captures each class of pass when it first runs and replays it from then on.
+    """Passes over fixed buffers that captures each class of pass when it first runs and replays it from then on.
 
     A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
     nothing attends to it and later tokens overwrite it. A span is a number of slots that covers the sequence; those
@@ -63,7 +63,7 @@ class Capturing(FixedBuffers):
 
     Args:
         network: the model or draft head, as the runner takes it that captures.
-        vocabulary: as for `EagerRunner`.
+        vocabulary: as for `EagerPasses`.
         capture: a `CudaCapture` of its own, or a stand-in for it.
         name: the network's, in messages.
         compiler: compiles passes before they are captured; None to capture them uncompiled.
@@ -198,8 +198,8 @@ def _copied(result: Any, kept: slice) -> Any:
     return None if result is None else result[kept].clone()
 
 
-class GraphRunner(Capturing, StaticRunner):
-    """A `StaticRunner` with its passes captured; its model has no `obstacle`."""
+class GraphPasses(Capturing, StaticPasses):
+    """`StaticPasses` that are captured; its model has no `obstacle`."""
 
     def over(self, slots: int, width: int | None = None) -> Passes:
         if self._capture is None:

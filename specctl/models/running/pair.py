@@ -113,12 +113,12 @@ class Pair:
         Draft heads, lookups and registered drafters keep their runners. It has to be loaded with ``torch_weights``, and
         of whole models.
         """
-        from specctl.models.running.eager import EagerRunner
+        from specctl.models.running.eager import EagerPasses
 
         models = iter(self.models)
 
         def eager(runner: Slot) -> Slot:
-            return runner.same_around(EagerRunner(next(models), self.vocabulary)) if runner.runs_model else runner
+            return runner.same_around(Slot(EagerPasses(next(models), self.vocabulary))) if runner.runs_model else runner
 
         return replace(self, target=eager(self.target), drafts=tuple(eager(draft) for draft in self.drafts))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specctl.models.passes.draft_vocabulary import DraftVocabulary
     from specctl.models.passes.token_reader import Foresee, PassReader
     from specctl.models.passes.watching import States
+    from specctl.models.running.slot import Slot
     from specctl.models.running.suffix_index import SuffixIndex
 
 READERS = 1024
@@ -114,7 +115,7 @@ class Request(NamedTuple):
         return len(self.tokens)
 
 
-SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary", "engine")
+SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary")
 """What passes over several sequences have in common with those over one."""
 
 
@@ -125,13 +126,12 @@ class Passes(Facts, ABC):
     than several, by a graph of their own for example, decides that in here.
 
     Attributes:
-        engine: its name, for reports.
         slots: how many sequences, at least 1.
         tells: whether the caller wants `Forward.signals`, where a pass can compute them in less time.
     """
 
-    engine: str
     slots: int = 1
+    _engine: str = ""
     tells: bool = False
 
     @abstractmethod
@@ -191,10 +191,11 @@ class Passes(Facts, ABC):
         """
         raise NotImplementedError(self.no_rows)
 
-    def like(self, one: Facts) -> Self:
+    def like(self, one: "Passes | Slot") -> Self:
         """Take over what holds for several sequences as it does for one."""
         for name in SHARED:
             setattr(self, name, getattr(one, name))
+        self._engine = one.engine
         return self
 
     def fresh(self) -> "Passes":
@@ -229,6 +230,11 @@ class Passes(Facts, ABC):
     ) -> Forward:
         """As of `Slot`, where it `holds_everything`."""
         raise NotImplementedError("it reads a sequence in its order")
+
+    @property
+    def engine(self) -> str:
+        """Its name, for reports."""
+        return self._engine
 
     @property
     def preparing_seconds(self) -> float | None:

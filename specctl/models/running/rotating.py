@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.watching import cut_states, kept_states
 from specctl.models.running.around import Around
+from specctl.models.running.passes import Passes
 from specctl.models.running.slot import Slot, judged_after, read_after
 
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from specctl.models.passes.token_reader import PassReader, Token, TokenReader
 
 
-def rotating(runner: Slot, model: "PreTrainedModel") -> Slot:
-    """A runner of a model, with a `RotatingRunner` around it where the model rotates by the length of the text."""
+def rotating(passes: Passes, model: "PreTrainedModel") -> Slot:
+    """A slot of a model's passes, with a `RotatingRunner` around it where the model rotates by the text's length."""
     from specctl.models.passes.rotation import rotation_of
 
     if (rotation := rotation_of(model)) is None:
-        return runner
+        return Slot(passes)
     rotation.hook(model)
-    return RotatingRunner(runner, rotation)
+    return RotatingRunner(Slot(passes), rotation)
 
 
 class RotatingRunner(Around):

@@ -1,7 +1,7 @@
 """A runner over a KV cache at fixed addresses, so that its passes can be compiled."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -9,10 +9,11 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import SPARE, PassKind
+from specctl.models.passes.fixed_buffers import SPARE, PassKind, width_of
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, mask_obstacle
 from specctl.models.passes.rotation import rotated_by, rotation_of
+from specctl.models.passes.token_reader import TokenReader
 from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LayerWatch, joined_states
 from specctl.models.passes.weights import device_of
@@ -21,7 +22,7 @@ from specctl.models.running.engines import Where
 from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
 from specctl.models.running.fused_norms import fuse_norms
 from specctl.models.running.grouped_attention import attend_in_groups
-from specctl.models.running.passes import Passes
+from specctl.models.running.passes import Passes, Request
 
 
 def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
@@ -41,12 +42,12 @@ def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
     return mask_obstacle(model)
 
 
-class StaticRunner(FixedBufferRunner):
-    """A `Slot` over preallocated buffers.
+class StaticPasses(FixedBufferRunner, Passes):
+    """Passes over preallocated buffers.
 
     Args:
         model: one without an `obstacle`, in eval mode, on one device.
-        vocabulary: as for `EagerRunner`.
+        vocabulary: as for `EagerPasses`.
         capacity: tokens to make room for at first.
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
@@ -73,20 +74,41 @@ class StaticRunner(FixedBufferRunner):
         self._cached = {cache_argument(type(model)): self._cache}
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
-        self._tree = 0  # the length before the last tree
         self._rotation = rotation_of(model)
         with torch.inference_mode(False):  # passes that are compiled or captured read it where it is
             self._rotated_as = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-
-    def rotate_as(self, length: int) -> None:
-        self._rotated_as.fill_(length)
+        self._rotated_to = 0  # what it holds
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._states = given[0].detach()  # as `LayerWatch` does: the hook outlives this runner
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        self._reserve(self.length + len(tokens))
+    def _begin(self, request: Request) -> None:
+        self.length = request.after
+        self._reserve(request.after + len(request.tokens))
+        if request.rotated_as != self._rotated_to:
+            self._rotated_as.fill_(request.rotated_as)
+            self._rotated_to = request.rotated_as
+
+    def answer(self, request: Request) -> Any:
+        if request.reader is None:
+            return self._answer(request)
+        reader = cast("TokenReader", request.reader)
+        self._begin(request)
         with torch.inference_mode():
+            kind = PassKind(width_of(request.tokens), reader.hidden, reader)
+            values, probs, _ = self._run(kind, request.tokens, None, request.about, request.previous)
+        return values, probs
+
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (request,) = requests
+        return [self._answer(request)]
+
+    def _answer(self, request: Request) -> Forward:
+        self._begin(request)
+        tokens, keep, hidden = request.tokens, request.keep, request.hidden
+        with torch.inference_mode():
+            if request.parents is not None:
+                return Forward(*self._read_tree(tokens, request.parents, request.before, hidden), self.draft_vocabulary)
             logits, last, states = self._read(tokens, keep, hidden)
         kept = slice(-keep, None) if keep else slice(0)
         seen = states[0] if len(states) == 1 else joined_states(states)
@@ -100,18 +122,13 @@ class StaticRunner(FixedBufferRunner):
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
 
-    def extend_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
-    ) -> Forward:
-        self._reserve(self.length + len(tokens))
-        self._tree = self.length - before
-        with torch.inference_mode():
-            return Forward(*self._read_tree(tokens, parents, before, hidden), self.draft_vocabulary)
-
-    def keep_path(self, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - there is one
         for layer in self._layers:
-            layer.move(self._tree, path)
-        self.length = self._tree + len(path)
+            layer.move(start, path)
+        return start + len(path)
+
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
+        return length
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         if kind.hidden and not self._remembers:

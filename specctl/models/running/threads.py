@@ -178,10 +178,10 @@ def choose(
         else:
             import torch
 
-            from specctl.models.running.eager import EagerRunner
+            from specctl.models.running.eager import EagerPasses
 
             numbers = sorted({number for number in (1, FEW, free, cores) if number <= cores})
-            runners = [EagerRunner(model, vocabulary) for model in models]
+            runners = [Slot(EagerPasses(model, vocabulary)) for model in models]
             run = small_round(runners, vocabulary)
 
             def work(number: int) -> None:

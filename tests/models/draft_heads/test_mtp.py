@@ -26,7 +26,8 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
@@ -141,10 +142,13 @@ def test_own_embeddings_and_output_layer() -> None:
 def test_greedy_text_is_the_targets_own(kind: str) -> None:
     """Hybrids too, whose recurrent state cannot go back token by token."""
     model, prompt = target_of(kind), [5, 9, 2, 30, 33, 7, 12]
-    target, drafter = EagerRunner(model, 40), ModelDrafter(HeadRunner(head_of(kind), 40), Constant(draft_length=4))
+    target, drafter = (
+        Slot(EagerPasses(model, 40)),
+        ModelDrafter(HeadRunner(head_of(kind), 40), Constant(draft_length=4)),
+    )
     target.watch([-1])
     with torch.inference_mode():
-        alone = [round_.emitted[0] for round_ in decode(EagerRunner(model, 40), None, prompt, 24, Sampling())]
+        alone = [round_.emitted[0] for round_ in decode(Slot(EagerPasses(model, 40)), None, prompt, 24, Sampling())]
         prefill(target, drafter, prompt)
         rounds = list(decode(target, drafter, prompt, 24, Sampling()))
     assert [token for round_ in rounds for token in round_.emitted] == alone

@@ -16,8 +16,9 @@ from specctl.models.onnx.passes import DeviceMemory
 from specctl.models.onnx.runner import Opening
 from specctl.models.passes.forward import Forward
 from specctl.models.running.branches import continue_branches
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from tests.support.onnx_models import needs_onnx, sure_runner
@@ -57,7 +58,7 @@ def same(found: Forward, expected: Forward) -> None:
 @settings(deadline=None, derandomize=True, max_examples=8)
 def test_rounds_leave_no_trace(family: str, prompt: int, rounds: list[tuple[int, int, bool]], seed: int) -> None:
     draws = seeded(seed)
-    runner, plain = sure_runner(model_of(family), VOCABULARY), EagerRunner(random_model(family), VOCABULARY)
+    runner, plain = sure_runner(model_of(family), VOCABULARY), Slot(EagerPasses(random_model(family), VOCABULARY))
     for each in (runner, plain):
         each.extend(TOKENS[:prompt], keep=0)
     for width, back, hidden in rounds:
@@ -72,7 +73,7 @@ def test_rounds_leave_no_trace(family: str, prompt: int, rounds: list[tuple[int,
 
 def test_over_memory_of_torch_as_a_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Opening, "memory", property(lambda opening: DeviceMemory(opening.device)))
-    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), Slot(EagerPasses(random_model("llama"), VOCABULARY))
     assert isinstance(runner.passes.memory, DeviceMemory)
     for start, end, keep in ((0, 20, 0), (20, 21, 1), (21, 27, 6), (27, 200, 2), (200, 202, 2)):
         with torch.inference_mode(start > 20):
@@ -87,7 +88,7 @@ def test_over_memory_of_torch_as_a_device_has_it(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.representatives("llama", slow=("gemma2",))
 def test_states_of_watched_layers(family: str) -> None:
-    runner, plain = sure_runner(model_of(family), VOCABULARY), EagerRunner(random_model(family), VOCABULARY)
+    runner, plain = sure_runner(model_of(family), VOCABULARY), Slot(EagerPasses(random_model(family), VOCABULARY))
     assert runner.extend(TOKENS[:3], keep=1).states is None
     runner.rollback(0)
     for each in (runner, plain):
@@ -100,7 +101,7 @@ def test_states_of_watched_layers(family: str) -> None:
 
 
 def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
-    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), Slot(EagerPasses(random_model("llama"), VOCABULARY))
     assert runner.context == plain.context == 256
     for start, end in ((0, 3), (3, 250), (250, 256)):
         same(*(each.extend(TOKENS[start:end], keep=3, hidden=True) for each in (runner, plain)))
@@ -112,7 +113,7 @@ def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
 def test_buffers_double_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
     monkeypatch.setattr("specctl.models.onnx.runner.PIECE", 40)
-    runner, plain = sure_runner(model_of("gemma2"), VOCABULARY), EagerRunner(random_model("gemma2"), VOCABULARY)
+    runner, plain = sure_runner(model_of("gemma2"), VOCABULARY), Slot(EagerPasses(random_model("gemma2"), VOCABULARY))
     for width in (10, 1, 6, 7, 30, 1, 100, 1):
         block = TOKENS[runner.length : runner.length + width]
         same(*(each.extend(block, keep=min(width, 60)) for each in (runner, plain)))
@@ -147,7 +148,7 @@ def test_blocks_of_one_shape_do_not_depend_on_how_they_were_cut() -> None:
 @pytest.mark.parametrize("keep", [0, 1])
 def test_blocks_keep_the_states_of_every_pass(keep: int) -> None:
     """Passes of up to 64 tokens share a place in memory for each power of two."""
-    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), Slot(EagerPasses(random_model("llama"), VOCABULARY))
     for each in (runner, plain):
         each.watch([0])
     blocks = FixedWidthRunner(runner)
@@ -161,7 +162,7 @@ def test_blocks_keep_the_states_of_every_pass(keep: int) -> None:
 
 def test_branches_are_those_of_the_eager_engine() -> None:
     found: list[list[list[int]]] = []
-    for runner in (sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)):
+    for runner in (sure_runner(model_of("llama"), VOCABULARY), Slot(EagerPasses(random_model("llama"), VOCABULARY))):
         chosen: list[list[int]] = []
 
         def choose(_: object, forward: Forward, chosen: list[list[int]] = chosen) -> list[int]:
@@ -182,7 +183,7 @@ def test_another_runner_of_the_same_graph_has_a_cache_of_its_own() -> None:
     other = runner.fresh()
     assert other.length == 0
     other.extend(TOKENS[30:60], keep=0)
-    expected = EagerRunner(random_model("llama"), VOCABULARY)
+    expected = Slot(EagerPasses(random_model("llama"), VOCABULARY))
     expected.extend(TOKENS[:20], keep=0)
     same(*(each.extend(TOKENS[20:24], keep=4) for each in (runner, expected)))
 
@@ -193,7 +194,7 @@ def test_greedy_tokens_beyond_a_sliding_window_are_those_of_generate(family: str
     """The other families are among the engines of `tests/decoding/test_engines.py`."""
     prompt = TOKENS[:20]
     expected = generated(random_model(family), tuple(prompt), 40)
-    target, draft = sure_runner(model_of(family), 64), EagerRunner(noisy_copy(family), 64)
+    target, draft = sure_runner(model_of(family), 64), Slot(EagerPasses(noisy_copy(family), 64))
     for policy in (Constant(draft_length=5), Svip(threshold=1.2)):
         drafter = ModelDrafter(draft, policy)
         for each in (target, draft):

@@ -15,7 +15,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import WIDEST, path_to
-from specctl.models.running.eager import EagerRunner
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from tests.support.onnx_models import needs_onnx, small_config, sure_runner
@@ -69,7 +70,10 @@ def same(found: Forward, expected: Forward) -> None:
 @settings(deadline=None, derandomize=True, max_examples=8)
 def test_trees_and_paths_are_torchs_own(family: str, prompt: int, rounds: list[list[float]], seed: int) -> None:
     draws = seeded(seed)
-    runner, plain = sure_runner(model_of(family), VOCABULARY, trees=True), EagerRunner(plain_copy(family), VOCABULARY)
+    runner, plain = (
+        sure_runner(model_of(family), VOCABULARY, trees=True),
+        Slot(EagerPasses(plain_copy(family), VOCABULARY)),
+    )
     assert runner.no_trees is None
     for each in (runner, plain):
         each.watch([-1, 0])
@@ -89,7 +93,10 @@ def test_trees_and_paths_are_torchs_own(family: str, prompt: int, rounds: list[l
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.representatives(WIDE_HEADS)
 def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
-    runner, plain = sure_runner(model_of(family), VOCABULARY, trees=True), EagerRunner(plain_copy(family), VOCABULARY)
+    runner, plain = (
+        sure_runner(model_of(family), VOCABULARY, trees=True),
+        Slot(EagerPasses(plain_copy(family), VOCABULARY)),
+    )
     for each in (runner, plain):
         each.extend(TOKENS[:20], keep=0)
     levels = [([7, 3, 9], [0, 0, 0]), ([1, 5, 8], [1, 1, 3]), ([2, 4], [6, 4])]
@@ -110,7 +117,7 @@ def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
     runner, plain = (
         sure_runner(model_of("qwen3"), VOCABULARY, trees=True),
-        EagerRunner(random_model("qwen3"), VOCABULARY),
+        Slot(EagerPasses(random_model("qwen3"), VOCABULARY)),
     )
     for each in (runner, plain):
         each.extend(TOKENS[:10], keep=0)
@@ -122,7 +129,7 @@ def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPa
 @pytest.mark.representatives(WIDE_HEADS)
 def test_a_wide_tree_at_the_end_of_the_context(family: str) -> None:
     runner = sure_runner(model_of(family), VOCABULARY, trees=True)
-    plain = EagerRunner(plain_copy(family), VOCABULARY)
+    plain = Slot(EagerPasses(plain_copy(family), VOCABULARY))
     for each in (runner, plain):
         each.extend((TOKENS * (each.context // 256))[: each.context - 2], keep=0)
     parents = [0] * (WIDEST - 1)
@@ -150,9 +157,9 @@ def test_text_drafted_in_trees_is_the_targets_own() -> None:
     noisy = deepcopy(plain_copy(WIDE_HEADS))
     with torch.no_grad():
         noisy.lm_head.weight += 0.1 * torch.randn(noisy.lm_head.weight.shape, generator=seeded(1))
-    drafter = TreeDrafter(EagerRunner(noisy, VOCABULARY), Constant(4), TreeSize(12, 3))
+    drafter = TreeDrafter(Slot(EagerPasses(noisy, VOCABULARY)), Constant(4), TreeSize(12, 3))
     prefill(target, drafter, prompt)
     rounds = list(decode(target, drafter, prompt, 60, Sampling()))
-    alone = list(decode(EagerRunner(plain_copy(WIDE_HEADS), VOCABULARY), None, prompt, 60, Sampling()))
+    alone = list(decode(Slot(EagerPasses(plain_copy(WIDE_HEADS), VOCABULARY)), None, prompt, 60, Sampling()))
     assert [token for one in rounds for token in one.emitted] == [token for one in alone for token in one.emitted]
     assert any(one.nodes > one.drafted for one in rounds)

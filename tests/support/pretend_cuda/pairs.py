@@ -17,7 +17,7 @@ from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticRunner
+from specctl.models.running.static import StaticPasses
 from specctl.records import DraftStep, StopReason
 from tests.support.pretend_cuda.devices import Devices
 from tests.support.toy_heads import random_block, random_eagle3
@@ -79,7 +79,7 @@ def runner_of(
         name: the model's, in notices.
     """
     if engine == "static":
-        return StaticRunner(model, VOCABULARY)
+        return Slot(StaticPasses(model, VOCABULARY))
     settings = EngineSettings(engine=engine, notice=notice or unexpected)  # type: ignore[arg-type]
     return build_runner(model, VOCABULARY, name, settings)
 

@@ -52,7 +52,7 @@ class FixedRows(Passes):
     Args:
         model: in eval mode, on one device.
         slots: how many sequences.
-        vocabulary: as for `EagerRunner`.
+        vocabulary: as for `EagerPasses`.
         watch: catches the layers whose states every pass gives.
         last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
             that is tried would run in all later passes.
