@@ -113,7 +113,7 @@ def test_greedy_texts_of_torch_are_those_of_each_alone(engine: Any, name: str) -
 @pytest.mark.representatives("StaticPasses-constant")
 def test_deterministic_texts_in_bfloat16_hang_on_neither_neighbours_nor_policy(engine: Any, name: str) -> None:
     target, draft = (deepcopy(model).bfloat16() for model in (random_model("llama"), noisy_copy("llama")))
-    pair = of(FixedWidthRunner(engine(target, 64)), engine(draft, 64))
+    pair = of(FixedWidthRunner(Slot(engine(target, 64))), Slot(engine(draft, 64)))
     found = batched(pair, "none", GREEDY)
     assert batched(pair, name, GREEDY, [3, 1, 0, 2]) == found
     assert batched(pair, name, GREEDY, [2]) == found[2:3], "one alone has passes of the same shape"
