@@ -14,7 +14,7 @@ import typer
 from transformers import LlamaForCausalLM, MixtralConfig
 from typer.testing import CliRunner
 
-from specctl.commands.doctor import Devices, doctor, examine_devices, sections
+from specctl.commands.doctor import Devices, device_sections, doctor, examine_devices
 from specctl.doctor import diagnosis
 from specctl.doctor.diagnosis import diagnose, layer_places
 from specctl.doctor.outlook import Bandwidth, bandwidth, published
@@ -98,7 +98,7 @@ def test_a_card_that_is_too_small_for_the_context_says_how_much_fits(examine: Ca
 
     assert found.rooms[0].left < 0
     assert found.rooms[0].tokens == 10
-    shown = dict(sections(found))["cuda:0, once the models run"]
+    shown = dict(device_sections(found))["cuda:0, once the models run"]
     assert shown["room for"] == "10 tokens"
     assert shown["left"].endswith("too little")
 
@@ -121,7 +121,7 @@ def test_a_card_without_a_known_bandwidth(examine: Callable[..., Devices]) -> No
     assert found.bandwidths == {"cuda:0": None}
     assert found.outlook is not None
     assert found.outlook.step_ms == {"target": None, "draft": None}
-    shown = dict(sections(found))
+    shown = dict(device_sections(found))
     assert shown["cuda:0, once the models run"]["reads"] == "unknown"
     assert shown["what drafts can bring"]["can pay"].startswith("unknown")
 
