@@ -1,7 +1,7 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,11 +34,13 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.terminal.output import write_out, write_sentence
 
 if TYPE_CHECKING:
+    from specctl.batching.row_count import Batch
     from specctl.benchmark.plan import Plan
     from specctl.benchmark.server_load import LoadHeader, ServerLoad
     from specctl.models.running.pair import Pair
+    from specctl.observing.candidates import Candidates
     from specctl.observing.results import RunSet
-    from specctl.profile import Profile
+    from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replicas.job import Answer
     from specctl.replicas.replica import Replicas
@@ -82,6 +84,8 @@ OF_A_SERVER = (
 """Parameters that have an effect with --url."""
 
 
+OF_RESULTS = ("details", "report", "spec_bench_out", "sync_ms", "force", "json_", "progress", "quiet")
+"""Parameters that have an effect with --from."""
 USUAL = (
     "profile target draft policy papers peer suite input_ limit max_new_tokens temperature details output report "
     "from_ json_ url"
@@ -89,82 +93,189 @@ USUAL = (
 """The parameters that --help shows."""
 
 
-@grouped(usual=USUAL)
-def bench(
-    *,
-    ctx: typer.Context,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """What `specctl bench` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
+    ctx: typer.Context
     profile: list[str] | None = option(
         "Name or path of a profile; repeatable. Each adds its drafts and policies; all must have one target.",
         "--profile -p NAME",
         autocompletion=complete_profile,
-    ),
-    models: Annotated[PairOptions, But(("profile",))],
+    )
+    models: Annotated[PairOptions, But(("profile",))]
     policy: list[str] | None = option(
         "Measure this policy: svip:threshold=0.4; repeatable. Default: the profile's, constant, heuristic and "
         "cost-optimal. none, the target alone, always runs. In a hierarchy it stops the target's own draft.",
         "NAME[:K=V,...]",
-    ),
+    )
     papers: bool = option(
         "Also measure the papers' policies, with their settings. Those that the pair can run, and transformers' "
         "assisted generation.",
         "--papers",
         default=False,
-    ),
-    tree: list[str] | None = option("Also measure every policy with dynamic trees of N tokens; repeatable.", "N"),
-    run: RunOptions,
-    replicas: FewReplicaOptions,
-    prompts: PromptOptions,
-    repeats: int = option("How many times to run every prompt.", "N", default=1, min=1),
-    sampling: FewSamplingOptions,
-    chat: TemplateOption = None,
-    lengths: str | None = option("Token limits; every prompt runs once with each.", "N,N,..."),
+    )
+    tree: list[str] | None = option("Also measure every policy with dynamic trees of N tokens; repeatable.", "N")
+    run: RunOptions
+    replicas: FewReplicaOptions
+    prompts: PromptOptions
+    repeats: int = option("How many times to run every prompt.", "N", default=1, min=1)
+    sampling: FewSamplingOptions
+    chat: TemplateOption = None
+    lengths: str | None = option("Token limits; every prompt runs once with each.", "N,N,...")
     peer: list[str] | None = option(
         "Also measure another implementation, such as hf-heuristic; repeatable. hf-constant, hf-heuristic and "
         "hf-confidence are transformers' assisted generation on the same models. openvino, onnxruntime-genai and "
         "llama.cpp run in processes of their own; WAY is none, constant:5 (the default), confidence:0.4 or, with "
         "onnxruntime-genai, adaptive:2.",
         "PEER[:WAY]",
-    ),
+    )
     counterpart: bool = option(
         "Beside transformers' peers, if specctl runs on a faster engine: measure the first policy eagerly too, as they "
         "run.",
         "--counterpart/--no-counterpart",
         default=True,
-    ),
+    )
     peer_models: list[str] | None = option(
         "The pair's models in the peer's own format; python -m specctl.peers.convert writes them; repeatable.",
         "PEER=FOLDER",
-    ),
+    )
     peer_program: list[str] | None = option(
         "The Python that has the peer's package, or llama.cpp's llama-server; repeatable. Default: this Python, or "
         "what is on the PATH.",
         "PEER=FILE",
-    ),
+    )
     oracle: bool = option(
         "Compare each policy with the best possible one. Also with the best that reads only the draft's entropy and "
         "top probability. Greedy decoding only.",
         "--oracle",
         default=False,
-    ),
+    )
     sync_ms: float = option(
         "With --oracle: how long two devices take to synchronise in each step, for the simulation of drafting in "
         "parallel.",
         "MS",
         default=0.0,
         min=0,
-    ),
-    details: bool = option("Show latency, drafting and costs too, not speed alone.", "--details", default=False),
-    output: Path | None = option("Write each run here as soon as it ends.", "-o --output FILE"),
-    resume: bool = option("Keep the runs in the output file; run only what is missing.", "--resume", default=False),
-    report: Path | None = option("Write report.md, report.html and figures here.", "DIR"),
-    spec_bench_out: Path | None = option("Write answer files in Spec-Bench's own format here.", "DIR"),
-    from_: Path | None = option("Show the results of --output again; no model runs.", "--from FILE"),
+    )
+    details: bool = option("Show latency, drafting and costs too, not speed alone.", "--details", default=False)
+    output: Path | None = option("Write each run here as soon as it ends.", "-o --output FILE")
+    resume: bool = option("Keep the runs in the output file; run only what is missing.", "--resume", default=False)
+    report: Path | None = option("Write report.md, report.html and figures here.", "DIR")
+    spec_bench_out: Path | None = option("Write answer files in Spec-Bench's own format here.", "DIR")
+    from_: Path | None = option("Show the results of --output again; no model runs.", "--from FILE")
     compare: tuple[Path, Path] | None = option(
         "Compare two results files of --output; no model runs. Only --json goes with it.", "A B"
-    ),
-    server: LoadOptions,
-    show: Annotated[ShowOptions, But(("report",))],
-) -> None:
+    )
+    server: LoadOptions
+    show: Annotated[ShowOptions, But(("report",))]
+
+    def __post_init__(self) -> None:
+        if self.server.url is not None:
+            require_unused(self.ctx, "url", "measures a server", but=OF_A_SERVER)
+            _ = self.server.levels
+            return
+        self.server.require_url()
+        if self.compare is not None:
+            require_unused(self.ctx, "compare", "runs nothing", but=("json_", "quiet"))
+        elif self.from_ is not None:
+            require_unused(self.ctx, "from_", "runs nothing", but=OF_RESULTS)
+        if self.replicas.replication is not None and self.batch == "auto":
+            raise UsageError("--batch auto may be another number in each replica", "give one, e.g. --batch 8")
+        if self.resume and self.output is None:
+            raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
+        _ = self.limits
+
+    @property
+    def batch(self) -> "Batch":
+        """How many prompts run at once."""
+        return self.replicas.rows or 1
+
+    @property
+    def limits(self) -> list[int]:
+        """The token limits of --lengths, ascending; empty for the profile's."""
+        try:
+            found = [int(part) for part in self.lengths.split(",")] if self.lengths else []
+        except ValueError:
+            found = [0]
+        if any(limit < 1 for limit in found):
+            hint = "e.g. --lengths 128,256,512"
+            raise UsageError(f"--lengths {self.lengths} is not a list of positive numbers", hint)
+        return sorted(set(found))
+
+    def resolve(self) -> "list[ResolvedProfile]":
+        """Every profile as the flags change it."""
+        flags = {**self.sampling.flags, "prompt.chat": self.chat}
+        names = self.profile or (None,)
+        return [self.run.resolve(replace(self.models, profile=name), flags) for name in names]
+
+    def plan(self, found: "Sequence[ResolvedProfile]") -> "Plan":
+        """What to run.
+
+        Args:
+            found: the profiles.
+
+        Raises:
+            UsageError: the candidates cannot be measured as the flags say.
+        """
+        from specctl.benchmark.papers import runnable_papers
+        from specctl.benchmark.plan import Plan
+        from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
+        from specctl.peers.engines import launches, parse_peer, paths_by_peer
+        from specctl.policies.tree_shape import parse_tree
+        from specctl.profile import parse_policy
+        from specctl.profile.schema import PolicyTable
+
+        profiles = [each.profile for each in found]
+        first = profiles[0]
+        policies = [PolicyTable(**parse_policy(text)) for text in self.policy or []]
+        competing = competing_drafts(profiles, policies, [parse_tree(text) for text in self.tree or []])
+        warn_unused(found)
+        warn_never_stopping(policy.setting for policy in policies)
+        suite = self.prompts.chosen(first.sampling.seed)
+        peers = [parse_peer(text) for text in self.peer or []]
+        left_out = None
+        if self.papers:
+            able = runnable_papers(first, oracle=self.oracle)
+            competing, peers, left_out = [*competing, *able.tables], [*peers, *able.peers], able.left_out
+        folders = paths_by_peer("--peer-models", self.peer_models or [], peers)
+        programs = paths_by_peer("--peer-program", self.peer_program or [], peers)
+        candidates = candidates_of(competing, peers, launches(peers, folders, programs))
+        if self.counterpart:
+            candidates = with_counterpart(candidates)
+        self._check(first, candidates)
+        if len(candidates.all) == 1:
+            warn(
+                "there is nothing to compare the target with: name a draft with --draft MODEL "
+                "(`specctl doctor --find-draft` lists some), or another implementation with --peer"
+            )
+        limits = self.limits or [first.sampling.max_new_tokens]
+        return Plan(first, candidates, suite, limits, self.repeats, self.oracle, left_out, self.batch)
+
+    def _check(self, first: "Profile", candidates: "Candidates") -> None:
+        from specctl.profile.validation import require_models
+
+        peer = next(iter(candidates.launches), None)
+        if peer is not None and first.sampling.temperature:
+            raise UsageError(f"{peer} is measured only in greedy decoding", "leave it out, or add -t 0")
+        if self.oracle:
+            if first.sampling.temperature:
+                raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
+            if candidates.tree is not None:
+                raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
+            hint = "leave it out, or name a profile with a draft model first"
+            require_models(candidates.drafts[:1], "--oracle", hint)
+        if self.replicas.replication is not None and (self.oracle or peer is not None):
+            what = "--oracle" if self.oracle else f"--peer {peer}"
+            raise UsageError(f"{what} needs all prompts on one device", "leave it out, or --workers")
+
+
+@grouped(usual=USUAL)
+def bench(request: BenchRequest) -> None:
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt.
 
     Examples:
@@ -175,115 +286,38 @@ def bench(
 
     [cyan]specctl bench --url http://localhost:8000 --concurrency 1,4[/]
     """
-    if server.url is not None:
-        require_unused(ctx, "url", "measures a server", but=OF_A_SERVER)
-        with Outputs(force=run.force) as outputs:
-            from specctl.profile.schema import SamplingTable
+    if request.server.url is not None:
+        _measure_server(request)
+    elif request.compare is not None:
+        _compare(*request.compare, request.show.json_)
+    else:
+        _run_or_read(request)
 
-            prompts.read_by(outputs)
-            suite = prompts.chosen(sampling.seed or 0)
-            file = outputs.file("output", output)
-            limit = sampling.max_new_tokens or SamplingTable().max_new_tokens
-            temperature = sampling.temperature or 0.0
-            settings = {"max_new_tokens": limit, "temperature": temperature, "seed": sampling.seed}
-            run_load(server, models.target, suite, settings, chat, repeats, file, show)
-        return
-    server.require_url()
-    if compare is not None:
-        require_unused(ctx, "compare", "runs nothing", but=("json_", "quiet"))
-        show_comparison(*compare, show.json_)
-        return
-    if from_ is not None:
-        shown = ("details", "report", "spec_bench_out", "sync_ms", "force", "json_", "progress", "quiet")
-        require_unused(ctx, "from_", "runs nothing", but=shown)
+
+def _run_or_read(request: BenchRequest) -> None:
+    """Show the results of a new run, or of a file."""
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
-    batch, replication, show = replicas.rows or 1, replicas.replication, replace(show, report=report)
-    if replication is not None and batch == "auto":
-        raise UsageError("--batch auto may be another number in each replica", "give one, e.g. --batch 8")
-    with Outputs(force=run.force) as outputs:
-        prompts.read_by(outputs)
-        outputs.reads("results", from_)
-        if from_ is not None:
-            open_report(outputs, report)
-            outputs.folder("answers", spec_bench_out, ANSWER_FILES)
-            show_results(read_results(from_), show, spec_bench_out, sync_ms, details=details)
-            return
-        if resume and output is None:
-            raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
-        from specctl.benchmark.papers import runnable_papers
-        from specctl.benchmark.plan import Plan
-        from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
-        from specctl.peers.engines import launches, parse_peer, paths_by_peer
-        from specctl.policies.tree_shape import parse_tree
-        from specctl.profile import parse_policy
-        from specctl.profile.schema import PolicyTable
-        from specctl.profile.validation import require_models
-
-        flags = {**sampling.flags, "prompt.chat": chat}
-        found = [run.resolve(replace(models, profile=name), flags) for name in profile or (None,)]
-        profiles = [each.profile for each in found]
-        policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
-        competing = competing_drafts(profiles, policies, [parse_tree(text) for text in tree or []])
-        warn_unused(found)
-        warn_never_stopping(policy.setting for policy in policies)
-        suite = prompts.chosen(profiles[0].sampling.seed)
-        peers = [parse_peer(text) for text in peer or []]
-        left_out = None
-        if papers:
-            able = runnable_papers(profiles[0], oracle=oracle)
-            competing, peers, left_out = [*competing, *able.tables], [*peers, *able.peers], able.left_out
-        folders = paths_by_peer("--peer-models", peer_models or [], peers)
-        programs = paths_by_peer("--peer-program", peer_program or [], peers)
-        candidates = candidates_of(competing, peers, launches(peers, folders, programs))
-        if counterpart:
-            candidates = with_counterpart(candidates)
-        if candidates.launches and profiles[0].sampling.temperature:
-            raise UsageError(
-                f"{next(iter(candidates.launches))} is measured only in greedy decoding", "leave it out, or add -t 0"
-            )
-        if oracle and profiles[0].sampling.temperature:
-            raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
-        if oracle and candidates.tree is not None:
-            raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
-        if oracle:
-            hint = "leave it out, or name a profile with a draft model first"
-            require_models(candidates.drafts[:1], "--oracle", hint)
-        if replication is not None and (oracle or candidates.launches):
-            what = "--oracle" if oracle else f"--peer {next(iter(candidates.launches))}"
-            raise UsageError(f"{what} needs all prompts on one device", "leave it out, or --workers")
-        if len(candidates.all) == 1:
-            warn(
-                "there is nothing to compare the target with: name a draft with --draft MODEL "
-                "(`specctl doctor --find-draft` lists some), or another implementation with --peer"
-            )
-        limits = _lengths(lengths) or [profiles[0].sampling.max_new_tokens]
-        plan = Plan(profiles[0], candidates, suite, limits, repeats, oracle, left_out, batch)
-        for each in found:
-            spare_profile(outputs, each)
-        file = outputs.file("output", output, resumed=resume)
-        open_report(outputs, report)
-        outputs.folder("answers", spec_bench_out, ANSWER_FILES)
-
-        def finish(results: "RunSet") -> None:
-            show_results(results, show, spec_bench_out, sync_ms, details=details)
-
-        benchmark = partial(run_plan, plan, file, show.bars(), stopped=finish)
-        finish(benchmark(foreign_head=run.foreign_head, replication=replication))
+    with Outputs(force=request.run.force) as outputs:
+        request.prompts.read_by(outputs)
+        outputs.reads("results", request.from_)
+        plan = None
+        if request.from_ is None:
+            found = request.resolve()
+            plan = request.plan(found)
+            for each in found:
+                spare_profile(outputs, each)
+        file = outputs.file("output", request.output, resumed=request.resume)
+        open_report(outputs, request.report)
+        outputs.folder("answers", request.spec_bench_out, ANSWER_FILES)
+        if plan is not None:
+            _show(_run(request, plan, file), request)
+        elif request.from_ is not None:
+            _show(read_results(request.from_), request)
 
 
-def _lengths(text: str | None) -> list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        lengths = [0]
-    if any(length < 1 for length in lengths):
-        raise UsageError(f"--lengths {text} is not a list of positive numbers", "e.g. --lengths 128,256,512")
-    return sorted(set(lengths))
-
-
-def show_comparison(a: Path, b: Path, as_document: bool) -> None:
+def _compare(a: Path, b: Path, as_document: bool) -> None:
     """Print two results files compared, as tables or as one JSON document."""
     from rich.console import Console
 
@@ -303,54 +337,40 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
         write_sentence(compared.verdict)
 
 
-def show_results(
-    results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float, *, details: bool = False
-) -> None:
-    """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for.
-
-    ``details`` are the tables that the report has too; without them one table is shown.
-    """
-    from specctl.benchmark import report as tables
+def _show(results: "RunSet", request: BenchRequest) -> None:
+    """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for."""
+    from specctl.benchmark import report
     from specctl.benchmark.digest import digest, verdict
 
-    whole = digest(results, sync_ms)
-    shown = tables.tables(whole) if details else tables.brief_tables(whole)
-    show.outcome(tables.as_json(whole), shown, verdict(whole))
+    whole = digest(results, request.sync_ms)
+    tables = report.tables(whole) if request.details else report.brief_tables(whole)
+    request.show.outcome(report.as_json(whole), tables, verdict(whole))
     written: list[Path] = []
-    if show.report is not None:
-        from specctl.benchmark.report import write_report
-
-        written += write_report(whole, show.report)
-    if answers is not None:
+    if request.report is not None:
+        written += report.write_report(whole, request.report)
+    if request.spec_bench_out is not None:
         from specctl.benchmark.spec_bench import write_answers
 
-        written += write_answers(results, answers)
-    show.written(written)
+        written += write_answers(results, request.spec_bench_out)
+    request.show.written(written)
 
 
 REPLICA = "specctl.commands.bench:replica"
 """What makes a replica that benchmarks, as `specctl.replicas.job.Job` names it."""
 
 
-def run_plan(
-    plan: "Plan",
-    output: OutputFile | None,
-    progress: "TerminalProgress",
-    *,
-    foreign_head: bool,
-    stopped: "Callable[[RunSet], None]",
-    replication: Replication | None = None,
-) -> "RunSet":
-    """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish.
+def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "RunSet":
+    """Load the models of all candidates and run them, with a table that fills in as runs finish.
 
-    With ``replication``, replicas load them, and each prompt runs on one of these. After Ctrl-C ``stopped`` gets the
-    runs that are there, if there are any, before KeyboardInterrupt goes on.
+    Replicas load the models where there are any, and each prompt runs on one of these. After Ctrl-C the runs that are
+    there are shown before KeyboardInterrupt goes on.
     """
     from specctl.benchmark.papers import left_out_lines
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
     from specctl.terminal.progress import BenchProgress, note, resumable
 
+    progress, replication, foreign_head = request.show.bars(), request.replicas.replication, request.run.foreign_head
     console = progress.console
     earlier = None
     if output is not None and RESULTS.continues(output):
@@ -389,7 +409,7 @@ def run_plan(
         if output is None:
             note(console, "interrupted")
         if begun and begun[0].runs:
-            stopped(begun[0])
+            _show(begun[0], request)
         raise
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"preparing passes took {seconds:.1f} s; no result includes this time")
@@ -417,7 +437,8 @@ def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool
     Args:
         number: from 0; the first one alone says what all have to say.
         profile: the plan's.
-        plan, foreign_head: as in `run_plan`.
+        plan: what all replicas run together.
+        foreign_head: whether heads of other drafts are used.
         expected_tokens: number of tokens that it will generate.
     """
     from rich.console import Console
@@ -453,41 +474,37 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
     )
 
 
-def run_load(
-    options: LoadOptions,
-    model: str | None,
-    suite: "Suite",
-    settings: dict[str, Any],
-    chat: bool | None,
-    repeats: int,
-    file: OutputFile | None,
-    show: ShowOptions,
-) -> None:
+def _measure_server(request: BenchRequest) -> None:
     """Measure a server and show what was found, after Ctrl-C too.
 
-    Args:
-        options: name it.
-        model: of its models; None for the only one.
-        suite: the records.
-        settings: keys of the sampling table.
-        chat: whether texts go through its chat template, if the user says.
-        repeats: how often each record is asked.
-        file: takes each request.
-        show: how.
-
     Raises:
-        UsageError: the options or records cannot be.
+        UsageError: the records have settings that no request can have.
         SpecctlError: the server gives no answers, or some requests failed.
     """
+    from specctl.profile.schema import SamplingTable
+
+    settings = {
+        "max_new_tokens": request.sampling.max_new_tokens or SamplingTable().max_new_tokens,
+        "temperature": request.sampling.temperature or 0.0,
+        "seed": request.sampling.seed,
+    }
+    with Outputs(force=request.run.force) as outputs:
+        request.prompts.read_by(outputs)
+        suite = request.prompts.chosen(request.sampling.seed or 0)
+        _ask_server(request, suite, settings, outputs.file("output", request.output))
+
+
+def _ask_server(request: BenchRequest, suite: "Suite", settings: dict[str, Any], file: OutputFile | None) -> None:
     from datetime import UTC, datetime
 
     from specctl.benchmark.server_load import LOAD, Asked, LoadHeader, ServerLoad, dialogues
     from specctl.remote import connected
 
+    options, show = request.server, request.show
     assert options.url is not None
     levels = options.levels
-    work = dialogues(suite, settings, chat) * repeats
-    server = connected(options.url, options.api_key, model)
+    work = dialogues(suite, settings, request.chat) * request.repeats
+    server = connected(options.url, options.api_key, request.models.target)
     header = LoadHeader(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         url=server.url,
@@ -509,16 +526,16 @@ def run_load(
             for concurrency in levels:
                 load.run(concurrency, 1 if options.warm_up is None else options.warm_up)
         except KeyboardInterrupt:
-            _show(header, load, total - sum(len(level.asked) for level in load.levels), show)
+            _show_load(header, load, total - sum(len(level.asked) for level in load.levels), show)
             raise
-    _show(header, load, 0, show)
+    _show_load(header, load, 0, show)
     failed = sum(sum(level.failures.values()) for level in load.levels)
     if failed:
         asked = sum(len(level.asked) for level in load.levels)
         raise SpecctlError(f"{failed} of {asked} requests failed")
 
 
-def _show(header: "LoadHeader", load: "ServerLoad", missing: int, show: ShowOptions) -> None:
+def _show_load(header: "LoadHeader", load: "ServerLoad", missing: int, show: ShowOptions) -> None:
 
     from specctl.benchmark.server_load import load_json, load_tables
 
