@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadCheckpoint:
-    """The files of a draft head.
-
-    Attributes:
-        checkpoint: where they are.
-        kind: what it is.
-        config: the contents of config.json.
-    """
+    """The files of a draft head: where they are, its kind, and the contents of its config.json."""
 
     checkpoint: Checkpoint
     kind: str
@@ -106,8 +100,8 @@ class DraftHeadCheckpoint:
 def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
     """The draft head that a checkpoint is; None for an ordinary model.
 
-    Where a repository's configuration does not say what it is, the names of its tensors do: from the headers of its
-    files, which for a repository with a tokenizer, as ordinary models are, are only read if they are here.
+    Where the configuration does not say what it is, the names of its tensors do, from the headers of its files. These
+    are not downloaded for a repository with a tokenizer, as ordinary models have.
 
     Raises:
         ModelError: the configuration or the weights cannot be read, or it is a head that specctl does not run.
@@ -120,11 +114,7 @@ def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
 
 
 def head_in_target(target: Checkpoint, role: str) -> DraftHeadCheckpoint:
-    """The MTP head in a target's own files.
-
-    Args:
-        target: the target's files.
-        role: the draft's key in the profile.
+    """The MTP head in a target's own files; ``role`` is the draft's key in the profile.
 
     Raises:
         ModelError: there is none, or the files cannot be read.

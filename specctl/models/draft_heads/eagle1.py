@@ -57,8 +57,7 @@ class Eagle1Head(ChainHead):
 
     Args:
         config: the network.
-        unembedding: the verifier's output layer ``(H -> V)``, whose weight and bias are used as they are, neither
-            trained nor saved nor moved with the head.
+        unembedding: the verifier's output layer ``(H -> V)``, used as it is.
         embeddings: the verifier's input embeddings ``(V, H)``, likewise; None for embeddings of its own.
     """
 

@@ -102,14 +102,13 @@ class FirstLayer(nn.Module):
 class Eagle3Head(ChainHead):
     """An EAGLE-3 draft head, or P-EAGLE's (arXiv 2602.01469).
 
-    P-EAGLE has learned states that stand for those that the verifier has not made yet: with them and a mask for a token
-    it reads all places of a block in one pass.
+    P-EAGLE has learned states in place of those that the verifier has not computed yet. With them and a mask for a
+    token it reads all places of a block in one pass.
 
     Args:
         config: the network.
         tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
-        embeddings: the verifier's input embeddings ``(V, H)``, whose weight is used as it is, neither trained nor
-            saved nor moved with the head; None for embeddings of its own.
+        embeddings: the verifier's input embeddings ``(V, H)``, used as they are; None for embeddings of its own.
     """
 
     kind = "eagle3"
@@ -349,14 +348,7 @@ def loss(head: Eagle3Head, lesson: "Lesson", recipe: "Recipe", generator: torch.
 
 
 def step_loss(step: "Step", lesson: "Lesson", vocabulary: torch.Tensor | None, rounds: float) -> torch.Tensor:
-    """A sum over the answer's tokens.
-
-    Args:
-        step: of the rounds.
-        lesson: the answer.
-        vocabulary: ids of the draft vocabulary, as for `law_loss`.
-        rounds: the share of the rounds that went on after their first token; these stand for all.
-    """
+    """A sum over the answer's tokens; the share ``rounds`` of the rounds went on after their first token, for all."""
     from specctl.models.draft_heads.training import law_loss
 
     share = rounds if step.index else 1.0

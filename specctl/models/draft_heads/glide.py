@@ -51,25 +51,23 @@ _CLOSE = 2e-2
 
 
 class VerifierKeys:
-    """Keys and values of some layers, computed by the verifier's own modules from the layers' inputs.
+    """Keys and values that some of the verifier's layers cache, computed by its own modules from the layers' inputs.
 
     A layer caches what follows from its input and its place alone. So a head that knows the input, which every engine
-    shows, needs nothing of the cache. The keys are given as they are before they are turned by their places (`rope`).
+    gives, needs nothing of the cache. Keys are given before they are turned by their places (`rope`).
 
     Args:
         target: the verifier, in eval mode; on the meta device how its layers turn keys is not checked.
         layers: which of its decoder layers.
 
     Attributes:
-        layers: these.
         state_size: D, the width of their inputs.
         heads: query heads of the verifier's attention.
         kv_heads: key and value heads; divides ``heads``.
         head_dim: d, of keys and of values.
 
     Raises:
-        ModelError: a layer cannot be run on its own, caches something else, or turns its keys in another way than
-            Llama's layers do.
+        ModelError: a layer cannot be run on its own, caches something else, or does not turn its keys as Llama's do.
     """
 
     def __init__(self, target: PreTrainedModel, layers: Sequence[int]) -> None:
@@ -102,14 +100,9 @@ class VerifierKeys:
 
     @torch.no_grad()
     def __call__(self, layer: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the index-th of `layers` makes of its inputs.
+        """Keys, not turned yet, and values, ``(kv_heads, T, d)`` each, of a layer's inputs ``(T, D)``.
 
-        Args:
-            layer: an index into `layers`.
-            states: ``(T, D)`` of any floating dtype, the layer's inputs.
-
-        Returns:
-            Keys, not turned yet, and values: ``(kv_heads, T, d)`` each, on the device and of the dtype of ``states``.
+        ``layer`` is an index into `layers`. The results have the device and the floating dtype of ``states``.
         """
         cos = torch.ones(1, states.shape[0], self._turned, device=states.device)
         keys, values = self._cached(self._modules[layer], states, (cos, torch.zeros_like(cos)))
@@ -193,7 +186,7 @@ class GlideConfig:
         shape: of its own layers, H their width, which need not be the verifier's.
         vocabulary: V, the verifier's.
         num_layers: n; layer i reads the verifier's layer L - n + i of L.
-        block_size: tokens of a stretch of text in training, as many as a round was to draft; no limit in use.
+        block_size: tokens of a stretch of text in training; not a limit in use.
         context: the most tokens it can read.
     """
 
@@ -205,12 +198,7 @@ class GlideConfig:
 
 
 class CrossAttention(nn.Module):
-    """Attention to the verifier's keys and values; only the projections of queries and of the output are its own.
-
-    Args:
-        shape: of the layer.
-        keys: the verifier's, whose heads it has.
-    """
+    """Attention to the verifier's keys and values; only the projections of queries and of the output are its own."""
 
     def __init__(self, shape: LayerShape, keys: VerifierKeys) -> None:
         super().__init__()
@@ -226,8 +214,7 @@ class CrossAttention(nn.Module):
         Args:
             states: of T tokens.
             rope: of their places, as the verifier turns its keys.
-            keys: ``(1, kv_heads, S, d)``, turned.
-            values: ``(1, kv_heads, S, d)``.
+            keys, values: ``(1, kv_heads, S, d)``, keys turned.
             seen: ``(1, 1, T, S)`` bool, True where a token attends to a place.
         """
         queries = self.q_proj(states).view(*states.shape[:-1], -1, self._head_dim).transpose(1, 2)
@@ -261,8 +248,7 @@ class GlideHead(ChainHead):
 
     Args:
         config: the network.
-        keys: what the verifier's layers make of states, one layer for each of the head's; no module, and so no part of
-            the head.
+        keys: of the verifier, a layer for each of the head's; not a part of the head.
     """
 
     kind, sees_first = "glide", True
@@ -306,8 +292,8 @@ class GlideHead(ChainHead):
         """The verifier's turned keys and its values that T tokens bring in.
 
         Args:
-            features: ``(1, T, R)``.
-            places: ``(T,)`` int64, which the features are of.
+            features: ``(1, T, F)``.
+            places: ``(T,)`` int64, of the features.
 
         Returns:
             For each of `layers` keys and values, ``(1, kv_heads, T, d)`` each, and ``(1, 1, T, 1)``, 1 where they are
@@ -331,12 +317,12 @@ class GlideHead(ChainHead):
         seen: torch.Tensor | None = None,
         places: torch.Tensor | None = None,
     ) -> ChainPass:
-        """As in `ChainHead`; the recursion's features bring in nothing.
+        """As in `ChainHead`; features of the head's own bring in nothing.
 
         Args:
             ids, features, positions, mask, cache, keep: as there.
             seen: ``(1, 1, T, S)`` bool, what the S tokens brought in that each token may see; None for ``mask``.
-            places: ``(T,)`` int64, which the features are of; None for those before the tokens.
+            places: ``(T,)`` int64, of the features; None for those before the tokens.
         """
         depth = self.config.num_layers
         pairs, known = self.brought(features, positions - 1 if places is None else places)

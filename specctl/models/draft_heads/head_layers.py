@@ -23,7 +23,7 @@ FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn", "longrope"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of a head's decoder layers, in the words of transformers' configurations.
+    """The shape of a head's decoder layers, named as in transformers' configurations.
 
     Attributes:
         hidden_size: H.
@@ -33,9 +33,7 @@ class LayerShape:
         head_dim: d.
         norm_eps: of every RMSNorm.
         activation: a name of transformers' activations.
-        qkv_bias: whether the projections to queries, keys and values have biases.
-        output_bias: whether attention's output projection has one.
-        mlp_bias: whether those of the gated network have.
+        qkv_bias, output_bias, mlp_bias: which projections have biases.
         qk_norm: whether queries and keys go through an RMSNorm over d before they are rotated (Qwen3).
         rope: ``rope_parameters`` as in transformers' configurations.
         max_positions: ``max_position_embeddings``, from which scaled rotary embeddings are computed.
@@ -68,10 +66,10 @@ class LayerShape:
 class Rotary(nn.Module):
     """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), with the scalings that transformers knows.
 
-    The frequencies stay float32 whatever the module is cast to: in bfloat16 they would be off by whole turns after a
-    few hundred tokens. LongRoPE has two sets of them (Ding et al. 2024, arXiv 2402.13753). transformers takes that of
-    the longest position in a pass; here each position has its own, so that what a head drafts does not depend on how
-    a text was cut into passes.
+    The frequencies stay float32 when the module is cast: in bfloat16 they would be off by whole turns after a few
+        hundred
+    tokens. LongRoPE has two sets of them (Ding et al. 2024, arXiv 2402.13753). transformers takes that of the longest
+    position in a pass; here each position has its own, so that drafts do not depend on how a text was cut into passes.
 
     Raises:
         ModelError: frequencies that change with the sequence's length, or parameters that transformers refuses.
@@ -136,12 +134,7 @@ def rotated(states: torch.Tensor, rope: Rope) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention, whose steps can also be called one by one.
-
-    Args:
-        shape: of the layer.
-        reads: width of what queries, keys and values are made from; by default H.
-    """
+    """Grouped-query attention; ``reads`` is the width of what queries, keys and values are made from, by default H."""
 
     def __init__(self, shape: LayerShape, reads: int | None = None) -> None:
         super().__init__()
@@ -169,13 +162,9 @@ class Attention(nn.Module):
     def mixed(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """The output ``(B, T, H)`` of T queries over S keys and values.
+        """The output ``(B, T, H)`` of queries ``(B, heads, T, d)`` over keys and values ``(B, kv_heads, S, d)``.
 
-        Args:
-            queries: ``(B, heads, T, d)``.
-            keys: ``(B, kv_heads, S, d)``.
-            values: ``(B, kv_heads, S, d)``.
-            mask: broadcastable to ``(B, heads, T, S)`` bool, True where a query attends; None for all.
+        The mask is broadcastable to ``(B, heads, T, S)`` bool, True where a query attends; None for all.
         """
         return self.projected(
             scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=self._grouped)
@@ -213,12 +202,7 @@ class GatedNetwork(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """An ordinary pre-norm decoder layer, over a cache.
-
-    Args:
-        shape: of the layer.
-        normed: whether its input goes through an RMSNorm first; EAGLE-1's only layer has none.
-    """
+    """A pre-norm decoder layer, over a cache; EAGLE-1's only layer is not ``normed`` before attention."""
 
     def __init__(self, shape: LayerShape, *, normed: bool = True) -> None:
         super().__init__()

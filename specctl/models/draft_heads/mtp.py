@@ -29,11 +29,7 @@ _HINT = "Draft with a small model instead, or use a head of another kind that wa
 
 
 def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
-    """The configuration of a target's MTP layer: the target's own, with one layer.
-
-    Args:
-        target: the model.
-        sparse: whether the layer's MLP is a mixture of experts.
+    """The configuration of a target's MTP layer: the target's own, with one layer, which may be a mixture of experts.
 
     Raises:
         ModelError: the layer would be one that cannot run over a cache of plain keys and values.
@@ -66,17 +62,14 @@ def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
 class MtpHead(ChainHead):
     """One decoder layer of the target's class, applied to its own output again for every further token.
 
-    For token x_p and the row r of place p - 1 it computes
-    ``r' = norm(block(eh_proj([enorm(E[x_p]); hnorm(r)])))`` and the logits ``W r'`` of token x_(p+1), where E and W are
-    the target's embeddings and output layer unless the head has its own. The first row is the target's last state after
-    its final norm; r' is the next one (DeepSeek-V3, arXiv:2412.19437, equations 21 to 23; applied recursively as in
+    For token x_p and the features f of place p - 1 it computes
+    ``f' = norm(block(eh_proj([enorm(E[x_p]); hnorm(f)])))`` and the logits ``W f'`` of token x_(p+1). E and W are the
+    target's embeddings and output layer, unless the head has its own. The first features are the target's last state
+    after its final norm; f' are the next (DeepSeek-V3, arXiv:2412.19437, equations 21 to 23; applied recursively as in
     FastMTP, arXiv:2509.18362).
 
-    The embeddings, output layer and rotary embeddings that belong to the target are no submodules: they neither move
-    with the head nor count as its weights.
-
     Args:
-        target: the model that verifies, in eval mode.
+        target: the model that verifies, in eval mode; what belongs to it is not a part of the head.
         sparse: whether the layer's MLP is a mixture of experts.
         own_embeddings: whether the head has embeddings of its own.
         own_output: whether it has an output layer of its own.
@@ -225,8 +218,7 @@ def read(
 ) -> MtpHead:
     """A target's MTP head from tensors in any of the known layouts; see `HeadKind.read`.
 
-    The configuration is the target's own, or speculators'. Further MTP layers than the first are not used: the first is
-    applied to its own output.
+    The configuration is the target's own, or speculators'. Only the first MTP layer is used, also on its own output.
     """
     text = target.config.get_text_config(decoder=True)
     if "speculators_model_type" in config:

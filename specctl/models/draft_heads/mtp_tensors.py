@@ -38,15 +38,15 @@ class MtpTensors:
     """The tensors of MTP layers among others.
 
     Attributes:
-        places: the number of the MTP layer from 0 on, and the name within `MtpHead`, by the name in the file. Experts
-            still have a tensor each.
+        places: by the name in the file, the number of the MTP layer from 0 on, and the name within `MtpHead`. Each
+            expert still has its own tensor.
     """
 
     places: dict[str, tuple[int, str]]
 
     @property
     def layers(self) -> int:
-        """How many MTP layers there are."""
+        """The number of MTP layers."""
         return len({layer for layer, _ in self.places.values()})
 
     @property
@@ -56,12 +56,7 @@ class MtpTensors:
 
 
 def mtp_tensors(names: Iterable[str], depth: int) -> MtpTensors:
-    """Those of some tensors that belong to MTP layers; possibly none.
-
-    Args:
-        names: of the tensors of a checkpoint.
-        depth: how many decoder layers the target has.
-    """
+    """The tensors of MTP layers, of a target with ``depth`` decoder layers, among these names."""
     places = {}
     for name in names:
         if found := _OTHERS.fullmatch(name):

@@ -1,5 +1,4 @@
-"""DISCO's classifier: will a token be accepted that is drawn from this distribution, at this place of a round? No torch
-here."""
+"""DISCO's predictor of the acceptance of a token, by its distribution and its place in the round. No torch here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ _STEEPEST = 60.0
 class DiscoPredictor:
     """A network of two layers, sigmoid(w . relu(W x + b) + c) (DISCO: Mamou and others 2024, arXiv 2405.04304).
 
-    It is computed on the host, from numbers that reach it with the token: a few hundred multiplications take less time
-    there than starting one operation of a GPU, and replay computes the very same.
+    It runs on the host, on numbers that reach it with the token: a few hundred multiplications take less time than
+    starting one operation of a GPU, and replay computes exactly the same.
 
     Attributes:
         hidden_weight: W, H rows of `FEATURES` numbers: for the largest probabilities from the likeliest down, for the
@@ -56,7 +55,7 @@ class DiscoPredictor:
 
 
 def disco_predictor_from(weights: Mapping[str, "torch.Tensor"]) -> DiscoPredictor:
-    """A head from its stored weights: ``hidden.weight`` ``(H, 12)``, ``output.weight`` ``(1, H)`` and their biases.
+    """A predictor from stored weights: ``hidden.weight`` ``(H, 12)``, ``output.weight`` ``(1, H)`` and their biases.
 
     Raises:
         ModelError: names or shapes do not fit.

@@ -37,13 +37,7 @@ _EMBEDDED = "embedded:"
 
 @dataclass(frozen=True, slots=True)
 class PredictorCheckpoint:
-    """The files of a head.
-
-    Attributes:
-        name: the head's name in the profile.
-        folder: where its files are.
-        config: the contents of config.json.
-    """
+    """The files of a predictor: its name in the profile, its folder, and the contents of its config.json."""
 
     name: str
     folder: Path
@@ -54,17 +48,17 @@ class PredictorCheckpoint:
 
     @property
     def published(self) -> bool:
-        """Whether it has the layout of SpecDec++'s released heads, which contain no hash of their draft's weights."""
+        """Whether it has the layout of SpecDec++'s released predictors, without a hash of the draft's weights."""
         return "schema_version" not in self.config
 
     @property
     def kind(self) -> Kind:
-        """Published heads are SpecDec++'s."""
+        """Published predictors are SpecDec++'s."""
         return "specdec++" if self.published else KINDS[KINDS.index(self.config[KIND])]
 
     @property
     def draft_sha256(self) -> str | None:
-        """`weights_hash` of the draft that it was trained on; None for a published head."""
+        """`weights_hash` of the draft that it was trained on; None for a published predictor."""
         return self.config.get("draft_sha256")
 
     @property
@@ -97,13 +91,10 @@ class PredictorCheckpoint:
             pass
 
     def load(self, hidden_size: int) -> "TrainedPredictor":
-        """Read the weights.
-
-        Args:
-            hidden_size: width of the draft's hidden states, which a DISCO head does not read.
+        """Read the weights; ``hidden_size`` is the width of the draft's hidden states, which DISCO does not read.
 
         Raises:
-            ModelError: a file is missing or damaged, or the head is for another hidden size.
+            ModelError: a file is missing or damaged, or the predictor is for another hidden size.
         """
         from specctl.models.predictors.disco_predictor import disco_predictor_from
         from specctl.models.predictors.state_predictor import predictor_from, predictor_from_published
@@ -136,10 +127,10 @@ _REMAKE = "Make one for this pair with `specctl train-head`."
 
 
 def locate_predictor(name: str) -> PredictorCheckpoint:
-    """Find a head by ``embedded:NAME``, folder, or hub id; from the hub, its files are downloaded.
+    """Find a predictor by ``embedded:NAME``, folder, or hub id; from the hub, its files are downloaded.
 
     Raises:
-        ModelError: there is no such head, or its config.json cannot be read.
+        ModelError: there is no such predictor, or its config.json cannot be read.
     """
     folder = _folder(name)
     path = folder / CONFIG
@@ -169,7 +160,7 @@ def locate_predictor(name: str) -> PredictorCheckpoint:
 
 
 def require_kind(predictor: PredictorCheckpoint, policy: PolicyTable) -> None:
-    """Raise ModelError if a policy reads the predictions of the other kind of head."""
+    """Raise ModelError if a policy reads the predictions of the other kind of predictor."""
     needed = [kind for kind, signal in KIND_SIGNALS.items() if signal in policy.setting.signals]
     if needed and predictor.kind not in needed:
         raise ModelError(
@@ -184,7 +175,7 @@ def _damaged(name: str, path: Path, reason: str) -> ModelError:
 
 
 def on_hub(name: str) -> bool:
-    """Whether a head's name is a hub id: it has one slash, and there is no folder of that name."""
+    """Whether a predictor's name is a hub id: it has one slash, and there is no folder of that name."""
     looks_local = name.startswith(("/", "./", "../", "~", _EMBEDDED)) or name.count("/") != 1
     return not looks_local and not Path(name).is_dir()
 
@@ -205,14 +196,14 @@ def _folder(name: str) -> Path:
 
 
 def mismatch(predictor: PredictorCheckpoint, draft: Checkpoint) -> str | None:
-    """Why a head does not belong to a draft, or None; a head without a hash of its draft's weights always passes."""
+    """Why a predictor does not belong to a draft, or None; without a hash of its draft's weights it always passes."""
     if predictor.draft_sha256 is None or predictor.draft_sha256 == weights_hash(draft):
         return None
     return f"{predictor} was trained on other weights ({predictor.draft_model}) than the draft has ({draft.name!r})"
 
 
 def save_predictor(folder: Path, predictor: "StatePredictor", config: dict[str, Any], card: str) -> None:
-    """Write the files of a head on hidden states; see `save_weights`."""
+    """Write the files of a predictor on hidden states; see `save_weights`."""
     shape = {
         KIND: "specdec++",
         "hidden_size": predictor.hidden_size,
@@ -237,21 +228,21 @@ TrainedPredictor = Union["StatePredictor", DiscoPredictor]
 
 
 def signal_of(predictor: TrainedPredictor) -> Signal:
-    """The signal that a head computes."""
+    """The signal that a predictor computes."""
     return "own_accept_prob" if isinstance(predictor, DiscoPredictor) else "accept_prob"
 
 
 def first_for(signals: Iterable[Signal], predictors: Iterable[TrainedPredictor]) -> TrainedPredictor | None:
-    """The first head that computes one of the signals."""
+    """The first predictor that computes one of the signals."""
     wanted = set(signals)
     return next((predictor for predictor in predictors if signal_of(predictor) in wanted), None)
 
 
 def state_predictors(named: Mapping[str, TrainedPredictor]) -> "dict[str, StatePredictor]":
-    """Those of some named heads that read hidden states."""
+    """Those that read hidden states."""
     return {name: predictor for name, predictor in named.items() if not isinstance(predictor, DiscoPredictor)}
 
 
 def disco_predictors(named: Mapping[str, TrainedPredictor]) -> dict[str, DiscoPredictor]:
-    """Those of some named heads that read distributions."""
+    """Those that read distributions."""
     return {name: predictor for name, predictor in named.items() if isinstance(predictor, DiscoPredictor)}

@@ -15,13 +15,13 @@ Weights = Mapping[str, torch.Tensor]
 class StatePredictor(nn.Module):
     """D residual blocks x + SiLU(W x + b), then one logit (SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715).
 
-    Its weights are float32 whatever the draft's dtype. The blocks start as the identity. Beyond the paper, the last
-    layer may also read the signals that the draft had when it drew the token: a shallow draft's state after a token
-    holds little of the distribution before it.
+    Its weights are float32 for drafts of all dtypes. The blocks start as the identity. Beyond the paper, the last layer
+    may also read the signals that the draft had when it sampled the token: a shallow draft's state after a token holds
+    little of the distribution before it.
 
     Args:
         hidden_size: width H of the draft's last hidden state.
-        depth: D, 0 for a linear head.
+        depth: D, 0 for a linear predictor.
         reads_signals: whether the last layer reads `DISTRIBUTION_SIGNALS` too.
     """
 
@@ -42,11 +42,9 @@ class StatePredictor(nn.Module):
         return len(self.blocks)
 
     def forward(self, hidden: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of the acceptance probability, float32 ``(...)``.
+        """Logits of the acceptance probability, float32 ``(...)``, of hidden states ``(..., H)``.
 
-        Args:
-            hidden: ``(..., H)``.
-            signals: ``(..., 3)``, `DISTRIBUTION_SIGNALS` of the step that drew the token; unused where not read.
+        ``signals`` ``(..., 3)`` are `DISTRIBUTION_SIGNALS` of the step that sampled the token; unused where not read.
         """
         state = hidden.float()
         for block in self.blocks:
@@ -63,10 +61,10 @@ class StatePredictor(nn.Module):
 
 
 def predictor_from(weights: Weights, *, reads_signals: bool = False) -> StatePredictor:
-    """A head from its own weights (``blocks.I.weight``, ``output.weight`` and biases).
+    """A predictor from its own weights (``blocks.I.weight``, ``output.weight`` and biases).
 
     Raises:
-        ModelError: names or shapes do not fit a head.
+        ModelError: names or shapes do not fit.
     """
     try:
         depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
@@ -79,11 +77,12 @@ def predictor_from(weights: Weights, *, reads_signals: bool = False) -> StatePre
 
 
 def predictor_from_published(weights: Weights, depth: int) -> StatePredictor:
-    """A head from the layout of SpecDec++'s released checkpoints, its two classes made one logit.
+    """A predictor from the layout of SpecDec++'s released checkpoints, with one logit for its two classes.
 
-    There the head is one Sequential: blocks ``model.0.linear`` to ``model.(D-1).linear``, then the classifier
-    ``model.D`` with the rows rejected and accepted. All blocks are the same module, so a file may contain the weights
-    of a single one. The softmax over two classes is the sigmoid of the difference of their logits.
+    There it is one Sequential: blocks ``model.0.linear`` to ``model.(D-1).linear``, then the classifier ``model.D``
+        with
+    the rows rejected and accepted. All blocks are the same module, so a file may contain the weights of a single one.
+    The softmax over two classes is the sigmoid of the difference of their logits.
 
     Raises:
         ModelError: names or shapes do not fit that layout.
