@@ -31,7 +31,7 @@ class Schedule:
         epochs: passes over the items, each in a new order.
         batch_size: items in a step.
         lr: the highest learning rate; it falls to 0 along half a cosine.
-        seed: of the weights, the order of the items, and all else that a learner draws.
+        seed: of the weights, the order of the items, and all other random choices of a learner.
     """
 
     epochs: int = 3
@@ -76,7 +76,7 @@ class Training:
     Args:
         learner: its weights change.
         schedule: the course.
-        items: how many there are to learn from, at least one.
+        items: the number of items to learn from, at least one.
         checkpoint: file with the state of the training. If it exists, the training continues from this state, with the
             same result as without an interruption.
 

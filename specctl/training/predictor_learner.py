@@ -131,7 +131,7 @@ class PredictorLearner(Learner):
         self.facts = {"recipes": [asdict(each) for each in recipes], "mix": draft.mixed}
         self._epoch, self._mixed = -1, list[Mixed]()
 
-    def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:  # noqa: ARG002 - the epoch tells it
+    def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:  # noqa: ARG002 - the epoch is enough
         if epoch != self._epoch:
             self._epoch, self._mixed = epoch, self._draft.mix(self._examples, f"mix/{self._seed}/{epoch}")
         examples, mixed = [self._examples[index] for index in batch], [self._mixed[index] for index in batch]

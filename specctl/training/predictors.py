@@ -116,12 +116,12 @@ def predictor_card(evaluation: Evaluation, config: dict[str, Any], made: Made) -
     reads = "the draft's last hidden state"
     if disco:
         reads = (
-            f"the {TOP_PROBS} largest probabilities of the draft's distribution behind the token, its entropy, and the "
+            f"the {TOP_PROBS} largest probabilities of the draft's distribution after the token, its entropy, and the "
             "number of the token in its round"
         )
     if settings["signals"]:
         signals = ", ".join(SIGNAL_NAMES[name] for name in DISTRIBUTION_SIGNALS)
-        reads += f", and the {signals} of the step that drew the token"
+        reads += f", and the {signals} of the step that sampled the token"
     return card(
         f"An acceptance head for {draft}",
         f"Predicts whether {target} will accept a token that {draft} drafted ({paper}). Made by `specctl train-head`; "

@@ -106,8 +106,8 @@ class Subject(ABC, Generic[Item, Models]):
     """What a command trains.
 
     Args:
-        profile: names the models. Acceptance heads and hierarchies are left out of it, and a policy that reads a head
-            is replaced by ``constant``.
+        profile: names the models. Predictors and hierarchies are left out of it, and a policy that reads a
+            predictor is replaced by ``constant``.
 
     Attributes:
         command: its name, for messages.

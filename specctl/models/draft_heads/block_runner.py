@@ -1,4 +1,4 @@
-"""A block draft head as a runner: one pass for a block, then a row of it for each token drawn."""
+"""What runs a block draft head: one pass for a block, then a row of it for each token."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,43 +25,41 @@ from specctl.models.running.graph import Capturing
 class BlockHeadRunner(DraftHeadRunner):
     """A block draft head's `Slot`.
 
-    Tokens of places whose states were observed are not read: the keys and values of these places come from the states.
-    The first token after a rollback whose logits are asked for is the block's anchor. Its pass drafts the whole block,
-    and every token fed after it moves to the next row. A place before the anchor without a observed state is missing
-    from what the block attends to; all other places keep their true positions.
-
-    Attributes:
-        longest: rows of a block that predict tokens.
+    Tokens of places whose states were observed are not read: their keys and values come from the states. The first
+        token
+    after a rollback whose logits are wanted is the block's anchor. Its pass drafts the whole block, and every later
+    token moves to the next row. A place before the anchor without an observed state is missing from what the block
+    attends to; all other places keep their true positions.
     """
 
     head: BlockHead
     no_trees = None
     length = 0
-    _remembered = 0  # places whose keys and values are cached
+    _remembered = 0  # places with cached keys and values
     _row = -1  # of the block, the one given last; -1 before its pass
 
     @cached_property
-    def _waiting(self) -> PendingStates:
-        """States of the places behind those that are remembered."""
+    def _pending(self) -> PendingStates:
+        """States of the places after those that are remembered."""
         return PendingStates()
 
     @property
     def observed(self) -> int:
-        return self._remembered + self._waiting.count
+        return self._remembered + self._pending.count
 
     def observe_states(self, start: int, states: States) -> None:
-        self._waiting.add(states, self.observed - start)
-        if self._waiting.full:
+        self._pending.add(states, self.observed - start)
+        if self._pending.full:
             self._remember()
 
     @abstractmethod
     def _remember(self) -> None:
-        """Cache keys and values made of the states that wait."""
+        """Cache keys and values of the states that wait."""
 
     def rollback(self, length: int) -> None:
         """End the block, and go to the end of the places that are both within ``length`` and observed."""
         self._row = -1
-        self._waiting.cut(max(0, length - self._remembered))
+        self._pending.cut(max(0, length - self._remembered))
         self._remembered = min(self._remembered, length)
         self.length = self.observed
 
@@ -72,9 +70,9 @@ class BlockHeadRunner(DraftHeadRunner):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `Slot`, a level at a time: its tokens move to the next row of the block, and no pass is made.
+        """As of `Slot`, a level at a time: its tokens move to the next row of the block, and no pass is made.
 
-        A row follows each token by itself where there is a sequential head, else all of them alike.
+        With a sequential head a row follows each token by itself, without one all of them alike.
 
         Raises:
             ValueError: the block has no further row.
@@ -85,14 +83,14 @@ class BlockHeadRunner(DraftHeadRunner):
 
     @abstractmethod
     def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
-        """The row that has been moved to, after each of a tree's tokens; ``first`` for those below the root."""
+        """The row after each of a tree's tokens; ``first`` for those below the root."""
 
     def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
         """Go back to the places whose states were observed."""
         self.rollback(self.observed)
 
     def _fed(self, tokens: Sequence[int], keep: int) -> Sequence[int]:
-        """The tokens that a row of a block is given for; before a block those without logits are skipped.
+        """The tokens that move through rows of a block; before a block those without logits are skipped.
 
         Raises:
             ValueError: logits of a token before the block's anchor are asked for.
@@ -139,14 +137,14 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         self._logits = weight.new_empty(0)  # (B, D) of the block
         self._hidden = weight.new_empty(0)  # (B, H)
         self._memory = head.blank()
-        self._branches = self._memory[None]  # (N, R), the memories behind the N tokens of the last tree
+        self._branches = self._memory[None]  # (N, R), the memories after the N tokens of the last tree
 
     def fresh(self) -> "BlockRunner":
         return BlockRunner(self.head, self.vocabulary, compiler=self._compiler)
 
     def _remember(self) -> None:
-        start, count = self._remembered, self._waiting.count
-        if (states := self._waiting.take()) is None:
+        start, count = self._remembered, self._pending.count
+        if (states := self._pending.take()) is None:
             return
         fresh = {layer: torch.as_tensor(states[layer]).to(self.head.fc.weight) for layer in self.layers}
         fed, self.length = self.length, start  # passes begin at `length`
@@ -163,7 +161,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         self.length, self._remembered = fed, start + count
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """Feed tokens; see the class.
+        """As of `Slot`.
 
         Raises:
             ValueError: the block has no further row, or logits of a token before its anchor are asked for.
@@ -197,7 +195,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
 
     @property
     def widest_read(self) -> int:
-        """Any number: those before a block's anchor are not read, and each behind it moves to the next row."""
+        """Any number: those before a block's anchor are not read, and each later one moves to the next row."""
         return WIDEST
 
     def read(
@@ -207,7 +205,7 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `Slot`.
+        """As of `Slot`.
 
         Raises:
             ValueError: the block has no further row.
@@ -230,9 +228,9 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         return self._next_accept_prob if self.head.config.confidence else None
 
     def _next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
-        """The predicted probability ``()`` that the token drafted after ``token``, drawn from the newest row, is kept.
+        """The predicted acceptance ``()`` of the token that is drafted after ``token``, sampled from the newest row.
 
-        It supposes that all tokens before it are; 0 behind the last row, where nothing can be drafted.
+        It supposes that all tokens before it are accepted; 0 after the last row, where nothing can be drafted.
         """
         if self._row + 1 == len(self._hidden):
             return torch.zeros((), device=self.device)
@@ -318,8 +316,8 @@ class GraphBlockRunner(Capturing, BlockRunner):
 class BlocksSideBySide:
     """Rounds of a block head, each after a longer prefix of the same text.
 
-    A `specctl.models.draft_heads.block_runner.BlockRunner` runs the same passes one block after the other. Here a block
-    attends to the verifier's states of its own prefix, and to itself.
+    A `BlockRunner` runs the same passes one block after the other. Here a block attends to the verifier's states of its
+    own prefix, and to itself.
 
     Args:
         head: in eval mode, on one device.
@@ -345,14 +343,10 @@ class BlocksSideBySide:
         self._observed += len(rows)
 
     def first(self, lengths: Sequence[int]) -> Forward:
-        """The pass over the block of each round, and its first row.
+        """The pass over the block of each round, and the logits ``(B, V)`` of its first row.
 
-        Args:
-            lengths: B consecutive numbers of tokens, those that the rounds begin after. The states of all but the last
-                of these tokens have been given.
-
-        Returns:
-            Logits ``(B, V)``.
+        ``lengths`` are B consecutive numbers of tokens, after which the rounds begin. The states of all but the last of
+        these tokens have been given.
         """
         anchors = torch.tensor(lengths, device=self._weight.device) - 1  # (B,), the places of the newest tokens
         newest = torch.tensor([self._text[length - 1] for length in lengths], device=anchors.device)
@@ -364,20 +358,14 @@ class BlocksSideBySide:
         return self._given(newest, hidden=False)
 
     def further(self, going: Sequence[int], tokens: Sequence[int], *, hidden: bool = False) -> Forward:
-        """The next row of some blocks, given their newest tokens.
-
-        Args:
-            going: numbers of B' rounds among those of the row before; no other goes on.
-            tokens: their newest tokens.
-            hidden: whether hidden states are wanted.
-        """
-        kept = torch.tensor(going, device=self._weight.device)
-        self._logits, self._hidden, self._memory = self._logits[kept], self._hidden[kept], self._memory[kept]
+        """The next row of some blocks, by their numbers among those of the row before, given their newest tokens."""
+        left = torch.tensor(going, device=self._weight.device)
+        self._logits, self._hidden, self._memory = self._logits[left], self._hidden[left], self._memory[left]
         self._row += 1
-        return self._given(torch.tensor(tokens, device=kept.device), hidden=hidden)
+        return self._given(torch.tensor(tokens, device=left.device), hidden=hidden)
 
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Of heads that predict it, `BlockRunner.next_accept_prob` of each round's token ``(B,)``: ``(B,)`` float32."""
+        """Of heads that predict it, the acceptance of the next tokens after ``tokens`` ``(B,)``: ``(B,)`` float32."""
         if not self._head.config.confidence:
             return None
         if self._row + 1 == self._head.block_size:

@@ -1,4 +1,4 @@
-"""A chain head as a runner: it reads its verifier's states, and its own output where there are none yet."""
+"""What runs a chain draft head: it reads its verifier's states, and its own output where there are none yet."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,11 @@ from specctl.models.running.graph import Capturing
 
 
 class HeadRunner(FixedBufferRunner, DraftHeadRunner):
-    """A draft head's `Slot` over preallocated buffers, uncompiled or compiled.
+    """A chain head's `Slot` over preallocated buffers, uncompiled or compiled.
 
-    The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
-    token after them takes a pass of its own, over the row that the pass before it gave. The first token of a sequence
-    has no place before it: it is read with zeros, and most heads let no other token attend to it.
+    The token at position p is read with the features of place p - 1. Tokens whose features are known run in one pass.
+    Each later one takes a pass of its own, with the features that the pass before it gave. The first token of a
+    sequence has no place before it: it is read with zeros, and most heads let no other token attend to it.
 
     Args:
         head: in eval mode, on one device.
@@ -68,7 +68,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `Slot`, a level at a time: a token is read with the row that the head wrote after its parent."""
+        """As of `Slot`, a level at a time: a token is read with the features that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._rows.take_pending()
         self._reserve(self.length + len(tokens))
@@ -81,7 +81,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         return Forward(logits, last, vocabulary=self.draft_vocabulary)
 
     def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
-        """Go back to what was read with rows of the verifier's states."""
+        """Go back to what was read with features of the verifier's states."""
         self.rollback(self._rows.true)
 
     def rollback(self, length: int) -> None:
@@ -110,7 +110,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `Slot`; the last token in a pass of its own if the row for it is not known before."""
+        """As of `Slot`; the last token has a pass of its own if its features are not known before."""
         self._rows.take_pending()
         if len(tokens) > max(1, self._rows.known(self.length)):
             self.extend([int(token) for token in tokens[:-1]], keep=0)
@@ -118,12 +118,12 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         return super().read(tokens, reader, uniform, previous)
 
     def _next_rows(self, count: int) -> torch.Tensor:  # (count, R)
-        """The rows to read the next tokens with."""
+        """The features to read the next tokens with."""
         rows: torch.Tensor = self._rows.next(self.length, count)
         return rows.clone() if self._rows.known(self.length) > 0 else rows  # a view would be compiled separately
 
     def _advance(self, count: int, further: torch.Tensor) -> None:
-        """As in `FixedBufferRunner`; ``further`` are the rows ``(T, R)`` that the head wrote after the tokens."""
+        """As in `FixedBufferRunner`; ``further`` are the features ``(T, F)`` that the head wrote after the tokens."""
         self._rows.advance(self.length, count, further[-1:])
         self.length += count
 
@@ -138,7 +138,7 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         written: torch.Tensor,
         rows: torch.Tensor | None,
     ) -> Found:
-        """As in `FixedBufferRunner`; what else it gives are the rows ``(T, R)`` that the head wrote."""
+        """As in `FixedBufferRunner`; what else it gives are the features ``(T, F)`` that the head wrote."""
         assert rows is not None, "of `_next_rows`"
         seen = self.head.attended(mask, slots, written)
         found = self.head(ids, rows[None], positions, seen[None, None], self._cache, keep)
@@ -154,7 +154,7 @@ class GraphHeadRunner(Capturing, HeadRunner):
 class SideBySide:
     """Rounds of a chain head, each after a longer prefix of the same text.
 
-    A `HeadRunner` runs the same passes one round after the other. Here the text is read once, with the rows of the
+    A `HeadRunner` runs the same passes one round after the other. Here the text is read once, with the features of the
     verifier's states. A round attends to what was read of its own prefix, and to its own draft tokens.
 
     Args:
@@ -167,7 +167,7 @@ class SideBySide:
         self._head, self._vocabulary, self._text = head, vocabulary, text
         weights = next(head.parameters())
         self._device = weights.device
-        # The cache holds the text as far as it was read, and behind it the draft tokens of the rounds.
+        # The cache holds the text as far as it was read, and then the draft tokens of the rounds.
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
         self._cache = Cache(layers=list(self._layers))
         self._rows = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
@@ -187,15 +187,10 @@ class SideBySide:
         self._rows = torch.cat([self._rows, self._head.fuse(fresh)])
 
     def first(self, lengths: Sequence[int], *, hidden: bool = False) -> Forward:
-        """The pass behind each round's first token.
+        """The pass after each round's first token: logits ``(B, V)``, and hidden states ``(B, H)`` where wanted.
 
-        Args:
-            lengths: B consecutive numbers of tokens, those that the rounds begin after, which go on where the last
-                ones ended, or are the same once more. The states of all but the last of these tokens have been given.
-            hidden: whether hidden states are wanted.
-
-        Returns:
-            Logits ``(B, V)``, and hidden states ``(B, H)``.
+        ``lengths`` are B consecutive numbers of tokens, after which the rounds begin. They go on where the last ones
+        ended, or are the same once more. The states of all but the last of these tokens have been given.
         """
         for layer in self._layers:
             layer.crop(len(self._owners))
@@ -211,15 +206,9 @@ class SideBySide:
         return self._forward(found, hidden)
 
     def further(self, going: Sequence[int], tokens: Sequence[int], *, hidden: bool = False) -> Forward:
-        """The pass behind the next token of some rounds, which read their newest token.
-
-        Args:
-            going: numbers of B' rounds among those of the pass before; no other goes on.
-            tokens: their newest tokens.
-            hidden: whether hidden states are wanted.
-        """
-        kept = torch.tensor(going, device=self._device)
-        self._lengths, self._rounds, self._own = self._lengths[kept], self._rounds[kept], self._own[kept]
+        """The pass over the newest tokens of some rounds, by their numbers among those of the pass before."""
+        left = torch.tensor(going, device=self._device)
+        self._lengths, self._rounds, self._own = self._lengths[left], self._rounds[left], self._own[left]
         self._owners = torch.cat([self._owners, self._rounds])
         slots = torch.arange(self._read, device=self._device)
         positions = self._lengths + self._step

@@ -55,7 +55,7 @@ class DraftHeadCheckpoint:
 
     @property
     def foresees(self) -> bool:
-        """Whether it predicts the acceptance of tokens that are not drawn yet, by its tensors."""
+        """Whether it predicts the acceptance of tokens that are not sampled yet, by its tensors."""
         names = tensor_names(self.checkpoint) if self.writes_blocks else []
         return any(name.removeprefix("decoder.").startswith("confidence") for name in names)
 

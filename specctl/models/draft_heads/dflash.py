@@ -49,7 +49,7 @@ TRAINING = frozenset(
 _CLASSES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 
 NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
-"""How names of weights begin in a file, where it is not as in the network."""
+"""How names of weights begin in a file, where they differ from the network's."""
 
 
 def read(
@@ -79,7 +79,7 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
     if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
         raise ValueError("speculators' block heads have Qwen3's layers: normed queries and keys, no other biases")
     if config.sights or config.logit_scale != 1 or config.logit_cap or config.raw_embeddings not in (None, 1.0):
-        raise ValueError("windows, and scaled embeddings and logits, are written by nobody here")
+        raise ValueError("writing windows, or scaled embeddings and logits, is not supported")
     table = transformer_table(shape, config.vocabulary, config.num_layers)
     del table["mlp_bias"]  # Qwen3's configuration has no key for biases of its gated network
     described = {
@@ -197,7 +197,7 @@ def _second(table: HeadConfig, config: BlockConfig) -> BlockConfig:
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
-    """The layers whose output DFlash reads where a flat file names none: evenly from 1 to ``depth - 3``."""
+    """The layers that DFlash reads the output of, where a flat file names none: evenly from 1 to ``depth - 3``."""
     if count == 1:
         return (depth // 2,)
     return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))

@@ -112,7 +112,7 @@ class Eagle1Head(ChainHead):
 
 
 NAMES = {"blocks.": "layers."}
-"""How names of weights begin in a file, where it is not as in the network."""
+"""How names of weights begin in a file, where they differ from the network's."""
 
 
 def read(

@@ -291,7 +291,7 @@ def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:
     nested = eagle.ids("eagle_aux_hidden_state_layer_ids")
     for key, ordinary in _ORDINARY.items():
         eagle.demand(key, (ordinary,))
-    # Of the drafts beyond `parallel_draft_step`, of which there are none.
+    # Only for drafts beyond `parallel_draft_step`, which do not exist here.
     eagle.drop(["parallel_draft_heads_num_layers"])
     eagle.refuse_rest()
     given = [ids for ids in (inputs, *(tuple(i + 1 for i in ids) for ids in (outputs, nested) if ids)) if ids]

@@ -141,7 +141,7 @@ class VerifierKeys:
         try:
             keys, values = self._cached(module, state, (torch.ones_like(cos), torch.zeros_like(cos)))
             away, _ = self._cached(module, state, (cos, sin))
-        except Exception as error:  # whatever a layer of another kind runs into
+        except Exception as error:  # layers of other kinds fail in many ways
             why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise self._refusal(f"its layer {layer} gives no keys ({why})") from error
         if keys.shape != values.shape:

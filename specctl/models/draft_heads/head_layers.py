@@ -18,7 +18,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of T positions, ``(..., T, R)`` float32 each, R the rotated part of a head."""
 
 FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
-"""Rotary embeddings whose frequencies do not depend on how long the sequence is, or of which there are two."""
+"""Types of rotary embeddings with one set of frequencies for all lengths, or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Rotary(nn.Module):
         ModelError: frequencies that change with the sequence's length, or parameters that transformers refuses.
     """
 
-    frequencies: torch.Tensor  # (R / 2,), or (2, R / 2) for positions up to the original length and behind it
+    frequencies: torch.Tensor  # (R / 2,), or (2, R / 2) for positions up to the original length and after it
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -109,9 +109,9 @@ class Rotary(nn.Module):
         self.scaling = float(made.attention_scaling)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Rotary":
-        kept = self.frequencies
+        before = self.frequencies
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.frequencies = kept.to(self.frequencies.device)
+        self.frequencies = before.to(self.frequencies.device)
         return self
 
     def forward(self, positions: torch.Tensor) -> Rope:

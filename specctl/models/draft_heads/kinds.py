@@ -33,7 +33,7 @@ class Recipe:
         depth: its decoder layers.
         steps: tokens drafted from each place in training; of a block, all that it has; of GliDe, the tokens of a
             stretch of text that see the target's keys of the text before the stretch alone.
-        rounds: share of the places from which a chain goes on after its first token in training, drawn anew for each
+        rounds: share of the places from which a chain goes on after its first token in training, chosen again for each
             answer and epoch; less than 1 saves most of the time.
         draft_vocabulary: the most tokens that it can draft; the answers' most frequent ones.
         markov_rank: of DSpark's sequential head.
@@ -272,7 +272,7 @@ def recognise(config: Config, tensors: Iterable[str]) -> str | None:
         tensors: the names of the tensors in its file.
 
     Returns:
-        None for what is no draft head, such as an ordinary language model.
+        None for an ordinary language model.
 
     Raises:
         ModelError: a draft head of a kind that specctl does not run.

@@ -42,7 +42,7 @@ def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = list(getattr(config, "mtp_layer_types", None) or [kinds[like]])[:1]
-    # Each family has its own way to tell at which depth its experts begin.
+    # Each family names the depth at which its experts begin in its own way.
     depths = {
         "mlp_layer_types": ["sparse" if sparse else "dense"],
         "first_k_dense_replace": 0 if sparse else 1,
@@ -135,10 +135,10 @@ class MtpHead(ChainHead):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "MtpHead":
         # A cast must not reach buffers: the router's correction is float32 in every model.
-        kept = dict(self.named_buffers())
+        before = dict(self.named_buffers())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in self.named_buffers():
-            buffer.data = kept[name].to(buffer.device)
+            buffer.data = before[name].to(buffer.device)
         return self
 
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -297,7 +297,9 @@ def _require_plain(name: str, weight: torch.Tensor, subject: str) -> None:
 
 
 def _same(weight: torch.Tensor, other: Any) -> bool:
-    """Whether a weight is another one, up to the other's dtype; published ones are, so what cannot be told counts."""
+    """Whether a weight is another one, up to the other's dtype; published ones are, so one that cannot be compared
+    counts.
+    """
     if other is None or not other.is_floating_point() or other.shape != weight.shape:
         return False
     return other.is_meta or bool((weight.to(other.device, other.dtype) == other).all())

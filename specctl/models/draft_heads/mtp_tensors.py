@@ -87,7 +87,7 @@ def mtp_in(checkpoint: Checkpoint) -> MtpTensors:
         raise ModelError(
             f"{checkpoint} has no MTP layers in its files{other}.",
             "Draft with a small model or another kind of head. Some conversions leave MTP layers out: look for a "
-            "checkpoint that kept them.",
+            "checkpoint that has them.",
         )
     return found
 

@@ -41,7 +41,7 @@ class Lesson:
 
     @property
     def length(self) -> int:
-        """A, how many tokens the answer has."""
+        """A, the number of the answer's tokens."""
         return len(self.ids) - self.first
 
 
@@ -50,7 +50,7 @@ class Teacher:
 
     Args:
         target: a causal language model in eval mode.
-        layers: whose states are wanted, in specctl's numbers.
+        layers: those whose states are wanted, in specctl's numbers.
 
     Raises:
         ModelError: the target has no list of decoder layers to watch.
@@ -94,7 +94,7 @@ class Given:
         shape: of layers like the target's.
         depth: the number of the target's decoder layers.
         tokens: ids ``(D,)`` int64 of the head's draft vocabulary, rising; None for all.
-        mask_token: stands for what a block head is to draft.
+        mask_token: the id in place of tokens that a block head drafts.
     """
 
     target: PreTrainedModel
@@ -339,7 +339,7 @@ def new_head(
         recipe: its kind and size.
         target: the model that it is to draft for.
         tokens: ids ``(D,)`` of its draft vocabulary, rising; None for all.
-        mask_token: stands for what a block head is to draft.
+        mask_token: the id in place of tokens that a block head drafts.
         seed: of the weights.
 
     Raises:

@@ -319,7 +319,7 @@ class OnnxBlockRunner(BlockHeadRunner):
         return self._seconds
 
     def _remember(self) -> None:
-        if (states := self._waiting.take()) is None:
+        if (states := self._pending.take()) is None:
             return
         given = [np.asarray(states[layer]) for layer in self.layers]  # (T, D)
         end = self._remembered + len(given[0])

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from specctl.models.predictors.state_predictor import StatePredictor
 
 Kind = Literal["specdec++", "disco"]
-"""What a head was trained for: the policy that reads it, by whose paper it is made."""
+"""The policy that a predictor was trained for."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KIND_SIGNALS: Mapping[Kind, Literal["accept_prob", "own_accept_prob"]] = {
     "specdec++": "accept_prob",
     "disco": "own_accept_prob",
 }
-"""The signal that a head of each kind computes."""
+"""The signal that a predictor of each kind computes."""
 KIND = "kind"
 SCHEMA_VERSION = 1
 WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
@@ -71,7 +71,7 @@ class PredictorCheckpoint:
 
     @contextmanager
     def _weights(self, framework: Literal["np", "pt"]) -> Iterator[Any]:
-        """Its weight file; whatever goes wrong with it inside the block is a ModelError."""
+        """Its weight file; every fault of it inside the block is a ModelError."""
         from safetensors import SafetensorError, safe_open
 
         path = self._weights_path
