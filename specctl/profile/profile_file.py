@@ -37,7 +37,7 @@ def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def found_here(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a file is in ./profiles, which may be anyone's, not the user's or the program's own folder."""
+    """Whether a file is in ./profiles, which may be anyone's, and not in the user's or the program's own folder."""
     return _same(path.parent, HERE) and not owned(path, environ)
 
 
@@ -47,7 +47,7 @@ def owned(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def shadowed(path: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's own or packaged profile that a file in ./profiles hides, if it hides one and says something else."""
+    """The user's own or packaged profile that a file in ./profiles hides, if it hides one with other contents."""
     if not found_here(path, environ):
         return None
     others = (directory / path.name for directory in directories(environ)[1:])
@@ -65,20 +65,16 @@ def available(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
 
 
 def chosen(name: str | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The file of a profile, by default of the one named in SPECCTL_PROFILE, else of the packaged default profile.
-
-    Raises:
-        ProfileError: there is no such file.
-    """
+    """The file of a profile, by default of the one named in SPECCTL_PROFILE, else of the packaged default profile."""
     name = name or environ.get("SPECCTL_PROFILE")
     return find(name, environ) if name else packaged_directory() / f"{DEFAULT_PROFILE}.toml"
 
 
 def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Path | None = None) -> Path:
-    """The file of a profile given by name or by path.
+    """The file of a profile given by name, or by path if ``name`` has a separator or ends in ``.toml``.
 
     Args:
-        name: a path if it has a separator or ends in ``.toml``, else a name.
+        name: see above.
         environ: environment variables; XDG_CONFIG_HOME sets the user's config directory.
         extended_by: the profile file that extends ``name``. Its directory is searched first, and relative paths start
             there. The file never extends itself, so a profile may extend another profile of the same name.
@@ -163,7 +159,7 @@ class Document:
 
     Attributes:
         path: the file.
-        table: its contents as TOML.
+        table: its contents.
         lines: line numbers, from 1, of the keys and tables that start a line; keys inside inline tables have none.
     """
 
@@ -182,8 +178,7 @@ class Document:
 def read(path: Path) -> Document:
     """Read a profile file without checking its keys.
 
-    Raises:
-        ProfileError: it cannot be read, is not TOML, or was written for a later version of this program.
+    Raises ProfileError where it cannot be read, is not TOML, or was written for another version of this program.
     """
     try:
         if not path.is_file():  # reading a pipe would wait for its writer

@@ -57,9 +57,8 @@ class Layers:
     def lay(self, layer: Layer) -> None:
         """Merge a layer on top, table by table.
 
-        A policy table that names another policy replaces the earlier policy table. A table that names another model
-        drops what was said about the earlier one: its kind, its head, its revision, its adapter and the permission to
-        run its code.
+        A policy table that names another policy replaces the earlier one. A table that names another model drops what
+        was said about the earlier one: its kind, head, revision and adapter, and the permission to run its code.
         """
         self._merge(self.table, _with_lookups(layer.table), (), layer.place)
 
@@ -147,8 +146,7 @@ MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """Values of variables such as ``SPECCTL_SAMPLING__TEMPERATURE=0.7``; a double underscore separates tables.
 
-    Raises:
-        ProfileError: one variable sets a value where another sets a table.
+    Raises ProfileError where one variable sets a value and another a table.
     """
     return _layer(
         (_key(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")), parse_value(text), f"environment {name}")
@@ -160,8 +158,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
     """Values of ``--set KEY=VALUE`` in the order given; later ones win. ``place`` is their source, for messages.
 
-    Raises:
-        ProfileError: a text is not KEY=VALUE, or one sets a value where another sets a table.
+    Raises ProfileError where a text is not KEY=VALUE, and where one sets a value and another a table.
     """
     entries = []
     for text in overrides:
@@ -176,7 +173,7 @@ def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
 def pair_name(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
     """The flags that name a pair, for messages; None if they name no target.
 
-    A lookup goes with every target: without a target and a profile of the environment it is that of `EMBEDDED`.
+    A lookup goes with every target: without a target and a profile of the environment it is used with `EMBEDDED`.
     """
     alone = flags.get("draft.model") == LOOKUP and not environ.get("SPECCTL_PROFILE")
     if flags.get("target.model") is None and not alone:
@@ -196,7 +193,7 @@ def pair_layer(flags: Mapping[str, Any]) -> Layer:
 
 
 def pair_policy(draft: str) -> dict[str, Any]:
-    """The policy of a draft of this name where nobody names one."""
+    """The policy of a draft of this name by default."""
     return LOOKUP_POLICY if draft == LOOKUP else {"name": PAIR_POLICY}
 
 
@@ -238,20 +235,17 @@ def _layer(entries: Iterable[tuple[Key, Any, str]]) -> Layer:
 
 
 def replaced_models(files: Layers, merged: Layers) -> list[Key]:
-    """The tables whose model an override replaces.
-
-    Args:
-        files: the values of the profile's files alone.
-        merged: the same values with the overrides on top.
+    """The tables whose model an override replaces: ``files`` are the profile's files alone, ``merged`` has the
+    overrides too.
     """
     now = dict(_models(merged.table))
     return [key for key, table in _models(files.table) if key in now and now[key]["model"] != table["model"]]
 
 
 def drop_template(before: Layers, merged: Layers) -> None:
-    """Forget what was said about the chat template of a target that a later layer replaces; the rule decides again.
+    """Forget the chat template setting of a target that a later layer replaces, so that the rule decides again.
 
-    What is said of one embedded model is true of all.
+    What is said about one embedded model is true of all.
     """
     key = ("prompt", "chat")
     if ("target",) not in replaced_models(before, merged):
@@ -262,7 +256,7 @@ def drop_template(before: Layers, merged: Layers) -> None:
 
 
 def outdated(files: Layers, merged: Layers) -> list[str]:
-    """A sentence for each thing in the files that was meant for a replaced model; arguments as `replaced_models`."""
+    """A sentence for each value in the files that was meant for a replaced model; arguments as in `replaced_models`."""
     replaced = replaced_models(files, merged)
     old = dict(_models(files.table))
     sentences = []
@@ -316,9 +310,8 @@ class ResolvedProfile:
         name: the name or path that was requested; the flags of a pair without a profile.
         source: the profile file; None for a pair without a profile.
         profile: the checked values.
-        origins: for each dotted key where its value came from: ``file:line``, ``environment NAME``, ``--set``,
-            ``flag --NAME`` or ``default``.
-        outdated: sentences about what the files say of a model that an override replaces, and no longer applies.
+        origins: by dotted key: ``file:line``, ``environment NAME``, ``--set``, ``flag --NAME`` or ``default``.
+        outdated: sentences about values in the files that were meant for a model that an override replaces.
         files: the profile file and those it extends.
         notes: what a user should know about where the files were found.
     """
@@ -332,17 +325,14 @@ class ResolvedProfile:
     notes: tuple[str, ...] = ()
 
     def unused(self, first: Profile) -> list[str]:
-        """The dotted keys of what it says, not by default, otherwise than the profile that decides for several."""
+        """The dotted keys of its non-default values that differ from the profile that decides for several."""
         own, used = (profile.model_dump(exclude=APART) for profile in (self.profile, first))
         differing = (dotted(key) for key in _leaves(own) if _at(own, key) != _at(used, key))
         return [key for key in differing if self.origins.get(key, BY_DEFAULT) != BY_DEFAULT]
 
     def under(self, first: Profile, flag: str) -> "ResolvedProfile":
-        """The profile as it is in a run that another one decides: its drafts with their policies are its own.
-
-        Args:
-            first: the other one.
-            flag: that named it: where the values come from that are others for that.
+        """The profile in a run that ``first`` decides: its drafts and their policies are its own. ``flag`` named
+        ``first``.
         """
         own, used = (profile.model_dump(exclude=APART) for profile in (self.profile, first))
         others = {dotted(key): f"flag {flag}" for key in _leaves(used) if _at(own, key) != _at(used, key)}
@@ -352,7 +342,7 @@ class ResolvedProfile:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file of a profile; ``by_itself`` if nobody named its place and it is not the user's or the program's own."""
+    """A file of a profile; ``by_itself`` if no one named its place and it is not the user's or the program's own."""
 
     document: Document
     by_itself: bool
@@ -369,9 +359,9 @@ def resolve(
 ) -> ResolvedProfile:
     """Find a profile, apply the overrides and check the result.
 
-    Flags win over ``--set``, ``--set`` wins over the environment, and the environment wins over the file. Where an
-    override names another model, what the file says about that checkpoint alone is left out; what ``--set`` or the
-    environment say of the model that a flag names stays.
+    Flags win over ``--set``, ``--set`` over the environment, and the environment over the file. Where an override names
+    another model, what the file says about that checkpoint alone is left out; what ``--set`` or the environment say
+    about the model that a flag names stays.
 
     Args:
         name: a name or a path. By default flags that name a target, or a lookup alone, are the whole pair; without them
@@ -382,7 +372,7 @@ def resolve(
         trust_remote_code: let a profile that was found in ./profiles run a checkpoint's own code.
 
     Raises:
-        ProfileError: the profile cannot be found or read, or has mistakes, all of which are listed; or it was found in
+        ProfileError: the profile cannot be found or read, or has mistakes, which are all listed; or it was found in
             ./profiles, sets ``trust_remote_code``, and is not trusted.
     """
     layers = Layers()
@@ -449,11 +439,7 @@ def _default(flags: Mapping[str, Any]) -> str:
 
 
 def changed(profile: Profile, override: str, place: str) -> Profile:
-    """The profile with one ``KEY=VALUE`` laid over it; ``place`` is the text's source, for messages.
-
-    Raises:
-        ProfileError: the text has another form, or the value is wrong.
-    """
+    """The profile with one ``KEY=VALUE`` laid over it; ``place`` is its source, for messages. Raises ProfileError."""
     layers = Layers()
     for layer in (Layer(profile.model_dump(), lambda _: "profile"), set_layer([override], place)):
         layers.lay(layer)
@@ -461,14 +447,10 @@ def changed(profile: Profile, override: str, place: str) -> Profile:
 
 
 def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
-    """A policy table from ``NAME[:KEY=VALUE,...]``: the name and the given settings.
+    """A policy table from ``NAME[:KEY=VALUE,...]``, such as ``svip:threshold=0.4,max_draft=20``.
 
-    Args:
-        text: for example ``svip:threshold=0.4,max_draft=20``.
-        place: the source of the text, for messages.
-
-    Raises:
-        ProfileError: the text has another form, or the policy or its settings are wrong.
+    ``place`` is the source of the text, for messages. Raises ProfileError for another form, and for a wrong policy or
+    setting.
     """
     try:
         policy = policy_table(text)

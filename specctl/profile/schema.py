@@ -1,6 +1,6 @@
 """The typed tables and keys of a profile file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -21,22 +21,14 @@ _FOLDER = Path(__file__).parents[1] / "models" / "embedded"
 
 
 def model_path(name: str) -> Path:
-    """The directory of an embedded model's checkpoint.
-
-    Raises:
-        ProfileError: there is no such model.
-    """
+    """The directory of an embedded model's checkpoint; raises ProfileError if there is no such model."""
     if name not in NAMES:
         raise ProfileError(f"there is no embedded model '{name}' (known: {', '.join(NAMES)})")
     return _FOLDER / name
 
 
 def predictor_path(name: str) -> Path:
-    """The directory of an acceptance head that was trained on an embedded draft.
-
-    Raises:
-        ProfileError: there is no such head.
-    """
+    """The directory of an embedded draft's acceptance head; raises ProfileError if there is no such head."""
     if name not in HEADS:
         raise ProfileError(f"there is no embedded head '{name}' (known: {', '.join(HEADS)})")
     return _FOLDER / name
@@ -56,7 +48,7 @@ def known_device(device: str) -> str:
 
 
 def known_model(model: str) -> str:
-    """A model's name; raises ValueError for an unknown one of those that the program or its plug-ins name."""
+    """A model's name; raises ValueError for an unknown embedded model or registered drafter."""
     if model.startswith(EMBEDDED):
         try:
             model_path(model.removeprefix(EMBEDDED))
@@ -71,7 +63,7 @@ def known_model(model: str) -> str:
 
 
 def known_head(head: str) -> str:
-    """An acceptance head's name; raises ValueError for an unknown one of those that ship with the program."""
+    """An acceptance head's name; raises ValueError for an unknown one among those that ship with the program."""
     if head.startswith(EMBEDDED):
         try:
             predictor_path(head.removeprefix(EMBEDDED))
@@ -102,7 +94,7 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 
 
 def with_one_grammar(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for a sampling table; a grammar among them takes the place of one of another kind."""
+    """Values for a sampling table; a grammar among them replaces one of another kind."""
     return {**(dict.fromkeys(GRAMMARS) if values.keys() & {*GRAMMARS} else {}), **values}
 
 
@@ -206,8 +198,7 @@ LOOKUP = "prompt:lookup"
 def sources(model: object) -> tuple[object, bool]:
     """The model of a draft, and whether it is in a chain with a lookup, as `prompt:lookup+MODEL` or a list of both say.
 
-    Raises:
-        ValueError: a list or such a text is not a lookup and one model.
+    Raises ValueError for a list or such a text that is not a lookup and one model.
     """
     names = _parts(model) if isinstance(model, str) else model
     if not isinstance(names, list) or names == [model]:
@@ -229,14 +220,16 @@ def sources(model: object) -> tuple[object, bool]:
 
 
 def _parts(name: str) -> list[str]:
-    """What a text names that a lookup may stand before and behind: the model between, and each lookup."""
+    """What a text names that may have a lookup before or after it: the model, and each lookup."""
     behind = name.removeprefix(f"{LOOKUP}+")
     between = behind.removesuffix(f"+{LOOKUP}")
     return [*([LOOKUP] if behind != name else []), between, *([LOOKUP] if between != behind else [])]
 
 
 def unchained(table: dict[str, Any]) -> dict[str, Any]:
-    """A draft's table with the model of a chain and ``lookup`` apart; as it is where there is none, or a wrong one."""
+    """A draft's table with the model of a chain and ``lookup`` apart; unchanged where there is no chain, or a wrong
+    one.
+    """
     try:
         model, chained = sources(table.get("model"))
     except ValueError:
@@ -268,37 +261,28 @@ class ModelTable(Table):
     ``pipeline``, some of the layers on each, a process for each card; ``spread``, the same in one process."""
     trust_remote_code: bool = False
 
-    @field_validator("shards")
+    @field_validator("*")
     @classmethod
-    def _on_the_first_cards(cls, shards: int | None, info: ValidationInfo) -> int | None:
-        for key, plain in (("device", ("auto", "cpu")), ("max_memory", (None,))):
-            if shards is not None and (value := info.data.get(key)) not in plain:
-                raise ValueError(f"excludes {key} = {value!r}: shards go to the first cards, one each")
-        return shards
+    def _goes_with_the_others(cls, value: Any, info: ValidationInfo) -> Any:
+        if (why := next(cls._conflicts(str(info.field_name), value, info.data), None)) is not None:
+            raise ValueError(why)
+        return value
 
-    @field_validator("shards")
     @classmethod
-    def _in_one_process(cls, shards: int | None, info: ValidationInfo) -> int | None:
-        if shards is not None and info.data.get("adapter") is not None:
-            raise ValueError(
-                'excludes adapter: changes are added to a model in one process; device = "balanced" is one'
-            )
-        return shards
-
-    @field_validator("adapter")
-    @classmethod
-    def _of_a_checkpoint(cls, adapter: str | None, info: ValidationInfo) -> str | None:
-        model = str(info.data.get("model", ""))
-        if adapter is not None and (model in (LOOKUP, IN_TARGET) or model.startswith(DRAFTER)):
-            raise ValueError(f"is for a model with files of its own, and {model} has none")
-        return adapter
-
-    @field_validator("placement")
-    @classmethod
-    def _of_shards(cls, placement: str | None, info: ValidationInfo) -> str | None:
-        if placement is not None and info.data.get("shards", True) is None:
-            raise ValueError("needs shards, the number of cards")
-        return placement
+    def _conflicts(cls, key: str, value: Any, given: Mapping[str, Any]) -> Iterator[str]:
+        """Why a value does not go with those of the keys before it, as the end of a sentence."""
+        model = str(given.get("model", ""))
+        match key:
+            case "adapter" if value is not None and (model in (LOOKUP, IN_TARGET) or model.startswith(DRAFTER)):
+                yield f"is for a model with files of its own, and {model} has none"
+            case "shards" if value is not None:
+                for name, plain in (("device", ("auto", "cpu")), ("max_memory", (None,))):
+                    if (other := given.get(name)) not in plain:
+                        yield f"excludes {name} = {other!r}: shards go to the first cards, one each"
+                if given.get("adapter") is not None:
+                    yield 'excludes adapter: changes are added to a model in one process; device = "balanced" is one'
+            case "placement" if value is not None and given.get("shards", True) is None:
+                yield "needs shards, the number of cards"
 
     @property
     def splits(self) -> bool:
@@ -334,7 +318,7 @@ class ModelTable(Table):
 
 
 def require_whole(table: ModelTable, key: str, purpose: str) -> None:
-    """Raise UsageError if a model is split over processes; ``purpose`` is what reads it without their help."""
+    """Raise UsageError if a model is split over processes; ``purpose`` is what reads it in this process alone."""
     if table.splits:
         raise UsageError(
             f"{purpose} reads the {key} model itself, of which each process has a share",
@@ -350,9 +334,9 @@ class DraftTable(ModelTable):
     """A draft model with the policy that stops it and, in a hierarchy, the faster model that drafts for it.
 
     In a hierarchy this model verifies the tokens of the faster model, and the policy decides when the collected block
-    is verified by the model above. ``head`` is a network, trained on exactly these draft weights, that predicts
-    acceptance: a hub id, a path, or ``embedded:NAME`` for a head that ships with the package. Policies that read
-    ``accept_prob`` need a SpecDec++ head, those that read ``own_accept_prob`` a DISCO head.
+    is verified by the model above. ``head`` is a network that predicts acceptance, trained on exactly these draft
+    weights: a hub id, a path, or ``embedded:NAME``. Policies that read ``accept_prob`` need a SpecDec++ head, those
+    that read ``own_accept_prob`` a DISCO head.
     """
 
     kind: Literal["auto", "lookup"] = "auto"
@@ -392,64 +376,6 @@ class DraftTable(ModelTable):
     token_counts: Annotated[str, Field(min_length=1)] | None = None
     """The file of `specctl calibrate` that says how often ids occur; None for the package's own prompts."""
 
-    @field_validator("batch_policies")
-    @classmethod
-    def _by_numbers_of_texts(cls, policies: dict[str, str] | None) -> dict[str, str] | None:
-        if wrong := [number for number in policies or () if not (number.isdecimal() and int(number) > 1)]:
-            raise ValueError(f"is by numbers of texts from 2 on, and {wrong[0]} is none")
-        return policies or None
-
-    @field_validator("tokens")
-    @classmethod
-    def _of_a_lowest_model(cls, tokens: int | str | None, info: ValidationInfo) -> int | str | None:
-        if tokens is None:
-            return None
-        if info.data.get("kind") == "lookup":
-            raise ValueError("has no place in a draft that copies from the text")
-        if str(info.data.get("model", "")).startswith(DRAFTER):
-            raise ValueError("is about an output layer, and a registered drafter has none")
-        if info.data.get("draft") is not None:
-            raise ValueError("has no place in a draft that verifies a faster one: it needs all tokens; set it there")
-        if info.data.get("shards") is not None:
-            raise ValueError("needs a draft whose output layer is in one piece: leave its shards out")
-        return tokens
-
-    @field_validator("token_counts")
-    @classmethod
-    def _say_which_tokens(cls, path: str | None, info: ValidationInfo) -> str | None:
-        if path is not None and info.data.get("tokens", 1) is None:
-            raise ValueError("says which tokens a draft of few can write: set tokens too")
-        return path
-
-    @field_validator("pre_verify")
-    @classmethod
-    def _has_something_to_verify(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and info.data.get("draft", True) is None:
-            raise ValueError("needs a faster draft to verify: add a [draft] table inside this one")
-        return value
-
-    @field_validator("tree")
-    @classmethod
-    def _has_room_for_a_token(cls, tree: int | None) -> int | None:
-        if tree and tree < LEAST:
-            raise ValueError(f"needs at least {LEAST} tokens: the newest one and one that is drafted")
-        return tree or None
-
-    @field_validator("draft")
-    @classmethod
-    def _is_a_chain_for_a_draft(cls, draft: "DraftTable | None", info: ValidationInfo) -> "DraftTable | None":
-        if draft is not None and draft.tree is not None:
-            raise ValueError("cannot draft trees: only a draft that the target verifies can")
-        if draft is not None and info.data.get("tree") is not None:
-            raise ValueError(
-                "cannot draft for a draft of trees: set tree = 0 in the table above, or leave this one out"
-            )
-        if draft is not None and draft.parallel:
-            raise ValueError("cannot be parallel: only the draft that the target verifies can")
-        if draft is not None and draft.lookup:
-            raise ValueError("cannot be in a chain with a lookup: only the draft that the target verifies can")
-        return draft
-
     @model_validator(mode="before")
     @classmethod
     def _of_the_kind_named(cls, table: Any) -> Any:
@@ -462,59 +388,66 @@ class DraftTable(ModelTable):
     def _a_chain_of_two(cls, model: object) -> object:
         return sources(model)[0]
 
-    @field_validator("kind")
+    @field_validator("batch_policies", "tree", "parallel")
     @classmethod
-    def _named_alike(cls, kind: str, info: ValidationInfo) -> str:
-        if "model" in info.data and (kind == "lookup") != (info.data["model"] == LOOKUP):
-            raise ValueError(f"does not fit model = {info.data['model']!r}; a lookup has no model")
-        return kind
+    def _none_for_nothing(cls, value: Any) -> Any:
+        return value or None
 
-    @field_validator("parallel")
     @classmethod
-    def _drafts_fixed_blocks(cls, parallel: Parallel | None, info: ValidationInfo) -> Parallel | None:
-        policy = info.data.get("policy")
-        if parallel and policy is not None and not policy.setting.fixed_length:
-            raise ValueError(
-                'needs policy name = "constant": while the target verifies all the time, there is nothing for '
-                f"{policy.name} to decide"
-            )
-        if parallel and info.data.get("tree") is not None:
-            raise ValueError("needs a draft of chains: set tree = 0")
-        if parallel and info.data.get("shards") is not None:
-            raise ValueError("needs a draft on a device of its own: leave its shards out")
-        if parallel and info.data.get("draft") is not None:
-            raise ValueError("needs a draft that no other model drafts for")
-        if parallel and info.data.get("kind") == "lookup":
-            raise ValueError("needs a draft model: copying from the text takes no time that could be hidden")
-        return parallel or None
-
-    @field_validator("lookup")
-    @classmethod
-    def _drafts_in_turn(cls, lookup: bool, info: ValidationInfo) -> bool:
-        if lookup and (other := next((key for key in ("tree", "parallel") if info.data.get(key)), None)):
-            raise ValueError(f"excludes {other}: a lookup and a model draft chains, and one at a time")
-        return lookup
-
-    @field_validator("earlier")
-    @classmethod
-    def _of_a_chain(cls, earlier: int, info: ValidationInfo) -> int:
-        if earlier and not info.data.get("lookup"):
-            raise ValueError(f'is for a chain with a lookup: set model = ["{LOOKUP}", MODEL]')
-        return earlier
-
-    @field_validator("tree", "head", "draft", "lookup")
-    @classmethod
-    def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
-        if value and info.data.get("kind") == "lookup":
-            raise ValueError("has no place in a draft that copies from the text")
-        return value
-
-    @field_validator("head")
-    @classmethod
-    def _of_a_model(cls, head: str | None, info: ValidationInfo) -> str | None:
-        if head is not None and str(info.data.get("model", "")).startswith(DRAFTER):
-            raise ValueError("reads hidden states, and a registered drafter has none")
-        return head
+    def _conflicts(cls, key: str, value: Any, given: Mapping[str, Any]) -> Iterator[str]:
+        yield from super()._conflicts(key, value, given)
+        model, copies = str(given.get("model", "")), given.get("kind") == "lookup"
+        if key == "kind" and "model" in given and (value == "lookup") != (model == LOOKUP):
+            yield f"does not fit model = {model!r}; a lookup has no model"
+        if not value:
+            return
+        if copies and key in ("tree", "head", "draft", "lookup", "tokens"):
+            yield "has no place in a draft that copies from the text"
+        match key:
+            case "batch_policies":
+                if wrong := [number for number in value if not (number.isdecimal() and int(number) > 1)]:
+                    yield f"is by numbers of texts from 2 on, and {wrong[0]} is none"
+            case "tree" if value < LEAST:
+                yield f"needs at least {LEAST} tokens: the newest one and one that is drafted"
+            case "head" if model.startswith(DRAFTER):
+                yield "reads hidden states, and a registered drafter has none"
+            case "draft":
+                if value.tree is not None:
+                    yield "cannot draft trees: only a draft that the target verifies can"
+                if given.get("tree") is not None:
+                    yield "cannot draft for a draft of trees: set tree = 0 in the table above, or leave this one out"
+                if value.parallel:
+                    yield "cannot be parallel: only the draft that the target verifies can"
+                if value.lookup:
+                    yield "cannot be in a chain with a lookup: only the draft that the target verifies can"
+            case "pre_verify" if given.get("draft", True) is None:
+                yield "needs a faster draft to verify: add a [draft] table inside this one"
+            case "parallel":
+                if (policy := given.get("policy")) is not None and not policy.setting.fixed_length:
+                    always = "while the target verifies all the time, there is nothing for"
+                    yield f'needs policy name = "constant": {always} {policy.name} to decide'
+                if given.get("tree") is not None:
+                    yield "needs a draft of chains: set tree = 0"
+                if given.get("shards") is not None:
+                    yield "needs a draft on a device of its own: leave its shards out"
+                if given.get("draft") is not None:
+                    yield "needs a draft that no other model drafts for"
+                if copies:
+                    yield "needs a draft model: copying from the text takes no time that could be hidden"
+            case "lookup":
+                if other := next((name for name in ("tree", "parallel") if given.get(name)), None):
+                    yield f"excludes {other}: a lookup and a model draft chains, and one at a time"
+            case "earlier" if not given.get("lookup"):
+                yield f'is for a chain with a lookup: set model = ["{LOOKUP}", MODEL]'
+            case "tokens":
+                if model.startswith(DRAFTER):
+                    yield "is about an output layer, and a registered drafter has none"
+                if given.get("draft") is not None:
+                    yield "has no place in a draft that verifies a faster one: it needs all tokens; set it there"
+                if given.get("shards") is not None:
+                    yield "needs a draft whose output layer is in one piece: leave its shards out"
+            case "token_counts" if given.get("tokens", 1) is None:
+                yield "says which tokens a draft of few can write: set tokens too"
 
     @property
     def levels(self) -> "tuple[DraftTable, ...]":
@@ -553,7 +486,7 @@ class DraftTable(ModelTable):
         return self.model_copy(update=changed)
 
     def at_work(self) -> "DraftTable | None":
-        """This table without a level that never drafts and the levels below it; None if this level never drafts."""
+        """This table without levels that never draft and the levels below them; None if this level never drafts."""
         if not any(one.drafts for one in (self.policy.setting, *(one for _, one in self.own_setting.batches))):
             return None
         below = self.draft.at_work() if self.draft is not None else None

@@ -57,7 +57,7 @@ def settings_model(policy: str) -> type[BaseModel]:
 
 
 def _from_toml(hint: Any) -> Any:
-    """A field's type as a table has it: TOML knows lists, a setting is a tuple, which can be hashed."""
+    """A field's type in a table: TOML has lists, a setting is a tuple, which can be hashed."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return Annotated[hint, Field(strict=False)] if get_origin(bare) is tuple else hint
 
@@ -79,7 +79,7 @@ def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> P
     Args:
         table: the merged table; the settings of its policies are completed in place.
         place: returns where a key was set, for messages.
-        name: name of the profile in messages.
+        name: the profile's name in messages.
 
     Raises:
         ProfileError: lists every mistake: where it is, its key and value, and what is allowed.
@@ -99,11 +99,7 @@ def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> P
 
 
 def check_policy(policy: dict[str, Any], place: str) -> None:
-    """Check a policy table: a name and settings.
-
-    Raises:
-        ProfileError: lists every mistake.
-    """
+    """Check a policy table: a name and settings. Raises ProfileError that lists every mistake."""
     if mistakes := _complete_policy({"policy": dict(policy)}, ()):
         raise ProfileError(_listing(mistakes, lambda _: place, "policy"))
 
@@ -185,8 +181,8 @@ def _unread(draft: dict[str, Any], key: Key) -> Mistakes:
 def _mistakes(error: ValidationError, table: dict[str, Any], at: Key, unknown: Callable[[Key], str]) -> Mistakes:
     """One message for each wrong key.
 
-    For a union pydantic reports an error of every alternative; an error deeper in the table is from the alternative
-    that fits best and is kept, the others are dropped.
+    For a union pydantic reports an error of every alternative. An error deeper in the table is from the alternative
+    that fits best and is kept; the others are dropped.
     """
     messages: dict[Key, list[str]] = {}
     for detail in error.errors(include_url=False):

@@ -39,10 +39,8 @@ def new_profile(
         drafts: the target's own draft, then the model that drafts for it, and so on.
         policy: the table that `parse_policy` returns; every draft gets it.
         chat: whether prompts go through the chat template; None to leave that to the rule.
-        values: as ``--set`` takes them, each KEY=VALUE; they are written in place of what is written without them.
-
-    Raises:
-        ProfileError: one of the values is not KEY=VALUE.
+        values: KEY=VALUE texts of ``--set``, which replace what is written without them. Another form is a
+            ProfileError.
     """
     names = " drafted by ".join(map(short_name, (target, *drafts)))
     drafting: dict[str, Any] = {}
@@ -99,9 +97,8 @@ def _lines(key: Sequence[str], table: Mapping[str, Any]) -> list[str]:
 def write_profile(path: Path, table: Mapping[str, Any], *, overwrite: bool = False) -> None:
     """Write a profile file, creating its directory.
 
-    Raises:
-        UsageError: the file exists and ``overwrite`` is false, or it cannot be written.
-        OutputError: it can be written only in part; then it is not changed.
+    Raises UsageError if the file exists without ``overwrite`` or cannot be written, and OutputError if it can be
+    written only in part; then it is not changed.
     """
     with naming(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
