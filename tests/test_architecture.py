@@ -13,10 +13,6 @@ PACKAGE = ROOT / "specctl"
 PARTED = {"models"}
 """Folders whose own folders are rooms."""
 IN_CIRCLES = {
-    "specctl.commands.flags",
-    "specctl.commands.generate",
-    "specctl.commands.loading",
-    "specctl.commands.record_run",
     "specctl.decoding.rows.certain_rows",
     "specctl.decoding.rows.device_judging",
     "specctl.decoding.rows.device_rows",

@@ -2,8 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,6 @@ from specctl.commands.flags import (
     FewSamplingOptions,
     PairOptions,
     PromptOptions,
-    Replication,
     RunOptions,
     ShowOptions,
     TemplateOption,
@@ -34,7 +33,7 @@ from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.batching.row_count import Batch
-    from specctl.calibration.compared_settings import ComparedSettings, Grid
+    from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.decision import Decision
     from specctl.calibration.several_drafts import Entrant, Standing
     from specctl.export.exports import Exports, GivenCosts, Order
@@ -53,65 +52,174 @@ USUAL = (
 """The parameters that --help shows."""
 
 
-@grouped(usual=USUAL)
-def calibrate(
-    *,
-    models: PairOptions,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateRequest:
+    """What `specctl calibrate` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
+    models: PairOptions
     policy: str | None = option(
         "Policy to calibrate, or all. Default: the profile's. In a hierarchy it applies to every draft; or name "
         "one for each with commas, the target's own draft first.",
         "NAME|all",
-    ),
+    )
     against: list[str] | None = option(
         "Calibrate this profile's drafts too, and say which to use; repeatable. Its target must be the same.",
         "PROFILE",
-    ),
+    )
     tokens: str | None = option(
         "Calibrate with a draft that can write N tokens, for each N or all, and say which to use.",
         "N,N,...",
-    ),
+    )
     head: list[str] | None = option(
         "Also try this trained head, or those of train-head --sweep in a folder; repeatable. Without --policy, "
         "specdec++ is calibrated.",
         "PATH",
-    ),
-    run: Annotated[RunOptions, But(("check",))],
-    replicas: BareReplicaOptions,
+    )
+    run: Annotated[RunOptions, But(("check",))]
+    replicas: BareReplicaOptions
     batch: str | None = option(
         "Records per forward pass: choose a setting for each of these numbers too. auto: answer as many at once as is "
         "fastest, and choose for one.",
         "N,N,...|auto",
         panel=REPLICAS,
-    ),
-    prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))],
-    samples: int = option("Prompts that choose the setting. As many others report on it.", "N", default=10, min=1),
+    )
+    prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))]
+    samples: int = option("Prompts that choose the setting. As many others report on it.", "N", default=10, min=1)
     grid: Literal["paper", "dense"] = option(
         "Values to try: the papers', or fine steps over every setting.", default="dense"
-    ),
-    sampling: FewSamplingOptions,
-    chat: TemplateOption = None,
-    output: Path | None = option("Write the calibrated profile here.", "-o --output FILE"),
+    )
+    sampling: FewSamplingOptions
+    chat: TemplateOption = None
+    output: Path | None = option("Write the calibrated profile here.", "-o --output FILE")
     trace: Path | None = option(
         "Write a trace here, from which an interrupted run continues. With --force it starts over.", "FILE"
-    ),
-    from_: Path | None = option("Search in an earlier trace instead of recording one.", "--from FILE"),
+    )
+    from_: Path | None = option("Search in an earlier trace instead of recording one.", "--from FILE")
     verify: bool = option(
         "Run the chosen setting live and compare with the prediction.", "--verify/--no-verify", default=True
-    ),
+    )
     export: list[str] | None = option(
         "Also find the best setting of this engine's own rule; repeatable. It is shown as the engine reads it: "
         "transformers, vllm, vllm-plugin, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3 or "
         "onnxruntime-genai.",
         "ENGINE",
-    ),
+    )
     costs: list[str] | None = option(
         "For --export: milliseconds in the engine of a draft step, of a target pass over one token, of each further "
         "token in it, and of a pass without a draft; N: the same with N texts at once, repeatable. Default: those of "
         "specctl here.",
         "[N:]DRAFT,TARGET[,TOKEN[,ALONE]]",
-    ),
-    show: ShowOptions,
-) -> None:
+    )
+    show: ShowOptions
+
+    def __post_init__(self) -> None:
+        if self.trace is not None and self.from_ is not None:
+            raise UsageError("--trace and --from exclude each other", "leave one of them out")
+        if self.several and (self.trace or self.from_ or self.head or self.export):
+            flag = "--against" if self.against else "--tokens"
+            hint = "calibrate one profile with these"
+            raise UsageError(f"{flag} goes with neither --trace, --from, --head nor --export", hint)
+        if self.against and self.tokens:
+            raise UsageError("--against and --tokens exclude each other", "leave one of them out")
+        if self.replicas.replication is not None and self.rows != 1:
+            raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
+        if self.sizes and (self.several or self.head):
+            what = "--batch with numbers of texts goes with neither --against, --tokens nor --head"
+            raise UsageError(what, "calibrate one draft")
+
+    @property
+    def several(self) -> bool:
+        """Whether several drafts are compared."""
+        return bool(self.against or self.tokens)
+
+    @property
+    def rows(self) -> "Batch":
+        """How many prompts are answered at once."""
+        return batch_sizes(self.batch)[0]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of texts at once, besides one, for which a setting is chosen too."""
+        return batch_sizes(self.batch)[1]
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """What the flags set in a profile, by dotted key."""
+        return {**self.sampling.flags, "prompt.chat": self.chat}
+
+    def resolve(self, heads: Sequence[str]) -> "ResolvedProfile":
+        """The profile as the flags change it, whose policy may need one of the ``heads`` that only --head names.
+
+        Raises:
+            UsageError: there is no draft, or there are several and numbers of texts.
+        """
+        try:
+            found = self.run.resolve(self.models, self.flags)
+        except ProfileError:
+            if not heads:
+                raise
+            found = self.run.resolve(self.models, {**self.flags, "draft.head": heads[0]})
+        draft = found.profile.draft
+        if draft is None:
+            raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
+        if self.sizes and draft.draft is not None:
+            raise UsageError("--batch chooses settings of one draft, and the profile has several", "leave --batch out")
+        return found
+
+    def rivals(self, first: "ResolvedProfile") -> "list[ResolvedProfile]":
+        """The profiles that are compared, as --against or --tokens name them.
+
+        Args:
+            first: the profile itself.
+
+        Raises:
+            UsageError: --tokens is not a list of numbers.
+        """
+        if not self.tokens:
+            return [first, *(self.run.resolve(PairOptions(name), self.flags) for name in self.against or ())]
+        assert first.profile.draft is not None
+        key = f"{'draft.' * len(first.profile.draft.levels)}tokens"
+        found = []
+        for name in (part.strip() for part in self.tokens.split(",")):
+            if name != "all" and not name.isdecimal():
+                what = f"--tokens {self.tokens}: {name!r} is neither a number nor all"
+                raise UsageError(what, "such as --tokens all,2048,1024")
+            # Whether there are that many is checked once the models are known.
+            one = self.run.resolve(self.models, self.flags if name == "all" else {**self.flags, key: int(name)})
+            if name == "all" and one.profile.draft is not None and one.profile.draft.levels[-1].tokens is not None:
+                raise UsageError(f"--tokens all: the profile {one.name} sets {key}", "take it out of the profile")
+            found.append(replace(one, name=f"{first.name}, {name} tokens"))
+        return found
+
+    def drawn(self, seed: int) -> "tuple[Suite, int]":
+        """The prompts that choose and report, and the number that they were drawn from; says how many are left out."""
+        from specctl.prompts.suites import sample
+
+        offered, samples = self.prompts.chosen(seed), self.samples
+        suite, count = sample(offered, 2 * samples, seed), len(offered.prompts)
+        if (left := count - len(suite.prompts)) and not self.show.quiet:
+            tell(
+                f"{left} of the {count} prompts are left out, drawn at random: --samples {samples} takes "
+                f"{2 * samples}. --samples {-(-count // 2)} takes all.",
+                "note",
+            )
+        return suite, count
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where the calibrated profile goes, and how often tokens occur in what the target wrote; None for nowhere."""
+
+    profile: OutputFile | None
+    counts: OutputFile | None
+
+
+@grouped(usual=USUAL)
+def calibrate(request: CalibrateRequest) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
 
     The models run once. Every setting is replayed exactly on what they wrote and priced with costs measured here. Half
@@ -123,285 +231,192 @@ def calibrate(
 
     [cyan]specctl calibrate -p my-profile -i prompts.jsonl -o fast.toml --report report[/]
     """
-    if trace is not None and from_ is not None:
-        raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    if (against or tokens) and (trace or from_ or head or export):
-        flag = "--against" if against else "--tokens"
-        raise UsageError(
-            f"{flag} goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
-        )
-    if against and tokens:
-        raise UsageError("--against and --tokens exclude each other", "leave one of them out")
-    replication, (rows, sizes) = replicas.replication, batch_sizes(batch)
-    if replication is not None and rows != 1:
-        raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
-    if sizes and (against or tokens or head):
-        raise UsageError(
-            "--batch with numbers of texts goes with neither --against, --tokens nor --head", "calibrate one draft"
-        )
-    from specctl.calibration.compared_settings import (
-        compared_settings,
-        computed_by,
-        heads_among,
-        heads_in,
-        recordable,
-        require_fits,
-    )
+    from specctl.calibration.compared_settings import heads_among, heads_in
+
+    given = heads_in(request.head or [])
+    resolved = request.resolve(given)
+    own = resolved.profile
+    assert own.draft is not None
+    heads = heads_among(given, own.draft)
+    drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
+    own = own.model_copy(update={"draft": drafting})
+    with Outputs(force=request.run.force) as outputs:
+        request.prompts.read_by(outputs)
+        outputs.reads("earlier trace", request.from_)
+        spare_profile(outputs, resolved)
+        for name in heads:
+            outputs.spare("head", name)
+        calibrated, counts = outputs.file("output", request.output), None
+        if request.output is not None and (request.tokens is not None or drafting.levels[-1].tokens is not None):
+            counts = outputs.file("token counts", request.output.with_suffix(COUNTS))
+        traced = outputs.file("trace", request.trace, resumed=not request.run.force)
+        open_report(outputs, request.show.report)
+        files = _Files(calibrated, counts)
+        if not request.several:
+            _calibrate_one(request, resolved, own, heads, traced, files)
+            return
+        rivals = request.rivals(resolved)
+        for rival in rivals:
+            spare_profile(outputs, rival)
+        _calibrate_several(request, rivals, files)
+
+
+def _calibrate_one(
+    request: CalibrateRequest,
+    resolved: "ResolvedProfile",
+    own: "Profile",
+    heads: list[str],
+    traced: OutputFile | None,
+    files: _Files,
+) -> None:
+    """Calibrate one profile, and find the settings of other engines.
+
+    Args:
+        request: what is asked.
+        resolved: the profile.
+        own: the same, with the first of the heads.
+        heads: acceptance heads to choose among.
+        traced: takes the trace.
+        files: take the outcome.
+    """
+    from specctl.calibration.compared_settings import compared_settings, computed_by, recordable, require_fits
     from specctl.export.engines import LONGEST
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
 
-    flags = {**sampling.flags, "prompt.chat": chat}
-    given = heads_in(head or [])
-    resolved = _resolved(partial(run.resolve, models), flags, given)
-    own = resolved.profile
-    if own.draft is None:
-        raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
-    if sizes and own.draft.draft is not None:
-        raise UsageError("--batch chooses settings of one draft, and the profile has several", "leave --batch out")
-    heads = heads_among(given, own.draft)
-    drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
-    own = own.model_copy(update={"draft": drafting})
-    with Outputs(force=run.force) as outputs:
-        prompts.read_by(outputs)
-        outputs.reads("earlier trace", from_)
-        spare_profile(outputs, resolved)
-        for name in heads:
-            outputs.spare("head", name)
-        calibrated = outputs.file("output", output)
-        few = tokens is not None or drafting.levels[-1].tokens is not None
-        counted = outputs.file("token counts", output.with_suffix(COUNTS)) if output is not None and few else None
-        traced = outputs.file("trace", trace, resumed=not run.force)
-        open_report(outputs, show.report)
-        earlier: TraceSet | None = None
-        if from_ is not None:
-            earlier = read_traces(from_)
-        elif traced is not None and TRACES.continues(traced):
-            earlier = read_traces(traced.path)
-        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
-        computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
-        asked = compared_settings(drafting, policy, grid, heads, recorded, computed)
-        if (order := export_order(export or [], costs or [], own, sizes)) is not None and from_ is None:
-            asked = replace(asked, at_least=LONGEST)
-        if against or tokens:
-            if tokens:
-                rivals = with_tokens(tokens, resolved, lambda more: run.resolve(models, {**flags, **more}))
-            else:
-                rivals = [resolved, *(run.resolve(PairOptions(name), flags) for name in against or ())]
-            for rival in rivals:
-                spare_profile(outputs, rival)
-            offered = prompts.chosen(own.sampling.seed)
-            calibrate_several(
-                rivals,
-                policy,
-                grid,
-                _drawn(offered, samples, own.sampling.seed, show),
-                calibrated,
-                show,
-                counted=counted,
-                verify=verify,
-                foreign_head=run.foreign_head,
-                replication=replication,
-                batch=rows,
-                given=len(offered.prompts),
-            )
-            return
-        suite, count = None, None
-        if from_ is None:
-            offered = prompts.chosen(own.sampling.seed)
-            suite, count = _drawn(offered, samples, own.sampling.seed, show), len(offered.prompts)
-        if earlier is not None and (path := from_ or trace) is not None:
-            require_fits(earlier.header, own, asked, heads, suite, path)
-        if not replayable(asked.old, sampled=own.sampling.temperature > 0):
-            warn(
-                "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
-                "it is only measured live"
-            )
-        progress = show.bars()
-        named = [heads] if heads else None
-
-        @cache
-        def pair() -> "Pair":
-            return load(own, progress.console, heads=named, foreign_head=run.foreign_head, progress=progress)
-
-        decision = calibrate_one(
-            own,
-            asked,
-            heads,
-            suite,
-            pair,
-            progress,
-            verify=verify,
-            foreign_head=run.foreign_head,
-            traced=traced,
-            earlier=earlier,
-            replication=replication,
-            batch=rows,
-            sizes=sizes,
-            given=count,
+    assert own.draft is not None
+    earlier: TraceSet | None = None
+    if request.from_ is not None:
+        earlier = read_traces(request.from_)
+    elif traced is not None and TRACES.continues(traced):
+        earlier = read_traces(traced.path)
+    fixed = earlier.header if earlier is not None and request.from_ is not None else None
+    recorded = recordable(own) if fixed is None else {*fixed.signals}
+    asked = compared_settings(
+        own.draft, request.policy, request.grid, heads, recorded, computed_by(own.draft, heads, fixed)
+    )
+    order = export_order(request.export or [], request.costs or [], own, request.sizes)
+    if order is not None and request.from_ is None:
+        asked = replace(asked, at_least=LONGEST)
+    suite, count = (None, None) if request.from_ is not None else request.drawn(own.sampling.seed)
+    if earlier is not None and (path := request.from_ or request.trace) is not None:
+        require_fits(earlier.header, own, asked, heads, suite, path)
+    if not replayable(asked.old, sampled=own.sampling.temperature > 0):
+        warn(
+            "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); it is "
+            "only measured live"
         )
-        exports = None
-        if order is not None:
-            from specctl.export.exports import export_to
+    progress, foreign_head = request.show.bars(), request.run.foreign_head
+    named = [heads] if heads else None
 
-            exports = export_to(order, own, asked, decision, pair, progress)
-        show_calibration(resolved, decision, exports, calibrated, show, counted)
+    @cache
+    def pair() -> "Pair":
+        return load(own, progress.console, heads=named, foreign_head=foreign_head, progress=progress)
+
+    decision = _decide(request, own, asked, heads, suite, count, pair, progress, traced, earlier, verify=request.verify)
+    exports = None
+    if order is not None:
+        from specctl.export.exports import export_to
+
+        exports = export_to(order, own, asked, decision, pair, progress)
+    _show_one(request, resolved, decision, exports, files)
     if decision.traces.failures:
         raise typer.Exit(1)
-
-
-def _drawn(offered: "Suite", samples: int, seed: int, show: ShowOptions) -> "Suite":
-    """The prompts that choose and report; how many others there are is said, unless nothing is to be said."""
-    from specctl.prompts.suites import sample
-
-    suite, count = sample(offered, 2 * samples, seed), len(offered.prompts)
-    if (left := count - len(suite.prompts)) and not show.quiet:
-        tell(
-            f"{left} of the {count} prompts are left out, drawn at random: --samples {samples} takes {2 * samples}. "
-            f"--samples {-(-count // 2)} takes all.",
-            "note",
-        )
-    return suite
-
-
-def _resolved(
-    choose: "Callable[[Mapping[str, Any]], ResolvedProfile]", flags: dict[str, Any], heads: list[str]
-) -> "ResolvedProfile":
-    """The profile, whose policy may need a head that only --head names."""
-    try:
-        return choose(flags)
-    except ProfileError:
-        if not heads:
-            raise
-        return choose({**flags, "draft.head": heads[0]})
 
 
 COUNTS = ".counts.json"
 """The end of the name of the file that tells how often tokens occur, in place of the calibrated profile's."""
 
 
-def calibrate_one(
+def _decide(
+    request: CalibrateRequest,
     own: "Profile",
     asked: "ComparedSettings",
     heads: list[str],
     prompts: "Suite | None",
+    given: int | None,
     pair: "Callable[[], Pair]",
     progress: "TerminalProgress",
-    *,
-    verify: bool,
-    foreign_head: bool,
     traced: OutputFile | None = None,
     earlier: "TraceSet | None" = None,
-    replication: Replication | None = None,
-    batch: "Batch" = 1,
-    sizes: "Sequence[int]" = (),
-    given: int | None = None,
+    *,
+    verify: bool,
 ) -> "Decision":
     """Collect the traces of the prompts, if there are any, search, and run the winner live.
 
     Args:
+        request: says how many prompts are answered at once, and whether replicas trace.
         own: the profile.
         asked: the settings that compete.
         heads: acceptance heads to choose among.
         prompts: None to search in an earlier trace alone.
-        pair: gives the loaded models; asked only for traces or live runs.
+        given: how many prompts there were to draw from.
+        pair: gives the loaded models; called only for traces or live runs.
         progress: shows the work.
-        verify: whether to run the winner live.
-        foreign_head: as in `load`.
         traced: where to write the trace.
         earlier: an earlier trace, to search in or to go on with.
-        replication: replicas that trace; None for none.
-        batch: how many prompts are answered at once.
-        sizes: numbers of texts at once for which a setting is chosen too.
-        given: how many prompts there were to draw from.
+        verify: whether to run the winner live.
     """
     from specctl.calibration.decision import decide
     from specctl.terminal.progress import resumable
 
     loaded = pair() if prompts is not None or verify else None
-    traces = earlier
+    traces, sizes = earlier, request.sizes
     if loaded is not None and prompts is not None:
         from specctl.replay.recording.collecting import collect_traces
 
         with resumable(progress.console, traced and traced.path, "the same command continues"):
             tracers = None
-            if replication is not None:
-                setup = {"heads": heads, "depth": asked.depth, "foreign_head": foreign_head}
-                draft = own.draft
-                others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
+            if (replication := request.replicas.replication) is not None:
+                setup = {"heads": heads, "depth": asked.depth, "foreign_head": request.run.foreign_head}
+                others = [own.draft.model_copy(update={"head": head}) for head in heads] if own.draft else []
                 tracers = partial(start_replicas, replication, own, REPLICA, setup, progress, others=others, spare=True)
             files = traced, progress, earlier
-            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, batch, sizes)
+            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, request.rows, sizes)
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     return decide(traces, asked, own, loaded if verify else None, progress, sizes=sizes, given=given)
 
 
-def command_facts(traces: "TraceSet") -> dict[str, Any]:
+def _facts(traces: "TraceSet") -> dict[str, Any]:
     """Where and how a calibration by this command was made."""
     from specctl.calibration.calibrated import facts_of
 
     return facts_of(traces, shlex.join(["specctl", *sys.argv[1:]]))
 
 
-def write_calibrated(
-    resolved: "ResolvedProfile",
-    decision: "Decision",
-    facts: dict[str, Any],
-    output: OutputFile,
-    counted: OutputFile | None,
-    *,
-    quiet: bool,
-) -> None:
-    """Write the calibrated profile, and unless quiet say how to use it.
-
-    Args:
-        resolved: the profile that was calibrated.
-        decision: of `calibrate_one`.
-        facts: when, how and where.
-        output: where the profile goes.
-        counted: where it goes how often tokens occur in what the target wrote; None for a draft that writes all.
-        quiet: whether nothing is said.
-    """
+def _write_profile(resolved: "ResolvedProfile", decision: "Decision", files: _Files, *, quiet: bool) -> None:
+    """Write the calibrated profile, and unless quiet say how to use it."""
     from specctl.calibration.calibrated import calibrated_profile, profile_text
     from specctl.models.files.token_counts import TokenCounts
 
-    counts = None
-    if counted is not None:
-        counted.replace(TokenCounts.of(trace.tokens for trace in decision.traces.traces).text())
-        counts = counted.path
-    output.replace(
-        profile_text(calibrated_profile(resolved, decision, facts, output.path, counts), decision.advice.verdict)
-    )
+    if files.profile is None:
+        return
+    counts, path = None, files.profile.path
+    if files.counts is not None:
+        files.counts.replace(TokenCounts.of(trace.tokens for trace in decision.traces.traces).text())
+        counts = files.counts.path
+    written = calibrated_profile(resolved, decision, _facts(decision.traces), path, counts)
+    files.profile.replace(profile_text(written, decision.advice.verdict))
     if not quiet:
-        tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
+        tell(f"wrote {path}; use it with: specctl generate -p {path}")
 
 
-def show_calibration(
+def _show_one(
+    request: CalibrateRequest,
     resolved: "ResolvedProfile",
     decision: "Decision",
     exports: "Exports | None",
-    output: OutputFile | None,
-    show: ShowOptions,
-    counted: OutputFile | None = None,
+    files: _Files,
 ) -> None:
-    """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report.
-
-    Args:
-        resolved: the profile that was calibrated.
-        decision: of `calibrate_one`.
-        exports: best settings of other engines.
-        output: where the calibrated profile goes.
-        show: the report, and whether one JSON object is printed.
-        counted: as of `write_calibrated`.
-    """
+    """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report."""
     import tomli_w
 
     from specctl.calibration.calibrated import draft_table
-    from specctl.calibration.calibration_report import as_document, calibration_tables, warning_tables
+    from specctl.calibration.calibration_report import as_document, calibration_tables, draw_calibration, warning_tables
 
-    facts, found = command_facts(decision.traces), decision.found
+    facts, found, show = _facts(decision.traces), decision.found, request.show
     shown = calibration_tables(decision)
     document = {"provenance": facts, **as_document(decision)}
     exported = []
@@ -414,28 +429,16 @@ def show_calibration(
         found.warnings.extend(export_warnings(exports))
     verdict = decision.advice.verdict
     texts = [verdict]
-    if output is None:
+    if files.profile is None:
         drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
         texts.append("\n" + tomli_w.dumps({"draft": draft_table(decision.setting, drafts)}).rstrip("\n"))
     show.outcome(document, shown, *texts, *(f"\n{text}" for text in exported))
     for warning in found.warnings:
         warn(warning)
-    if output is not None:
-        write_calibrated(resolved, decision, facts, output, counted, quiet=show.quiet)
+    _write_profile(resolved, decision, files, quiet=show.quiet)
     if show.report is not None:
-        from specctl.calibration.calibration_report import draw_calibration
-        from specctl.reporting.document import write_document
-
-        paths = write_document(
-            "Calibration",
-            [*warning_tables(found), *shown],
-            draw_calibration(found),
-            facts,
-            show.report,
-            command="calibrate",
-            verdict=verdict,
-        )
-        show.written(paths)
+        tables = [*warning_tables(found), *shown]
+        show.document("Calibration", tables, draw_calibration(found), facts, command="calibrate", verdict=verdict)
     if decision.interrupted:
         raise KeyboardInterrupt
 
@@ -464,62 +467,13 @@ def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int
     return replica_of(pair, profile, depth)
 
 
-def with_tokens(
-    counts: str, resolved: "ResolvedProfile", resolve: "Callable[[dict[str, int]], ResolvedProfile]"
-) -> "list[ResolvedProfile]":
-    """A profile with its lowest draft writing each of several numbers of tokens.
-
-    Args:
-        counts: numbers, or ``all``, with commas between them.
-        resolved: the profile, with a draft.
-        resolve: gives it with other values, by dotted key.
-
-    Raises:
-        UsageError: something else is named.
-    """
-    assert resolved.profile.draft is not None
-    key = f"{'draft.' * len(resolved.profile.draft.levels)}tokens"
-    found = []
-    for name in (part.strip() for part in counts.split(",")):
-        if name != "all" and not name.isdecimal():
-            raise UsageError(
-                f"--tokens {counts}: {name!r} is neither a number nor all", "such as --tokens all,2048,1024"
-            )
-        # Of no more than there are, which is told once the models are known.
-        one = resolve({} if name == "all" else {key: int(name)})
-        if name == "all" and one.profile.draft is not None and one.profile.draft.levels[-1].tokens is not None:
-            raise UsageError(f"--tokens all: the profile {one.name} sets {key}", "take it out of the profile")
-        found.append(replace(one, name=f"{resolved.name}, {name} tokens"))
-    return found
-
-
-def calibrate_several(
-    resolved: "Sequence[ResolvedProfile]",
-    policy: str | None,
-    grid: "Grid",
-    prompts: "Suite",
-    output: OutputFile | None,
-    show: ShowOptions,
-    *,
-    counted: OutputFile | None = None,
-    verify: bool,
-    foreign_head: bool,
-    replication: Replication | None = None,
-    batch: "Batch" = 1,
-    given: int | None = None,
-) -> None:
+def _calibrate_several(request: CalibrateRequest, rivals: "Sequence[ResolvedProfile]", files: _Files) -> None:
     """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use.
 
     Args:
-        resolved: the profiles, the first with the prompts' sampling settings.
-        policy: as in `compared_settings`, for every profile.
-        grid: of the settings.
-        prompts: that all are calibrated on.
-        output: where to write the calibrated profile of the fastest.
-        show: the report, and whether one JSON object is printed.
-        counted: as of `write_calibrated`.
-        verify: whether to run the chosen settings live.
-        foreign_head, replication, batch, given: as in `calibrate_one`.
+        request: what is asked.
+        rivals: the profiles, the first with the prompts' sampling settings.
+        files: take the calibrated profile of the fastest.
 
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
@@ -528,39 +482,29 @@ def calibrate_several(
     from specctl.calibration.several_drafts import Entrant, candidates_of_entrants, predicted, run_live
     from specctl.observing.candidates import require_one_target
 
-    require_one_target(one.profile for one in resolved)
-    warn_unused(resolved)
-    resolved = [one.under(resolved[0].profile, "--against") for one in resolved]
-    if len({one.name for one in resolved}) < len(resolved):
+    require_one_target(one.profile for one in rivals)
+    warn_unused(rivals)
+    rivals = [one.under(rivals[0].profile, "--against") for one in rivals]
+    if len({one.name for one in rivals}) < len(rivals):
         raise UsageError("a profile is named twice", "name each once")
     compared: list[tuple[Profile, ComparedSettings]] = []
-    for one in resolved:
+    for one in rivals:
         own = one.profile
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
         computed = computed_by(own.draft, (), None)
-        compared.append((own, compared_settings(own.draft, policy, grid, [], recordable(own), computed)))
-    progress = show.bars()
+        asked = compared_settings(own.draft, request.policy, request.grid, [], recordable(own), computed)
+        compared.append((own, asked))
+    prompts, given = request.drawn(rivals[0].profile.sampling.seed)
+    progress, foreign_head = request.show.bars(), request.run.foreign_head
     entrants: list[Entrant] = []
-    for one, (own, asked) in zip(resolved, compared, strict=True):
+    for one, (own, asked) in zip(rivals, compared, strict=True):
         pair = partial(load, own, progress.console, foreign_head=foreign_head, progress=progress)
-        decision = calibrate_one(
-            own,
-            asked,
-            [],
-            prompts,
-            pair,
-            progress,
-            verify=False,
-            foreign_head=foreign_head,
-            replication=replication,
-            batch=batch,
-            given=given,
-        )
+        decision = _decide(request, own, asked, [], prompts, given, pair, progress, verify=False)
         entrants.append(Entrant(one.name, own, decision))
     standings, interrupted = predicted(entrants), False
     candidates = candidates_of_entrants(entrants)
-    if verify and candidates.drafts:
+    if request.verify and candidates.drafts:
         together = load(
             entrants[0].profile,
             progress.console,
@@ -572,18 +516,17 @@ def calibrate_several(
         )
         live, interrupted = run_live(together, candidates, entrants, progress)
         standings = live or standings
-    _show(resolved, entrants, standings, output, show, counted)
+    _show_several(request, rivals, entrants, standings, files)
     if interrupted:
         raise KeyboardInterrupt
 
 
-def _show(
-    resolved: "Sequence[ResolvedProfile]",
+def _show_several(
+    request: CalibrateRequest,
+    rivals: "Sequence[ResolvedProfile]",
     entrants: "Sequence[Entrant]",
     standings: "Sequence[Standing]",
-    output: OutputFile | None,
-    show: ShowOptions,
-    counted: OutputFile | None,
+    files: _Files,
 ) -> None:
     from rich.console import Console
 
@@ -592,13 +535,13 @@ def _show(
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    facts = command_facts(entrants[0].decision.traces)
+    facts, show, verdict = _facts(entrants[0].decision.traces), request.show, verdict_of(standings)
     tables = {one.name: calibration_tables(one.decision) for one in entrants}
     live = {one.entrant.name: one.decision for one in standings}
     if show.json_:
         document = {
             "provenance": facts,
-            "verdict": verdict_of(standings),
+            "verdict": verdict,
             "profiles": {one.name: as_document(live.get(one.name, one.decision)) for one in entrants},
             "side_by_side": [
                 {
@@ -617,22 +560,14 @@ def _show(
             write_out(f"== {name} ==")
             print_tables(Console(), shown[:1])
         print_tables(Console(), [standings_table(standings)])
-        write_out(verdict_of(standings))
+        write_out(verdict)
     for one in entrants:
         for warning in one.found.warnings:
             warn(f"{one.name}: {warning}")
-    if output is not None:
-        best = standings[0].entrant
-        source = next(one for one in resolved if one.name == best.name)
-        write_calibrated(source, standings[0].decision, facts, output, counted, quiet=show.quiet)
-    if show.report is not None:
-        from specctl.reporting.document import write_document
-
-        together = [standings_table(standings), *(shown[0] for shown in tables.values())]
-        paths = write_document(
-            "Calibration", together, {}, facts, show.report, command="calibrate", verdict=verdict_of(standings)
-        )
-        show.written(paths)
+    source = next(one for one in rivals if one.name == standings[0].entrant.name)
+    _write_profile(source, standings[0].decision, files, quiet=show.quiet)
+    together = [standings_table(standings), *(shown[0] for shown in tables.values())]
+    show.document("Calibration", together, (), facts, command="calibrate", verdict=verdict)
 
 
 def export_order(

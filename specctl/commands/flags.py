@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from specctl.policies import Setting
     from specctl.profile import ResolvedProfile
     from specctl.prompts.suites import Suite
+    from specctl.reporting.style import Picture
     from specctl.reporting.table import Table
     from specctl.terminal.progress import TerminalProgress
 
@@ -319,6 +320,22 @@ class ShowOptions:
         print_tables(Console(), tables)
         for text in texts:  # what has several lines is copied as it is
             (write_out if "\n" in text else write_sentence)(text)
+
+    def document(
+        self,
+        title: str,
+        tables: "Sequence[Table]",
+        pictures: "Iterable[Picture]",
+        facts: Mapping[str, Any],
+        *,
+        command: str,
+        verdict: str = "",
+    ) -> None:
+        """Write the report where one is asked for, with the arguments of `write_document`, and say which files."""
+        if self.report is not None:
+            from specctl.reporting.document import write_document
+
+            self.written(write_document(title, tables, pictures, facts, self.report, command=command, verdict=verdict))
 
     def written(self, paths: "Iterable[Path]") -> None:
         """Say which files were written, unless nothing is to be said; all figures, each of two files, in one line."""
