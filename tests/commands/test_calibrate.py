@@ -17,7 +17,6 @@ from specctl.observing.round_robin import RoundRobin
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.schema import predictor_path
-from specctl.replay.recording import batch_metering
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 from tests.support.invoked import invoke
@@ -40,7 +39,9 @@ THOROUGH = {name: getattr(costs, name) for name in ("LENGTHS", "IN_A_ROW", "ALON
 @pytest.fixture(scope="module", autouse=True)
 def rough_costs() -> Iterator[None]:
     """Measure costs in a twentieth of the passes; no test reads their values."""
-    with patch.multiple(costs, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, ALONE=2, WARMING=1, PASSES=costs.WARM_UPS + 1):
+    few = {"LENGTHS": (0, 1, 4, 40), "PASSES": costs.WARM_UPS + 1}
+    few_together = {"BATCH_LENGTHS": (0, 1, 40), "BATCH_PASSES": costs.WARM_UPS + 1}
+    with patch.multiple(costs, **few, **few_together, IN_A_ROW=2, ALONE=2, WARMING=1):
         yield
 
 
@@ -61,22 +62,21 @@ calibrate = partial(invoke, "calibrate")
 def test_what_is_chosen_for_several_texts_is_run_with_several(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:3]), encoding="utf-8")
-    with patch.multiple(batch_metering, LENGTHS=(0, 1, 40), IN_A_ROW=2, REPEATS=1):
-        given = (
-            "-i",
-            path,
-            "-n",
-            4,
-            "--policy",
-            "constant",
-            "--grid",
-            "paper",
-            "--batch",
-            2,
-            "-o",
-            tmp_path / "it.toml",
-        )
-        document = json.loads(calibrate(*given, "--json").stdout)
+    given = (
+        "-i",
+        path,
+        "-n",
+        4,
+        "--policy",
+        "constant",
+        "--grid",
+        "paper",
+        "--batch",
+        2,
+        "-o",
+        tmp_path / "it.toml",
+    )
+    document = json.loads(calibrate(*given, "--json").stdout)
     (size,) = document["batches"]
     measured = [one for one in document["measured"] if one["texts"] == 2]
     assert size["texts"] == 2

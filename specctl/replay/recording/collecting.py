@@ -29,8 +29,7 @@ from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
 from specctl.replay.bounds import LONGEST, play_best
 from specctl.replay.costs import CostTable, signal_key
-from specctl.replay.recording.batch_metering import measure_batches, require_batches
-from specctl.replay.recording.metering import PASSES, measure
+from specctl.replay.recording.metering import BATCH_PASSES, PASSES, measure, measure_batches, require_batches
 from specctl.replay.recording.sequence_recording import read_sequence, verification_replayed
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
@@ -111,7 +110,7 @@ def collect_traces(
         if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
             first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
             overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
-        with progress.counting("costs", PASSES * len(pair.drafts) + len(sizes)) as advance:
+        with progress.counting("costs", PASSES * len(pair.drafts) + BATCH_PASSES * len(sizes)) as advance:
             sets, sampling = _signal_sets(readable(pair)), Sampling.measured(profile.sampling, pair)
             levels = _medians(overheads, len(pair.drafts))
             costs = measure(pair, _contexts(traces.traces), depth, sets, sampling, levels, advance)

@@ -1,17 +1,22 @@
-"""Measures the cost table of this machine: times rounds of fixed lengths, run as the decoding loop runs them."""
+"""Measures the cost table of this machine: rounds of fixed lengths of one text or several, run as in decoding."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 
+from specctl.batching.hub import Hub
+from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
+from specctl.errors import UsageError
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
@@ -24,15 +29,19 @@ from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
+BATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 9, 15, 40)
+"""Draft lengths that are timed, with one text and with several at once."""
 IN_A_ROW, ALONE = 3, 12
-"""Consecutive rounds of one length, and of those without a draft, which follow one another in a run of the target
-alone and are faster then: its weights are still in the processor's cache. The first is not counted, and of the others
-the first four."""
+"""Consecutive rounds of one length, and of those without a draft. The latter follow one another in a run of the target
+alone and are faster then, because its weights are still in the processor's cache."""
 NOT_COUNTED, WARMING = 1, 4
+"""How many of these rounds, the first ones, are not counted."""
 CATCHING_UP = (8, 32, 128)
-"""Tokens that a draft reads at once, where what it takes to catch up with a text is priced."""
+"""Numbers of tokens for which is timed how long a draft takes to catch up with a text."""
 WARM_UPS = 1
 PASSES = WARM_UPS + 4
+BATCH_PASSES = WARM_UPS + 3
+"""Passes over all lengths, with one text and with several at once."""
 TYPICAL = 4
 """The draft length at which signals are priced."""
 
@@ -62,21 +71,127 @@ def measure(
         advance: called after each of `PASSES` over all lengths, for every draft.
     """
     sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
-    hierarchy = len(pair.drafts) > 1
+    hierarchy, draft = len(pair.drafts) > 1, pair.drafts[0]
     missing = set(TRAINED_SIGNALS)
     missing -= {signal_of(predictor) for predictor in predictors(pair).values()}
-    if hierarchy or pair.drafts[0].foresee is None:
+    if hierarchy or draft.foresee is None:
         missing.add("next_accept_prob")
     own = [signals for signals in sets if signals.isdisjoint(missing)]
-    table = _measure_top(pair, contexts, longest, own, sampling, overheads[0], advance)
+    most = longest if draft.longest is None else min(longest, draft.longest)
+    contexts_here = sorted({max(1, min(context, pair.shared_context - most - 2)) for context in contexts})
+    table = _measure(_Texts(pair), contexts_here, most, own, sampling, overheads[0], advance)
     if not hierarchy:
         return table
     below = measure(pair.lower, contexts, longest, sets, sampling, overheads[1:], advance)
     return replace(table, below=below, reading_ms=_measure_reading(pair, int(table.contexts[0]), own, sampling))
 
 
-def _measure_top(
+def require_batches(pair: Pair) -> None:
+    """Raise UsageError for a pair that writes one text at a time."""
+    if (why := why_alone(pair)) is not None:
+        raise UsageError(f"--batch: texts are written one at a time, for {why}", "leave --batch out")
+
+
+def measure_batches(
     pair: Pair,
+    sizes: Iterable[int],
+    alone: CostTable,
+    signal_sets: Iterable[SignalSet],
+    sampling: Sampling,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[int, CostTable]:
+    """`CostTable.batches`: rounds of fixed lengths over several texts, timed as the hub runs them.
+
+    A round's two phases are the sums of all texts' shares and of their own work, so that what the host does for each
+    text is counted.
+
+    Args:
+        pair: with one draft, that `require_batches` accepts.
+        sizes: numbers of texts, each at least 2.
+        alone: of one text; its shortest and longest contexts and its longest draft are taken.
+        signal_sets: that policies read and the draft makes.
+        sampling: of the runs whose cost is predicted.
+        advance: called after each of `BATCH_PASSES` over all lengths, for every size.
+    """
+    contexts, longest = sorted({int(alone.contexts[0]), int(alone.contexts[-1])}), int(alone.lengths[-1])
+    sets = list(signal_sets)
+    return {
+        rows: _measure(_Texts(pair, rows), contexts, longest, sets, sampling, alone.overhead_ms * rows, advance)
+        for rows in sizes
+    }
+
+
+class _Texts:
+    """Texts of a pair whose rounds are timed: one by itself, or several in step through the hub."""
+
+    def __init__(self, pair: Pair, rows: int = 1) -> None:
+        self.pair, self.rows = pair, rows
+        self._hub: Hub[Any] | None = None
+        if rows > 1:
+            self._hub, self._pairs = split(pair, passes_of(pair, rows))
+
+    def fill(self, sequence: list[int]) -> None:
+        """Let the caches of all texts hold a sequence but for its last token."""
+
+        def fill_own(own: Pair) -> list[tuple[float, float]]:
+            fill_models(own, sequence)
+            return []
+
+        self._together(fill_own)
+
+    def rounds(
+        self,
+        sequence: list[int],
+        length: int,
+        signals: SignalSet,
+        sampling: Sampling,
+        count: int = 1,
+        head: str | None = None,
+    ) -> list[tuple[float, float]]:
+        """Milliseconds of the two phases of consecutive rounds, of all texts together; see `timed_round`.
+
+        Args:
+            sequence: that the caches hold but for its last token.
+            length: the tokens that each round drafts.
+            signals: that are read.
+            sampling: of the run.
+            count: the number of rounds.
+            head: name of the draft's head that predicts; None for the first that makes the signals.
+        """
+
+        def own_rounds(own: Pair) -> list[tuple[float, float]]:
+            known = predictors(own)
+            predictor = known[head] if head is not None else first_for(signals, known.values()) if signals else None
+            return [timed_round(own, sequence, length, signals, sampling, predictor) for _ in range(count)]
+
+        return self._together(own_rounds)
+
+    def reading_ms(
+        self, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling, head: str | None = None
+    ) -> float:
+        """Milliseconds that reading signals adds for each drafted token of a text.
+
+        A first round with these signals warms up; the difference is taken between the two rounds after it.
+        """
+        self.rounds(sequence, length, signals, sampling, head=head)
+        ((bare, _),) = self.rounds(sequence, length, frozenset(), sampling)
+        ((read, _),) = self.rounds(sequence, length, signals, sampling, head=head)
+        return (read - bare) / length / self.rows
+
+    def _together(self, work: Callable[[Pair], list[tuple[float, float]]]) -> list[tuple[float, float]]:
+        """Do the same work with every text; the sums of the times of each of its rounds."""
+        if self._hub is None:
+            return work(self.pair)
+        for row, own in enumerate(self._pairs):
+            self._hub.begin(row, partial(work, own))
+        ended: list[list[tuple[float, float]]] = []
+        while self._hub.busy:
+            ended += [times for _, times in self._hub.advance()]
+        return [(sum(one[0] for one in each), sum(one[1] for one in each)) for each in zip(*ended, strict=True)]
+
+
+def _measure(
+    texts: _Texts,
     contexts: Sequence[int],
     longest: int,
     sets: Sequence[SignalSet],
@@ -85,51 +200,42 @@ def _measure_top(
     advance: Callable[[], None],
 ) -> CostTable:
     """The cost table of the first draft, verified by the target."""
-    if (draft := pair.drafts[0]).longest is not None:
-        longest = min(longest, draft.longest)
-    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
-    contexts = sorted({max(1, min(context, pair.shared_context - longest - 2)) for context in contexts})
-    plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
-        (c, k): ([], []) for c in contexts for k in lengths
-    }
+    pair, alone = texts.pair, texts.rows == 1
+    lengths = sorted({length for length in (LENGTHS if alone else BATCH_LENGTHS) if length < longest} | {longest})
+    plain: dict[tuple[int, int], list[tuple[float, float]]] = {(c, k): [] for c in contexts for k in lengths}
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
-    missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1]}
-    on_states = state_predictors(predictors(pair))
-    several = on_states if len(on_states) > 1 else {}
+    missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1] and alone}
+    on_states = state_predictors(predictors(pair)) if alone else {}
     # Heads of one shape cost the same, which separate measurements would not show. DISCO heads hardly differ.
     shapes = {
         name: (sum(weight.numel() for weight in predictor.parameters()), predictor.reads_signals)
-        for name, predictor in several.items()
+        for name, predictor in (on_states if len(on_states) > 1 else {}).items()
     }
     predicting: dict[tuple[int, bool], list[float]] = {shape: [] for shape in shapes.values()}
     typical = min(TYPICAL, longest)
     with torch.inference_mode():
-        for number in range(PASSES):
+        for number in range(PASSES if alone else BATCH_PASSES):
+            # What is measured in a pass that warms up goes nowhere.
+            counted = number >= WARM_UPS
             for context in contexts:
                 sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
-                fill_models(pair, sequence)
+                texts.fill(sequence)
                 for length in lengths:
-                    for again in range(IN_A_ROW if length else ALONE):
-                        times = timed_round(pair, sequence, length, frozenset(), sampling)
-                        # At the first round of a length the processor's cache holds other weights than in a run.
-                        if number >= WARM_UPS and again >= (NOT_COUNTED if length else WARMING):
-                            for measured, time in zip(plain[context, length], times, strict=True):
-                                measured.append(time)
+                    count, cold = (IN_A_ROW, NOT_COUNTED) if length else (ALONE, WARMING)
+                    times = texts.rounds(sequence, length, frozenset(), sampling, count)
+                    # At the first round of a length the processor's cache holds other weights than in a run.
+                    plain[context, length] += times[cold:] if counted else []
             for count, found in missed.items():
-                catching_up = _catching_up_ms(pair, sequence, count, sampling)
-                if number >= WARM_UPS:
-                    found.append(catching_up)
-            for signals in sets:
-                predictor = first_for(signals, predictors(pair).values())
-                reading = _reading_ms(pair, sequence, typical, signals, sampling, predictor)
-                if number >= WARM_UPS:
-                    read[signals].append(reading)
+                ms = _catching_up_ms(pair, sequence, count, sampling)
+                found += [ms] if counted else []
+            for signals, found in read.items():
+                ms = texts.reading_ms(sequence, typical, signals, sampling)
+                found += [ms] if counted else []
             for name, shape in shapes.items():
-                reading = _reading_ms(pair, sequence, typical, frozenset({"accept_prob"}), sampling, several[name])
-                if number >= WARM_UPS:
-                    predicting[shape].append(reading)
+                ms = texts.reading_ms(sequence, typical, frozenset({"accept_prob"}), sampling, name)
+                predicting[shape] += [ms] if counted else []
             advance()
-    table = np.array([[[median(times) for times in plain[c, k]] for k in lengths] for c in contexts])  # (C, K, 2)
+    table = np.array([[np.median(plain[c, k], axis=0) for k in lengths] for c in contexts])  # (C, K, 2)
     return CostTable(
         np.array(contexts, dtype=np.float64),
         np.array(lengths, dtype=np.float64),
@@ -157,23 +263,6 @@ def _catching_up_ms(pair: Pair, sequence: list[int], count: int, sampling: Sampl
         taken.append(perf_counter() - began)
         draft.rollback(len(sequence) - 1)
     return (taken[1] - taken[2]) * 1e3
-
-
-def _reading_ms(
-    pair: Pair,
-    sequence: list[int],
-    length: int,
-    signals: SignalSet,
-    sampling: Sampling,
-    predictor: TrainedPredictor | None,
-) -> float:
-    """Milliseconds that reading signals adds for each drafted token of a round.
-
-    A first round with these signals warms up; the difference is taken between the two rounds after it.
-    """
-    timed_round(pair, sequence, length, signals, sampling, predictor)
-    bare = timed_round(pair, sequence, length, frozenset(), sampling)[0]
-    return (timed_round(pair, sequence, length, signals, sampling, predictor)[0] - bare) / length
 
 
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:

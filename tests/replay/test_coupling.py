@@ -1,5 +1,16 @@
 """The coupling by which block verification is recorded token by token, in fractions, against the paper's algorithm.
 
+import torch
+
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
+from specctl.replay.recording.coupling import Detours
+from tests.support.toys import random_model
+
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
+from specctl.replay.recording.coupling import Detours
+from tests.support.toys import random_model
 Models here look at all tokens before. The draft's tokens, how many are kept and the token behind them have jointly the
 law of the paper, whatever decides how long the draft is.
 """
@@ -15,10 +26,14 @@ import torch
 
 from specctl.decoding.rows.draft_verdict import kept_in_turn
 from specctl.decoding.rows.host_verdict import passing
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.slot import Slot
 from specctl.replay.recording import coupling
+from specctl.replay.recording.coupling import Detours
 from specctl.replay.traces import BlockChances
 from tests.support.block_in_fractions import in_fractions
 from tests.support.enumeration import law_of, walk
+from tests.support.toys import random_model
 
 Tokens = tuple[int, ...]
 Model = Callable[[Tokens], list[Fraction]]
@@ -217,3 +232,24 @@ def test_recorded_chances_are_those_of_a_live_verdict(seed: int) -> None:
             assert known.as_last(length)[-1] == pytest.approx(live_chances[-1], abs=1e-6)
     cut = BlockChances(known.weights[:2], known.passing[:2]) + BlockChances(known.weights[2:], known.passing[2:])
     assert cut == known
+
+
+TEXT = (7, 3, 12, 5, 9, 22, 31, 4, 18, 2)
+
+
+def alone(*tokens: int, keep: int) -> torch.Tensor:
+    return Slot(EagerPasses(random_model("llama"), 64)).extend(tokens, keep=keep).logits
+
+
+@torch.inference_mode()
+def test_detours_from_a_text_and_back() -> None:
+    runner = Slot(EagerPasses(random_model("llama"), 64))
+    runner.extend(TEXT[:8], keep=0)
+    detours = Detours(runner, TEXT)
+    for length, tokens in ((5, (40, 41)), (7, (42,)), (6, (43, 44, 45)), (9, (46,))):
+        found = detours.behind(length, tokens, len(tokens))
+        torch.testing.assert_close(found, alone(*TEXT[:length], *tokens, keep=len(tokens)))
+    for length in (8, 8):
+        detours.come_back(length)
+        assert runner.length == 8
+    torch.testing.assert_close(runner.extend(TEXT[8:9], keep=1).logits, alone(*TEXT[:9], keep=1))
