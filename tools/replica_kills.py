@@ -148,7 +148,7 @@ def replicas_of(command: int) -> list[psutil.Process]:
     for process in psutil.Process(command).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.cmdline())
-            if "specctl.replicas.child" in words or words.startswith("ray::Replica"):
+            if "specctl.text_engine.child" in words or words.startswith("ray::Replica"):
                 found.append(process)
     return found
 

@@ -18,7 +18,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
-from specctl.observing.prompt_answers import answer_each
+from specctl.observing.prompt_answers import answer_each, prompt_writer
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
@@ -26,6 +26,7 @@ from specctl.replay.bounds import LONGEST
 from specctl.replay.recording.collecting import trace_answers
 from specctl.replay.traces import Trace
 from specctl.statistics import Floats
+from specctl.text_engine.here import HereEngine
 
 
 def read_prompts(
@@ -52,7 +53,9 @@ def read_prompts(
     of_prompt: list[int] = []
     categories: list[str] = []
     failures: dict[str, str] = {}
-    for found in answer_each(Answerer(Session(pair, None), prompt_format, settings), prompts, advance=advance):
+    answerer = Answerer(Session(pair, None), prompt_format, settings)
+    engine = HereEngine(prompt_writer(lambda _: answerer))
+    for found in answer_each(engine, prompts, advance=advance):
         if isinstance(found, Skipped):
             failures[found.prompt] = found.reason
             continue
@@ -194,7 +197,9 @@ def read_rounds(
     """
     traces: list[Trace] = []
     failures: dict[str, str] = {}
-    for found in answer_each(Answerer(Session(pair, None), prompt_format, settings), prompts, advance=advance):
+    answerer = Answerer(Session(pair, None), prompt_format, settings)
+    engine = HereEngine(prompt_writer(lambda _: answerer))
+    for found in answer_each(engine, prompts, advance=advance):
         if isinstance(found, Skipped):
             failures[found.prompt] = found.reason
         else:

@@ -3,18 +3,18 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from specctl.api.many_texts import Asked, SeveralTexts
+from specctl.api.many_texts import SeveralTexts
 from specctl.api.python_wording import in_python
-from specctl.batching.row_count import Batch
 from specctl.conversation import Chat
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session
+from specctl.decoding.session import Session, TextRequest
 from specctl.decoding.text import TextStream, shown_length
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.jsonl import Record
@@ -22,9 +22,10 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve
-from specctl.profile.schema import PolicyTable, SamplingTable
+from specctl.profile.schema import PolicyTable
 from specctl.profile.wording import shown
 from specctl.records import Completion, Round
+from specctl.text_engine.row_count import Batch
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a chat, each with ``role`` and ``content``."""
@@ -175,25 +176,25 @@ class Decoder:
         Raises:
             RecordError: a setting is wrong, or the prompt is empty, fills the context or needs a missing chat template.
         """
-        ids, settings = self._prepared(prompt, sampling)
-        return self._session.generate(ids, settings, on_round=on_round)
+        request = self._request(prompt, sampling)
+        return self._session.generate(request.prompt, request.settings, on_round=on_round)
 
     def stream(self, prompt: Prompt, **sampling: Unpack[SamplingSettings]) -> Iterator[str]:
         """`generate` piece by piece: text as rounds end, together the completion's text.
 
         Closing the iterator ends the text. Errors as of `generate`, when the first piece is asked for.
         """
-        ids, settings = self._prepared(prompt, sampling)
-        stream = TextStream(self.pair.tokenizer, ids, self.pair.eos)
+        request = self._request(prompt, sampling)
+        stream = TextStream(self.pair.tokenizer, request.prompt, self.pair.eos)
         text, shown = "", 0
-        with closing(self._session.play(ids, settings)) as playing:
+        with closing(self._session.play(request.prompt, request.settings)) as playing:
             while True:
                 try:
                     text += stream.push(next(playing).emitted)
                 except StopIteration as end:
                     completion: Completion = end.value
                     break
-                safe = shown_length(text, shown, settings.stop)
+                safe = shown_length(text, shown, request.settings.stop)
                 if safe > shown:
                     yield text[shown:safe]
                 shown = safe
@@ -229,13 +230,13 @@ class Decoder:
         if batch != "auto" and (not isinstance(batch, Integral) or batch < 1):
             raise UsageError(f"batch must be a number from 1 on or 'auto', not {batch!r}", "e.g. batch=8")
 
-        def prepared(number: int, given: Prompt | Request) -> Asked:
+        def prepared(number: int, given: Prompt | Request) -> TextRequest:
             own: Mapping[str, Any] = {}
             if isinstance(given, Mapping):
                 own = {key: value for key, value in given.items() if key != "prompt"}
                 given = cast("Prompt", given.get("prompt"))
-            ids, settings = self._prepared(given, {**sampling, **own})
-            return ids, settings, 0 if "seed" in own else number
+            request = self._request(given, {**sampling, **own})
+            return request if "seed" in own else replace(request, seed_offset=number)
 
         def warn(text: str) -> None:
             warnings.warn(in_python(text), stacklevel=3)
@@ -255,27 +256,30 @@ class Decoder:
             UsageError: a system message is given, and turns do not go through a chat template.
             RecordError: a setting is wrong.
         """
-        _, settings = self._prepared([0], sampling)
+        settings = self._request([0], sampling).settings
         prompt = self.profile.prompt.model_copy(update={"system": system})
         return Chat(self.pair, self.profile.model_copy(update={"prompt": prompt, "sampling": settings}))
 
-    def _prepared(self, prompt: Prompt, sampling: Mapping[str, Any]) -> tuple[list[int], SamplingTable]:
+    def _request(self, prompt: Prompt, sampling: Mapping[str, Any]) -> TextRequest:
         answerer = Answerer(
             self._session, PromptFormat.of(self.pair.tokenizer, self.profile.prompt), self.profile.sampling
         )
         settings = answerer.settings_of(Record(1, None, {"sampling": dict(sampling)}))
+        return TextRequest(tuple(self._ids(answerer.prompts, prompt)), settings)
+
+    def _ids(self, prompts: PromptFormat, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return answerer.prompts.prompt(prompt), settings
+            return prompts.prompt(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise TypeError(f"{PROMPTS}, not {type(prompt).__name__}")
         if not prompt:
             raise RecordError("empty_prompt", "the prompt is empty")
         if all(isinstance(message, Mapping) for message in prompt):
-            return answerer.prompts.messages(cast("Sequence[Mapping[str, str]]", prompt)), settings
+            return prompts.messages(cast("Sequence[Mapping[str, str]]", prompt))
         for token in prompt:
             if not isinstance(token, Integral):
                 raise TypeError(f"{PROMPTS}, not a list with {shown(token)}")
-        return [int(token) for token in cast("Sequence[int]", prompt)], settings
+        return [int(token) for token in cast("Sequence[int]", prompt)]
 
     def _take(self, pair: Pair) -> None:
         self.pair = pair

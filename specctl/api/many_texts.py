@@ -1,25 +1,22 @@
 """Texts of several prompts, written at once where that is faster."""
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, cast
+from typing import Any
 
 from specctl.batching.pair_rows import why_alone
-from specctl.batching.row_count import MOST, Batch, chosen_passes
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import failures_of_a_text
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.session import Session
+from specctl.decoding.session import Session, TextRequest
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.profile import Profile
-from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
-from specctl.replicas.replica import Answered
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import as_finished, in_order
+from specctl.text_engine.engine import Writer, whole
+from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.row_count import MOST, Batch, chosen_passes
 
-Asked = tuple[list[int], SamplingTable, int]
-"""Ids of a prompt, its settings, and what is added to their seed."""
 AHEAD = 2
 """Prompts for each row that may be taken before the oldest of them is written."""
 
@@ -39,7 +36,7 @@ class SeveralTexts:
     def write(
         self,
         prompts: Iterable[Any],
-        prepared: Callable[[int, Any], Asked],
+        prepared: Callable[[int, Any], TextRequest],
         alone: Session,
         profile: Profile,
         batch: Batch,
@@ -56,15 +53,18 @@ class SeveralTexts:
             profile: says which drafts are at work.
             batch: how many texts are written at once.
             ordered: whether the texts come in the order of the prompts, or as they are finished.
-            warn: told why so many cannot be.
+            warn: receives the reason why that number cannot be.
         """
 
-        def asked() -> Iterator[tuple[int, Asked | RecordError]]:
+        def asked() -> Iterator[tuple[tuple[int, RecordError | None], TextRequest | None]]:
             for number, prompt in enumerate(prompts):
                 try:
-                    yield number, prepared(number, prompt)
+                    yield (number, None), prepared(number, prompt)
                 except RecordError as error:
-                    yield number, error
+                    yield (number, error), None
+
+        def in_row(row: Pair, _: Callable[[], int]) -> Writer:
+            return _writer(Session(row, None if profile.draft is None else build_drafter(row, profile.draft.setting)))
 
         texts = len(prompts) if isinstance(prompts, Sized) else MOST
         settings, used = [] if profile.draft is None else [profile.draft.setting], self._used
@@ -72,51 +72,26 @@ class SeveralTexts:
         if passes is None or passes[-1].slots > texts or why_alone(self._pair, *settings) is not None:
             passes = chosen_passes(self._pair, batch, texts, profile.sampling.max_new_tokens, settings, warn)
         if passes is None:
-            for number, one in asked():
-                yield number, one if isinstance(one, RecordError) else _text(alone, one)
-            return
-        if not used:
-            self._kept, self._used = (batch, passes), True
-
-        def answer(row: Pair) -> Callable[[Asked], Completion | RecordError]:
-            session = Session(row, None if profile.draft is None else build_drafter(row, profile.draft.setting))
-            return lambda one: _text(session, one)
-
+            engine, ahead = HereEngine(_writer(alone)), 1
+        else:
+            engine, ahead = HereEngine(None, Rows.over(self._pair, passes, in_row)), AHEAD
+            if not used:
+                self._kept, self._used = (batch, passes), True
         try:
-            with RowReplicas.over(self._pair, passes, answer) as rows:
-                if ordered:
-                    tasks = (Task(one, None if isinstance(one[1], RecordError) else one[1]) for one in asked())
-                    for (number, one), found in in_order(rows, tasks, AHEAD * rows.count):
-                        yield number, found or cast("RecordError", one)
-                else:
-                    yield from _as_finished(rows, asked())
+            with engine:
+                written = in_order(engine, asked(), ahead * engine.count) if ordered else as_finished(engine, asked())
+                for (number, error), found in written:
+                    yield number, error or found
         finally:
             self._used = used  # by another call
 
 
-def _as_finished(
-    rows: RowReplicas, asked: Iterator[tuple[int, Asked | RecordError]]
-) -> Iterator[tuple[int, Completion | RecordError]]:
-    numbers: dict[int, int] = {}
-    while True:
-        for row in rows.idle():
-            for number, one in asked:
-                if not isinstance(one, RecordError):
-                    numbers[row] = number
-                    rows.ask(row, one)
-                    break
-                yield number, one
-        if not numbers:
-            return
-        for event in rows.wait():
-            assert isinstance(event, Answered), "rows end with this process"
-            yield numbers.pop(event.replica), event.answer
+def _writer(session: Session) -> Writer:
+    def write(request: TextRequest) -> Completion | RecordError:
+        try:
+            with failures_of_a_text():
+                return session.generate(request.prompt, request.settings, seed_offset=request.seed_offset)
+        except RecordError as error:
+            return error
 
-
-def _text(session: Session, asked: Asked) -> Completion | RecordError:
-    ids, settings, offset = asked
-    try:
-        with failures_of_a_text():
-            return session.generate(ids, settings, seed_offset=offset)
-    except RecordError as error:
-        return error
+    return whole(write)

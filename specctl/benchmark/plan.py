@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.batching.row_count import Batch
 from specctl.errors import UsageError
 from specctl.observing.candidates import Candidates
 from specctl.observing.results import Header, of_request
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
+from specctl.text_engine.row_count import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 
-from specctl.batching.row_count import Batch, chosen_passes
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.benchmark.plan import Plan
 from specctl.decoding.along import read_along
@@ -31,9 +30,10 @@ from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bounds import LONGEST, oracle
 from specctl.replay.pearl import cut
 from specctl.replay.recording.collecting import Text, greedy_trace, signal_bound
-from specctl.replicas.job import Answer, ReplicaError
-from specctl.replicas.replica import Replicas
-from specctl.replicas.window import GivenUp, Task, in_order
+from specctl.text_engine.dispatch import Asked, GivenUp, in_order
+from specctl.text_engine.engine import Answer, TextEngine
+from specctl.text_engine.job import ReplicaError
+from specctl.text_engine.row_count import Batch, chosen_passes
 
 
 class Watcher(Protocol):
@@ -167,7 +167,7 @@ def benchmarking(pair: Pair, plan: Plan) -> Answer:
 
 
 def run_by_replicas(
-    replicas: Callable[[], AbstractContextManager[Replicas]],
+    replicas: Callable[[], AbstractContextManager[TextEngine]],
     plan: Plan,
     output: OutputFile | None,
     watch: Watch,
@@ -207,12 +207,13 @@ def run_by_replicas(
     return results
 
 
-def _tasks(plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
+def _tasks(plan: Plan, earlier: RunSet | None) -> list[Asked[str]]:
     """What is left to ask, in the order of one process."""
     done: dict[tuple[str, int], list[Run]] = {}
     for run in earlier.runs if earlier is not None else ():
         done.setdefault((run.prompt, run.repeat), []).append(run)
-    tasks, prompts = [], plan.suite.prompts
+    tasks: list[Asked[str]] = []
+    prompts = plan.suite.prompts
     candidates = 1 if earlier is None else len(earlier.header.candidates)
     assert plan.batch != "auto", "each replica would take another number"
     for repeat in range(plan.repeats):
@@ -227,7 +228,7 @@ def _tasks(plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
                     left.append(number)
             if left:
                 of = ", ".join(prompts[number].id for number in left)
-                tasks.append(Task(of, {"numbers": list(turn), "repeat": repeat, "done": there}))
+                tasks.append((of, {"numbers": list(turn), "repeat": repeat, "done": there}))
     return tasks
 
 
@@ -239,7 +240,7 @@ def _uncompared(earlier: RunSet, runs: list[Run]) -> bool:
     return any(difference is not None and run.difference is None for run, difference in found)
 
 
-def _answers(replicas: Replicas, tasks: Iterable[Task[str]]) -> Iterator[dict[str, Any]]:
+def _answers(replicas: TextEngine, tasks: Iterable[Asked[str]]) -> Iterator[dict[str, Any]]:
     for prompt, answer in in_order(replicas, tasks):
         if isinstance(answer, GivenUp):
             raise ReplicaError(

@@ -34,7 +34,6 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.terminal.output import write_out, write_sentence
 
 if TYPE_CHECKING:
-    from specctl.batching.row_count import Batch
     from specctl.benchmark.plan import Plan
     from specctl.benchmark.server_load import LoadHeader, ServerLoad
     from specctl.models.running.pair import Pair
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from specctl.observing.results import RunSet
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
-    from specctl.replicas.job import Answer
-    from specctl.replicas.replica import Replicas
     from specctl.terminal.progress import TerminalProgress
+    from specctl.text_engine.engine import Answer, TextEngine
+    from specctl.text_engine.row_count import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +355,7 @@ def _show(results: "RunSet", request: BenchRequest) -> None:
 
 
 REPLICA = "specctl.commands.bench:replica"
-"""What makes a replica that benchmarks, as `specctl.replicas.job.Job` names it."""
+"""What makes a replica that benchmarks, as `specctl.text_engine.job.Job` names it."""
 
 
 def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "RunSet":
@@ -418,7 +417,7 @@ def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "Run
 
 def _starter(
     replication: Replication, plan: "Plan", progress: "TerminalProgress", *, foreign_head: bool
-) -> "Callable[[], AbstractContextManager[Replicas]]":
+) -> "Callable[[], AbstractContextManager[TextEngine]]":
     """What starts the replicas of a benchmark."""
     setup = {"plan": plan, "foreign_head": foreign_head}
     others = [

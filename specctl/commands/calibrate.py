@@ -32,7 +32,6 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.batching.row_count import Batch
     from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.decision import Decision
     from specctl.calibration.several_drafts import Entrant, Standing
@@ -41,8 +40,9 @@ if TYPE_CHECKING:
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.trace_files import TraceSet
-    from specctl.replicas.job import Answer
     from specctl.terminal.progress import TerminalProgress
+    from specctl.text_engine.engine import Answer
+    from specctl.text_engine.row_count import Batch
 
 
 USUAL = (
@@ -444,7 +444,7 @@ def _show_one(
 
 
 REPLICA = "specctl.commands.calibrate:replica"
-"""What makes such a replica, as `specctl.replicas.job.Job` names it."""
+"""What makes such a replica, as `specctl.text_engine.job.Job` names it."""
 
 
 def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":

@@ -23,13 +23,13 @@ from specctl.profile.schema import FILTERS, GRAMMARS, MOST_LOGPROBS, Engine
 from specctl.terminal.output import tell, write_out, write_sentence
 
 if TYPE_CHECKING:
-    from specctl.batching.row_count import Batch
     from specctl.policies import Setting
     from specctl.profile import ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.reporting.style import Picture
     from specctl.reporting.table import Table
     from specctl.terminal.progress import TerminalProgress
+    from specctl.text_engine.row_count import Batch
 
 
 SAMPLING, PROMPTS = "Sampling", "Prompts"

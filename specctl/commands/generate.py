@@ -31,9 +31,10 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.streams import apart, count_lines, open_input, read_prompt
 
 if TYPE_CHECKING:
-    from specctl.batching.row_count import Batch
     from specctl.profile import Profile, ResolvedProfile
     from specctl.terminal.progress import TerminalProgress
+    from specctl.text_engine.engine import TextEngine
+    from specctl.text_engine.row_count import Batch
 
 
 RECORDS, SHOWN = "Records", "What is shown"
@@ -265,10 +266,9 @@ def _answer_records(
     """Answer records; whether all of them could be."""
     from specctl.commands.record_run import RecordRun
     from specctl.commands.watching import view_of, watch_with
-    from specctl.observing.record_stream import RecordStream, trace_alone
-    from specctl.observing.replicated_records import ReplicatedRecords
-    from specctl.replicas.window import arriving
+    from specctl.observing.record_stream import RecordStream
     from specctl.terminal.progress import TerminalProgress, resumable
+    from specctl.text_engine.dispatch import arriving
 
     records, results, show, console = request.records, request.results, request.show, progress.console
     replication, batch = request.replicas.replication, request.batch
@@ -284,28 +284,34 @@ def _answer_records(
         "foreign_head": request.run.foreign_head,
     }
     with ExitStack() as stack:
-        taken: Iterable[Any] = several.records(source)
-        answers: RecordStream | ReplicatedRecords
-        asked = sink, traced, several.finished, results.rounds, results.token_ids
-        view, replicas, watch = view_of(profile, console), None, None
+        engine: TextEngine
         if replication is not None:
             starting = start_replicas(replication, profile, REPLICA, setup, progress, expected, batch=batch)
-            replicas = stack.enter_context(starting)
+            engine = stack.enter_context(starting)
         else:
-            loaded = load_answering(profile, progress, expected_tokens=expected, **setup)
-            rows = loaded.batch(batch, total if several.left is None else several.left)
-            replicas = None if rows is None else stack.enter_context(rows)
+            loaded, view = (
+                load_answering(profile, progress, expected_tokens=expected, **setup),
+                view_of(profile, console),
+            )
+            watch = watch_with(loaded.answerer(), view) if results.live else None
+            engine = loaded.engine(batch, total if several.left is None else several.left, watch)
+            stack.enter_context(engine)
+            if results.live and engine.count > 1:
+                stack.enter_context(view)
         several.begin()
-        if replicas is None:
-            answerer = loaded.answerer()
-            watch = watch_with(answerer, view) if results.live else trace_alone
-            answers = RecordStream(answerer, *asked, watch, several.turns)
-        else:
-            if results.live:
-                watch = watch_with(loaded.answerer(), stack.enter_context(view))
-            answers = ReplicatedRecords(replicas, *asked, several.turns if replication is None else None, watch)
-            if total is None:
-                taken = arriving(several.records(apart(source)))
+        answers = RecordStream(
+            engine,
+            sink,
+            traced,
+            several.finished,
+            results.rounds,
+            results.token_ids,
+            several.turns if replication is None else None,
+            at_once=replication is None,
+        )
+        taken: Iterable[Any] = several.records(source if total is not None else apart(source))
+        if total is None:
+            taken = arriving(taken, engine.wake)
         # Results and panels on the same terminal show the progress themselves.
         silent = results.live or (records.output == "-" and sys.stdout.isatty())
         bar = TerminalProgress(console, False) if silent else progress

@@ -1,6 +1,6 @@
 """Loads a profile's models for a command, here or in replicas. Torch is imported when a function runs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,24 +13,22 @@ from specctl.terminal.output import tell
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specctl.batching.row_count import Batch
-    from specctl.batching.row_replicas import RowReplicas
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.jsonl import Record
     from specctl.models.running.pair import Pair
     from specctl.models.running.passes import Passes
-    from specctl.policies import Setting, Signal
+    from specctl.observing.record_stream import Watch
+    from specctl.policies import Signal
     from specctl.policies.tree_shape import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable, ModelTable
-    from specctl.records import Completion
-    from specctl.replicas.job import Answer
-    from specctl.replicas.local import LocalReplicas
-    from specctl.replicas.replica import Replicas
-    from specctl.serving.workers.replica_writer import ReplicaWriter
-    from specctl.serving.workers.replicated_pair import ReplicatedPair
+    from specctl.serving.served import ReplicatedPair
     from specctl.terminal.progress import TerminalProgress
+    from specctl.text_engine.engine import TextEngine, Writer
+    from specctl.text_engine.here import HereEngine
+    from specctl.text_engine.processes import ProcessEngine
+    from specctl.text_engine.row_count import Batch
 
 
 def load(
@@ -125,13 +123,14 @@ def start_replicas(
     exclusive: bool = False,
     batch: "Batch" = 1,
     places: int | None = None,
-) -> "Iterator[Replicas]":
+    restarts: bool = False,
+) -> "Iterator[TextEngine]":
     """Start replicas, and wait until the first of them is ready.
 
     Args:
         replication: how many, and where.
         profile: of the pair.
-        maker: as in `specctl.replicas.job.Job`.
+        maker: as in `specctl.text_engine.job.Job`.
         setup: of the job, without the profile and its share of the tokens.
         progress: shows that they are starting.
         expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
@@ -140,16 +139,17 @@ def start_replicas(
         exclusive: whether nothing may share a replica's devices, because it measures time.
         batch: how many questions each answers at once; then its job is told so too.
         places: the most that each is asked at once; by default as many as that.
+        restarts: as in `Job`.
 
     Raises:
         UsageError: they do not fit on this machine, or Ray is missing or not there.
         SpecctlError: they cannot be loaded, or are not here.
     """
-    from specctl.replicas.job import Job
-    from specctl.replicas.local import LocalReplicas
-    from specctl.replicas.model_sources import Sources
-    from specctl.replicas.replica import started
-    from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
+    from specctl.text_engine.engine import wait_until_ready
+    from specctl.text_engine.job import Job
+    from specctl.text_engine.model_sources import Sources
+    from specctl.text_engine.processes import ProcessEngine
+    from specctl.text_engine.shares import gpus_here, gpus_needed, require_gpus, shares
 
     with progress.doing("reading the models' files"):
         sources = Sources.of(profile, others)
@@ -158,16 +158,17 @@ def start_replicas(
         shared: dict[str, Any] = {} if batch == 1 else {"batch": batch}
         if expected_tokens is not None:
             shared["expected_tokens"] = -(-expected_tokens // count)
-        return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
+        passing = frozenset({"expected_tokens", "quiet"})
+        return Job(maker, {"profile": profile, **setup, **shared}, passing, sources, restarts)
 
-    replicas: Replicas
+    replicas: TextEngine
     if places is None:
         places = PLACES if batch == "auto" else batch
     if replication.cluster is not None:
-        from specctl.replicas.on_ray import RayReplicas
+        from specctl.text_engine.on_ray import RayEngine
 
         with progress.doing("connecting to Ray"):
-            replicas = RayReplicas.on(
+            replicas = RayEngine.on(
                 replication.cluster,
                 replication.workers,
                 profile,
@@ -191,15 +192,15 @@ def start_replicas(
         # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
         one_by_one = not all(share.alone for share in each) or profile.compile is True
         environments = [share.environment for share in each]
-        replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
+        replicas = ProcessEngine(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
     with replicas:
         with progress.doing("starting replicas"):
-            started(replicas)
+            wait_until_ready(replicas)
         yield replicas
 
 
 REPLICA = "specctl.commands.loading:replica"
-"""What makes a replica that answers records, as `specctl.replicas.job.Job` names it."""
+"""What makes a replica that answers records, as `specctl.text_engine.job.Job` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,68 +236,40 @@ class Answering:
 
         return Answerer(session, self.prompts, self.profile.sampling, begin)
 
-    def answer(self, pair: "Pair | None" = None) -> "Answer":
-        """What answers questions of `specctl.observing.replicated_records`, over another ``pair`` if one is given."""
-        from specctl.jsonl import Record
-        from specctl.observing.record_stream import reply_to, trace_alone
-        from specctl.round_trace import trace_line
-
-        served, answerer = "", self.answerer(pair)
-
-        def answer(question: dict[str, Any]) -> dict[str, Any]:
-            nonlocal served, answerer
-            if question["run"] != served:
-                served, answerer = question["run"], self.answerer(pair)
-            record = Record(question["line"], question["id"], question["data"])
-            trace: list[dict[str, Any]] = []
-            on_round = (lambda turn, _, round_: trace.append(trace_line(record, turn, round_))) if self.traced else None
-            done, keep = question.get("done", ()), question.get("on_turn", lambda *_: None)
-
-            def on_turn(turn: int, completion: "Completion") -> None:
-                keep(turn, completion, [line for line in trace if line["turn"] == turn])
-
-            with question.get("watch", trace_alone)(record, on_round) as heard:
-                reply = reply_to(
-                    record,
-                    lambda each: [*done, *answerer.answer(each, heard, done=done, on_turn=on_turn)],
-                    rounds=question["rounds"],
-                    token_ids=question["token_ids"],
-                )
-            return {"trace": trace, "line": reply.line, "tokens": reply.tokens, "fine": reply.fine}
-
-        return answer
-
-    def batch(self, asked: "Batch", records: int | None) -> "Replicas | None":
-        """The pair answering several records at once; None where it answers them one at a time.
+    def engine(self, asked: "Batch", records: int | None, watch: "Watch | None" = None) -> "TextEngine":
+        """What answers records with the pair, several at once where that is asked for or pays.
 
         Args:
             asked: how many at once; a number that cannot be is warned of.
             records: how many there are; None if that is not known.
+            watch: shows rounds while a record is answered.
         """
-        from specctl.batching.auto_replicas import AutoReplicas
         from specctl.batching.pair_rows import why_alone
-        from specctl.batching.row_count import MOST
+        from specctl.observing.record_stream import record_writer
+        from specctl.text_engine.here import HereEngine, Rows
+        from specctl.text_engine.row_count import MOST, chosen_passes
 
-        if asked == "auto" and records is None and why_alone(self.pair, *self._settings) is None:
-            return AutoReplicas(self.answer(), partial(self._rows, "auto"), MOST)
-        return self._rows(asked, records if records is not None else MOST if asked == "auto" else asked)
+        def writer(pair: "Pair") -> "Writer":
+            return record_writer(partial(self.answerer, pair), traced=self.traced, watch=watch)
+
+        def rows(asked: "Batch", records: int) -> Rows | None:
+            limit = self.profile.sampling.max_new_tokens
+            passes = chosen_passes(self.pair, asked, records, limit, settings, warn)
+            return None if passes is None else Rows.over(self.pair, passes, in_row, warn, kept=self._keeps)
+
+        def in_row(pair: "Pair", _: Callable[[], int]) -> "Writer":
+            return writer(pair)
+
+        settings = [] if self.profile.draft is None else [self.profile.draft.setting]
+        if asked == "auto" and records is None and why_alone(self.pair, *settings) is None:
+            return HereEngine(writer(self.pair), make=partial(rows, "auto"), places=MOST)
+        found = rows(asked, records if records is not None else MOST if asked == "auto" else asked)
+        return HereEngine(None if found is not None else writer(self.pair), found)
 
     @property
     def _keeps(self) -> bool:
         """Whether a prompt is read only from where it differs from a text before it, which changes roundings."""
         return not self.profile.deterministic
-
-    @property
-    def _settings(self) -> "list[Setting]":
-        return [] if self.profile.draft is None else [self.profile.draft.setting]
-
-    def _rows(self, asked: "Batch", records: int) -> "RowReplicas | None":
-        from specctl.batching.row_replicas import RowReplicas
-
-        limit = self.profile.sampling.max_new_tokens
-        return RowReplicas.of(
-            self.pair, self.answer, asked, records, limit, settings=self._settings, warn=warn, kept=self._keeps
-        )
 
 
 def load_answering(
@@ -349,8 +322,8 @@ def replica(
     foreign_head: bool,
     expected_tokens: int,
     batch: "Batch" = 1,
-) -> "Answer | Replicas":
-    """A replica of the pair: answers questions of `specctl.observing.replicated_records`.
+) -> "TextEngine":
+    """A replica of the pair: answers requests of `specctl.observing.record_stream`.
 
     Args:
         number: from 0; the first one alone says what all have to say.
@@ -366,11 +339,11 @@ def replica(
     loaded = load_answering(
         profile, silent, quiet=quiet, traced=traced, foreign_head=foreign_head, expected_tokens=expected_tokens
     )
-    return loaded.batch(batch, None) or loaded.answer()
+    return loaded.engine(batch, None)
 
 
 SERVED_REPLICA = "specctl.commands.loading:served_replica"
-"""What makes a served_replica that writes a server's texts, as `specctl.replicas.job.Job` names it."""
+"""What makes a replica that writes a server's texts, as `specctl.text_engine.job.Job` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +373,7 @@ def load_served(
         quiet: show only warnings.
         foreign_head: as in `specctl.commands.loading.load`.
     """
-    from specctl.batching.row_count import MOST, chosen_passes
+    from specctl.text_engine.row_count import MOST, chosen_passes
 
     loaded = load_answering(profile, progress, quiet=quiet, traced=False, foreign_head=foreign_head, expected_tokens=0)
     pair, profile = loaded.pair, loaded.profile
@@ -435,11 +408,11 @@ def served_replicas(
     """
     from functools import cache
 
-    from specctl.batching.row_count import MOST
     from specctl.errors import ModelError
     from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
-    from specctl.replicas.job import ReplicaError
-    from specctl.serving.workers.replicated_pair import ReplicatedPair
+    from specctl.serving.served import ReplicatedPair
+    from specctl.text_engine.job import ReplicaError
+    from specctl.text_engine.row_count import MOST
 
     @cache
     def whole() -> Tokenizer:
@@ -451,20 +424,20 @@ def served_replicas(
     setup = {"quiet": quiet, "foreign_head": foreign_head, "name": name}
     try:
         with start_replicas(
-            replication, profile, SERVED_REPLICA, setup, progress, batch=batch, places=places
+            replication, profile, SERVED_REPLICA, setup, progress, batch=batch, places=places, restarts=True
         ) as started:
-            replicas = cast("LocalReplicas", started)
-            facts = replicas.about
+            engine = cast("ProcessEngine", started)
+            facts = engine.about
             tokenizer = whole() if facts.spelling is None else BareTokenizer(facts.spelling, whole)
-            yield ReplicatedPair(replicas, replicas.count // places, tokenizer, facts)
+            yield ReplicatedPair(engine, engine.count // places, tokenizer, facts)
     except ReplicaError as error:
         raise ModelError(error.message, "Fewer --workers need less memory.") from error
 
 
 def served_replica(
     *, number: int, profile: "Profile", quiet: bool, foreign_head: bool, name: str, batch: "Batch" = 1
-) -> "ReplicaWriter":
-    """A served_replica of the pair that writes a server's texts.
+) -> "HereEngine":
+    """A replica of the pair that writes a server's texts.
 
     Args:
         number: from 0; the first one alone says what all have to say.
@@ -473,9 +446,9 @@ def served_replica(
     """
     from rich.console import Console
 
-    from specctl.serving.workers.replica_writer import ReplicaWriter
+    from specctl.serving.served import replica_engine
     from specctl.terminal.progress import TerminalProgress
 
     silent = TerminalProgress(Console(stderr=True), False)
     served = load_served(profile, batch, silent, quiet=quiet or number > 0, foreign_head=foreign_head)
-    return ReplicaWriter(served.pair, served.profile, name, served.passes, warn)
+    return replica_engine(served.pair, served.profile, name, served.passes, warn)

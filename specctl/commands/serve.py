@@ -174,7 +174,7 @@ def serve(
         )
         listener = Listener(app, service, bounds.timeout)
         if not show.quiet:
-            texts = f"{counted(service.thread.rows, 'text')} at once{writers}"
+            texts = f"{counted(service.thread.texts, 'text')} at once{writers}"
             base = address_of(listening)
             note(console, f"{service.name} at {base}/v1, {texts}; a page to try it: {base}/ ; Ctrl-C ends")
         listener.serve_on(listening)

@@ -32,9 +32,9 @@ def watch_with(answerer: "Answerer", view: LiveView) -> "Watch":
     """
 
     @contextmanager
-    def watch(record: Record, trace: "OnRound | None") -> Iterator["OnRound | None"]:
+    def watch(record: Record) -> Iterator["OnRound | None"]:
         with view.text(str(record.id if record.id is not None else record.line), _opening(record)) as shown:
-            yield Watcher(answerer, shown, trace)
+            yield Watcher(answerer, shown, None)
 
     return watch
 

@@ -1,10 +1,10 @@
 """An input record becomes its completions, one for each turn."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -24,6 +24,21 @@ OnRound = Callable[[int, Sequence[int], Round], None]
 """Called after each round with the number of the turn, the ids of its prompt, and the round."""
 
 
+class TurnRound(NamedTuple):
+    """A round of a record's turn, whose number is ``turn`` and the ids of whose prompt are ``prompt``."""
+
+    turn: int
+    prompt: Sequence[int]
+    round: Round
+
+
+class TurnEnd(NamedTuple):
+    """A record's turn that has ended."""
+
+    turn: int
+    completion: Completion | CompletionSummary
+
+
 class Generates(Protocol):
     """Completes a prompt of ids: a `Session`, or transformers' own assisted generation."""
 
@@ -31,14 +46,10 @@ class Generates(Protocol):
     def ends(self) -> frozenset[int]:
         """Ids that end a text."""
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        settings: SamplingTable,
-        *,
-        seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,
-    ) -> Completion: ...
+    def play(
+        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
+    ) -> Generator[Round, bool | None, Completion]:
+        """Yields rounds, where they are visible, and returns the completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +68,34 @@ class Answerer:
     settings: SamplingTable
     start: Callable[[Record], None] = lambda _: None
 
-    def answer(
-        self,
-        record: Record,
-        on_round: OnRound | None = None,
-        *,
-        done: Sequence[CompletionSummary] = (),
-        on_turn: Callable[[int, Completion], None] = lambda _turn, _completion: None,
-    ) -> list[Completion]:
+    def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
         """One completion, or one per turn.
 
         Args:
             record: to answer.
             on_round: called with each round as it ends.
-            done: the first turns, which an earlier run has answered; they are not answered again, nor returned.
-            on_turn: called with each turn's number and completion as it ends.
 
         Raises:
             RecordError: the record cannot be answered.
+        """
+        with closing(self.play(record)) as playing:
+            while True:
+                try:
+                    happened = next(playing)
+                except StopIteration as end:
+                    completions: list[Completion] = end.value
+                    return completions
+                if on_round is not None and isinstance(happened, TurnRound):
+                    on_round(*happened)
+
+    def play(
+        self, record: Record, done: Sequence[CompletionSummary] = ()
+    ) -> Generator[TurnRound | TurnEnd, None, list[Completion]]:
+        """`answer` step by step.
+
+        Args:
+            record: to answer.
+            done: the first turns, which an earlier run has answered; they are not answered again, nor returned.
         """
         if record.error is not None:
             raise record.error
@@ -86,10 +107,20 @@ class Answerer:
         self.start(record)
         for turn in range(len(done), len(record.data.get("turns", ("",)))):
             ids = self.prompt_ids(record, texts)
-            completion = self._complete(ids, settings, offset, turn, on_round)
+            with (
+                failures_of_a_text(),
+                closing(self.session.play(ids, settings, seed_offset=offset + turn * TURN_STRIDE)) as playing,
+            ):
+                while True:
+                    try:
+                        round_ = next(playing)
+                    except StopIteration as end:
+                        completion: Completion = end.value
+                        break
+                    yield TurnRound(turn, ids, round_)
             completions.append(completion)
             texts.append(completion.text)
-            on_turn(turn, completion)
+            yield TurnEnd(turn, completion)
         return completions
 
     def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:
@@ -99,13 +130,6 @@ class Answerer:
         if "messages" in record.data:
             return self.prompts.messages(record.data["messages"])
         return self.prompts.prompt(record.data["prompt"])
-
-    def _complete(
-        self, ids: list[int], settings: SamplingTable, offset: int, turn: int, on_round: OnRound | None
-    ) -> Completion:
-        watch = None if on_round is None else lambda round_: on_round(turn, ids, round_)
-        with failures_of_a_text():
-            return self.session.generate(ids, settings, seed_offset=offset + turn * TURN_STRIDE, on_round=watch)
 
     def settings_of(self, record: Record) -> SamplingTable:
         """The sampling table with the record's own settings; raises RecordError for invalid ones."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from specctl.decoding.loop import decode, read_prompt
@@ -20,6 +21,25 @@ from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
 ONE_TEXT = "Take all of one text, or close it, before the next one."
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A text that is to be written, whoever asks for it.
+
+    Attributes:
+        prompt: ids, at least one.
+        settings: the sampling table in force.
+        seed_offset: added to the seed, so that each text of a stream has its own randomness.
+        policy: in place of the profile's, as ``--policy`` writes it; None for that one.
+        draft: whether the draft drafts.
+    """
+
+    prompt: tuple[int, ...]
+    settings: SamplingTable
+    seed_offset: int = 0
+    policy: str | None = None
+    draft: bool = True
 
 
 class Turn:

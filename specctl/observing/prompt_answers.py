@@ -3,7 +3,6 @@
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.errors import RecordError
 from specctl.observing.findings import Skipped
@@ -11,8 +10,8 @@ from specctl.observing.progress import Advance, ignored
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
-from specctl.replicas.job import Answer
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import TextEngine, Writer, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,14 @@ def answer_prompt(answerer: Answerer, prompt: SuitePrompt, number: int) -> Answe
     return Answered(number, prompt, answerer.settings_of(record), completions)
 
 
-def answering(answerer: Callable[[int], Answerer]) -> Answer:
-    """What a row does for `answer_each`; ``answerer`` answers the prompt of an index."""
-    return lambda question: answer_prompt(answerer(question[0]), question[1], question[0])
+def prompt_writer(answerer: Callable[[int], Answerer]) -> Writer:
+    """What answers prompts for `answer_each`; ``answerer`` makes the answerer for the prompt of an index, so that
+    policies need carry nothing over from one prompt to the next."""
+    return whole(lambda asked: answer_prompt(answerer(asked[0]), asked[1], asked[0]))
 
 
 def answer_each(
-    answerer: Answerer | Callable[[int], Answerer] | RowReplicas,
+    engine: TextEngine,
     prompts: Sequence[SuitePrompt],
     done: Container[str] = (),
     advance: Advance = ignored,
@@ -58,33 +58,16 @@ def answer_each(
     The random draws of an answer depend on the prompt's index in the suite and on the seed, not on earlier prompts.
 
     Args:
-        answerer: answers all prompts; or a function that makes an answerer for the prompt of an index, so that policies
-            carry nothing over from one prompt to the next; or rows, each `answering`.
+        engine: of this process, of `prompt_writer`.
         prompts: in order.
         done: ids that need no answer.
         advance: called after each prompt, answered or not, with the number of tokens generated.
         first: index of the first prompt in its suite.
     """
-    for found in _found(answerer, prompts, done, first):
+    numbered = enumerate(prompts, start=first)
+    tasks = ((prompt, None if prompt.id in done else (number, prompt)) for number, prompt in numbered)
+    for _, found in in_order(engine, tasks):
         if found is not None:
             yield found
         completions = found.completions if isinstance(found, Answered) else ()
         advance(sum(len(completion.tokens) for completion in completions))
-
-
-def _found(
-    answerer: Answerer | Callable[[int], Answerer] | RowReplicas,
-    prompts: Sequence[SuitePrompt],
-    done: Container[str],
-    first: int,
-) -> Iterator[Answered | Skipped | None]:
-    """What became of each prompt, in order; None of one that is done."""
-    numbered = enumerate(prompts, start=first)
-    if not isinstance(answerer, RowReplicas):
-        for number, prompt in numbered:
-            current = answerer if isinstance(answerer, Answerer) else answerer(number)
-            yield None if prompt.id in done else answer_prompt(current, prompt, number)
-        return
-    tasks = (Task(prompt, None if prompt.id in done else (number, prompt)) for number, prompt in numbered)
-    for _, found in in_order(answerer, tasks):
-        yield found

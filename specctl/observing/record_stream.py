@@ -1,24 +1,27 @@
-"""Answers a stream of records in order, each written as soon as it is finished."""
+"""Answers a stream of records in order by any engine, each written as soon as it is finished. No torch here."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
-from specctl.decoding.answers import Answerer, OnRound
+from specctl.decoding.answers import Answerer, OnRound, TurnEnd, TurnRound
 from specctl.errors import RecordError
 from specctl.files import write_line
 from specctl.jsonl import Record, error_line, result_line
 from specctl.observing.progress import Advance, Tally, ignored
 from specctl.outputs import Sink
-from specctl.records import Completion, CompletionSummary
+from specctl.records import CompletionSummary
 from specctl.resuming.finished import Finished
 from specctl.resuming.turns_file import TurnsFile
 from specctl.round_trace import trace_line
+from specctl.text_engine.dispatch import Asked, GivenUp, in_order
+from specctl.text_engine.engine import Part, Restarted, TextEngine, Writer
 
-Watch = Callable[[Record, OnRound | None], AbstractContextManager[OnRound | None]]
-"""Makes a context manager for the time in which a record is answered. It receives the function that traces rounds, if
-any, and yields the function to call with each round, which calls the tracing function too."""
+Watch = Callable[[Record], AbstractContextManager[OnRound | None]]
+"""Makes a context manager for the time in which a record is answered; it yields what is called with each round."""
 
 
 def tracer(record: Record, sink: Sink | None) -> OnRound | None:
@@ -28,40 +31,111 @@ def tracer(record: Record, sink: Sink | None) -> OnRound | None:
     return lambda turn, _, round_: write_line(sink, trace_line(record, turn, round_))
 
 
-def trace_alone(record: Record, trace: OnRound | None) -> AbstractContextManager[OnRound | None]:  # noqa: ARG001
-    """A `Watch` that shows nothing and only traces."""
-    return nullcontext(trace)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A record's line in the output.
+class RecordRequest(NamedTuple):
+    """A record that an engine is to answer.
 
     Attributes:
-        line: the result, or the error.
-        tokens: how many were generated.
-        fine: whether the record could be answered.
+        run: differs from run to run: policies of processes that served another run start from nothing again.
+        record: without an error.
+        done: its first turns, which an earlier run has answered.
     """
 
-    line: dict[str, Any]
-    tokens: int
-    fine: bool
+    run: str
+    record: Record
+    done: Sequence[CompletionSummary] = ()
 
 
-def reply_to(
-    record: Record,
-    answer: Callable[[Record], Sequence[Completion | CompletionSummary]],
-    *,
-    rounds: bool,
-    token_ids: bool,
-) -> Reply:
-    """The line of a record whose completions ``answer`` gives; ``rounds`` and ``token_ids`` as in `result_line`."""
-    try:
-        completions = answer(record)
-    except RecordError as error:
-        return Reply(error_line(record, error), 0, fine=False)
-    line = result_line(record, completions, rounds=rounds, token_ids=token_ids)
-    return Reply(line, sum(len(completion.tokens) for completion in completions), fine=True)
+def record_writer(answerer: Callable[[], Answerer], *, traced: bool = False, watch: Watch | None = None) -> Writer:
+    """What answers a `RecordRequest` in an engine.
+
+    Its parts are lines of the trace, if there is one, and the turns that have ended but the last; its answer is a
+    `CompletionSummary` for each turn, or the `RecordError`.
+
+    Args:
+        answerer: makes an answerer whose policies have learnt nothing yet.
+        traced: whether rounds are wanted.
+        watch: shows rounds while a record is answered.
+    """
+    served: tuple[str, Answerer] | None = None
+
+    def write(request: RecordRequest) -> Generator[Any, None, list[CompletionSummary] | RecordError]:
+        nonlocal served
+        if served is None or served[0] != request.run:
+            served = request.run, answerer()
+        record, found = request.record, [*request.done]
+        turns = len(record.data.get("turns", ("",)))
+        try:
+            with ExitStack() as stack:
+                shown = None if watch is None else stack.enter_context(watch(record))
+                playing = stack.enter_context(closing(served[1].play(record, request.done)))
+                for happened in playing:
+                    if isinstance(happened, TurnRound):
+                        if shown is not None:
+                            shown(*happened)
+                        yield trace_line(record, happened.turn, happened.round) if traced else None
+                    else:
+                        found.append(happened.completion.summary)
+                        if happened.turn < turns - 1:  # the last one comes with the answer
+                            yield TurnEnd(happened.turn, found[-1])
+        except RecordError as error:
+            return error
+        return found
+
+    return write
+
+
+class _OpenRecords:
+    """The records that are being answered: parts of the oldest are written, those of others wait until it has ended.
+
+    So an interrupt loses no more of a conversation than a turn, and a trace has the rounds of one record in a row.
+
+    Args:
+        traced: receives the lines of rounds.
+        turns: receives the turns that have ended.
+        at_once: whether the oldest record's parts are written as they come; where its writer may end, and another one
+            begin it again, they wait for the answer.
+    """
+
+    def __init__(self, traced: Sink | None, turns: TurnsFile | None, *, at_once: bool) -> None:
+        self._traced, self._turns, self._at_once = traced, turns, at_once
+        self._open: deque[Record] = deque()
+        self._parts: dict[int, list[Any]] = {}  # by line
+
+    def begin(self, record: Record) -> None:
+        """A record is answered from now on."""
+        self._open.append(record)
+
+    def happened(self, record: Record, event: Part | Restarted) -> None:
+        """Something of a record's answer has come."""
+        if isinstance(event, Restarted):
+            self._parts.pop(record.line, None)
+        elif self._at_once and record is self._open[0]:
+            self._write(event.value)
+        else:
+            self._parts.setdefault(record.line, []).append(event.value)
+
+    def answered(self) -> None:
+        """The oldest record has its answer: write what waited of it."""
+        self._write_parts()
+
+    def end(self) -> None:
+        """The oldest record has its line."""
+        if self._turns is not None:
+            self._turns.clear()
+        self._open.popleft()
+        if self._at_once and self._open:
+            self._write_parts()
+
+    def _write_parts(self) -> None:
+        for part in self._parts.pop(self._open[0].line, []):
+            self._write(part)
+
+    def _write(self, part: Any) -> None:
+        if not isinstance(part, TurnEnd):
+            if self._traced is not None:
+                write_line(self._traced, part)
+        elif self._turns is not None:
+            self._turns.add(self._open[0], part.turn, part.completion.summary)
 
 
 @dataclass(slots=True)
@@ -69,52 +143,79 @@ class RecordStream:
     """Answers records in order.
 
     Attributes:
-        answerer: answers one record.
+        engine: answers each `RecordRequest` as `record_writer` does.
         sink: receives result lines.
         traced: receives trace lines; None to write none.
         finished: records that an earlier run answered in the same output; None without an earlier run.
         rounds, token_ids: whether result lines contain them.
-        watch: shows rounds while a record is answered.
         turns: keeps the finished turns of a record that has several; None to keep none.
+        at_once: whether rounds and turns are written as they end, see `_OpenRecords`.
         tally: what became of the records.
+        run_id: as in `RecordRequest`.
     """
 
-    answerer: Answerer
+    engine: TextEngine
     sink: Sink
     traced: Sink | None = None
     finished: Finished | None = None
     rounds: bool = False
     token_ids: bool = False
-    watch: Watch = trace_alone
     turns: TurnsFile | None = None
+    at_once: bool = True
     tally: Tally = field(default_factory=Tally)
+    run_id: str = field(default_factory=lambda: uuid4().hex)
 
-    def run(self, records: Iterable[Record], advance: Advance = ignored) -> bool:
+    def run(self, records: Iterable[Record | None], advance: Advance = ignored) -> bool:
         """Answer all records; returns whether every record could be answered, in this run and in an earlier one.
 
-        ``advance`` is called after each record.
+        A record that ended too many processes is answered with the error ``worker_died``.
+
+        Args:
+            records: in order; None where the next one is not there yet.
+            advance: called after each record.
         """
-        for record in records:
-            if self.finished is not None and self.finished.take(record):
+        records_open = _OpenRecords(self.traced, self.turns, at_once=self.at_once)
+
+        def part(record: Record | None, event: Part | Restarted) -> None:
+            assert record is not None
+            records_open.happened(record, event)
+
+        window = 1 if self.engine.count == 1 else None
+        for record, answer in in_order(self.engine, self._asked(records, records_open), window, part=part):
+            if record is None:  # an earlier run has answered it
                 self.tally.kept += 1
-                advance(0)
+                advance()
                 continue
-            reply = reply_to(record, self._answer, rounds=self.rounds, token_ids=self.token_ids)
-            write_line(self.sink, reply.line)
-            if self.turns is not None:
-                self.turns.clear()
-            self.tally.add(fine=reply.fine)
-            advance(reply.tokens)
+            records_open.answered()
+            line, tokens = self._line(record, answer)
+            write_line(self.sink, line)
+            records_open.end()
+            self.tally.add(fine="error" not in line)
+            advance(tokens)
         return not (self.tally.failed or (self.finished is not None and self.finished.failed))
 
-    def _answer(self, record: Record) -> Sequence[Completion | CompletionSummary]:
-        trace = tracer(record, self.traced)
-        turns, last = self.turns, len(record.data.get("turns", ("",))) - 1
+    def _asked(
+        self, records: Iterable[Record | None], records_open: _OpenRecords
+    ) -> Iterator[Asked[Record | None] | None]:
+        for record in records:
+            if record is None:
+                yield None
+            elif self.finished is not None and self.finished.take(record):
+                yield None, None
+            else:
+                records_open.begin(record)
+                done = self.turns.of(record) if self.turns is not None and "turns" in record.data else ()
+                yield record, None if record.error is not None else RecordRequest(self.run_id, record, done)
 
-        def keep(turn: int, completion: Completion) -> None:
-            if turns is not None and turn < last:  # the last one comes with the result
-                turns.add(record, turn, completion.summary)
-
-        with nullcontext(trace) if record.error is not None else self.watch(record, trace) as on_round:
-            done = turns.of(record) if turns is not None else ()
-            return [*done, *self.answerer.answer(record, on_round, done=done, on_turn=keep)]
+    def _line(
+        self, record: Record, answer: Sequence[CompletionSummary] | RecordError | GivenUp | None
+    ) -> tuple[dict[str, Any], int]:
+        """A record's line, and how many tokens were generated for it."""
+        if isinstance(answer, GivenUp):
+            answer = RecordError("worker_died", f"no replica survived this record; {answer.why}")
+        if answer is None or isinstance(answer, RecordError):
+            error = record.error or answer
+            assert error is not None
+            return error_line(record, error), 0
+        line = result_line(record, answer, rounds=self.rounds, token_ids=self.token_ids)
+        return line, sum(len(one.tokens) for one in answer)

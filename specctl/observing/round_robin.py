@@ -7,7 +7,6 @@ from types import MappingProxyType
 import torch
 
 from specctl.batching.hub import Hub
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
@@ -25,8 +24,9 @@ from specctl.peers.engines import MOVING
 from specctl.peers.process import MeasuredPeer, PeerError
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
-from specctl.replicas.job import Answer
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import Writer, whole
+from specctl.text_engine.here import HereEngine, Rows
 
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10
@@ -44,12 +44,12 @@ def turns(prompts: int, batch: int) -> list[range]:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """How a candidate runs; with ``rows``, several prompts at once."""
+    """How a candidate runs prompts."""
 
     candidate: Candidate
     answerer: Answerer
-    peer: AssistedPeer | MeasuredPeer | None = None
-    rows: RowReplicas | None = None
+    peer: AssistedPeer | MeasuredPeer | None
+    engine: HereEngine
 
 
 class RoundRobin:
@@ -97,27 +97,32 @@ class RoundRobin:
             session = Session(pair, build_drafter(pair, setting, drafts=candidate.drafts))
             return Answerer(session, self._format, self._settings)
 
-        def answer(row: Pair) -> Answer:
-            lane = _Lane(candidate, answerer(row))
-            return lambda question: self._run(lane, *question)
-
-        rows = None
+        alone = answerer(pair)
+        engine = HereEngine(self._writer(candidate, alone))
         if self._passes is not None and pair is self._pair:
-            rows = RowReplicas.over(pair, self._passes, answer)
-        return _Lane(candidate, answerer(pair), rows=rows)
+            rows = Rows.over(pair, self._passes, lambda row, _: self._writer(candidate, answerer(row)))
+            engine = HereEngine(None, rows)
+        return _Lane(candidate, alone, None, engine)
 
     def _peer_lane(self, candidate: Candidate, peer: AssistedPeer | MeasuredPeer) -> _Lane:
-        def lane(peer: AssistedPeer | MeasuredPeer) -> _Lane:
-            return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
+        def answerer(peer: AssistedPeer | MeasuredPeer) -> Answerer:
+            return Answerer(peer, self._format, self._settings)
 
-        def answer(row: _Lane) -> Answer:
-            return lambda question: self._run(row, *question)
+        def writer(peer: AssistedPeer | MeasuredPeer) -> Writer:
+            return self._writer(candidate, answerer(peer), peer)
 
-        if self._batch == 1 or not isinstance(peer, MeasuredPeer) or not peer.batches:
-            return lane(peer)
-        hub = Hub[Run | Skipped]([peer])
-        answers = [answer(lane(peer.row(hub.asker(peer)))) for _ in range(self._batch)]
-        return replace(lane(peer), rows=RowReplicas(hub, answers))
+        engine = HereEngine(writer(peer))
+        if self._batch > 1 and isinstance(peer, MeasuredPeer) and peer.batches:
+            hub = Hub[Run | Skipped]([peer])
+            rows = [writer(peer.row(hub.asker(peer))) for _ in range(self._batch)]
+            engine = HereEngine(None, Rows(hub, rows))
+        return _Lane(candidate, answerer(peer), peer, engine)
+
+    def _writer(
+        self, candidate: Candidate, answerer: Answerer, peer: AssistedPeer | MeasuredPeer | None = None
+    ) -> Writer:
+        """What runs a candidate on the prompt of a number, for a repeat and a token limit."""
+        return whole(lambda asked: self._run(candidate, answerer, peer, *asked))
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
         """Yield runs as they finish, without the runs of an earlier benchmark.
@@ -186,20 +191,16 @@ class RoundRobin:
         """What becomes of each prompt that a candidate is to run, up to where a peer fails."""
         label = lane.candidate.label
 
-        def tasks() -> Iterator[Task[int]]:
+        def tasks() -> Iterator[tuple[int, tuple[int, int, int]]]:
             for number in numbers:
                 if self._prompts[number].id not in self._results.skipped:
                     before(label, self._prompts[number].id)
-                    yield Task(number, (number, repeat, length))
+                    yield number, (number, repeat, length)
 
         if label in self._failed:
             return
         try:
-            if lane.rows is not None:
-                yield from (found for _, found in in_order(lane.rows, tasks()))
-            else:
-                for task in tasks():
-                    yield self._run(lane, *task.question)
+            yield from (found for _, found in in_order(lane.engine, tasks()))
         except PeerError as error:
             self._fail(lane, error)
 
@@ -224,8 +225,7 @@ class RoundRobin:
         return not found or not all(isinstance(one, Skipped) for one in found)
 
     def _fail(self, lane: _Lane, error: PeerError) -> None:
-        if lane.rows is not None:
-            lane.rows.close()
+        lane.engine.close()
         self._failed.add(lane.candidate.label)
         self._add(Failed(lane.candidate.label, error.message))
 
@@ -233,29 +233,37 @@ class RoundRobin:
         self._results.add(record)
         self._emit(record)
 
-    def _run(self, lane: _Lane, number: int, repeat: int, length: int) -> Run | Skipped:
+    def _run(
+        self,
+        candidate: Candidate,
+        answerer: Answerer,
+        peer: AssistedPeer | MeasuredPeer | None,
+        number: int,
+        repeat: int,
+        length: int,
+    ) -> Run | Skipped:
         """Raises PeerError where a peer fails."""
         prompt = self._prompts[number]
         settings = self._settings.model_copy(update={"max_new_tokens": length})
         # The seed depends on prompt and repeat only, so that every candidate draws the same random numbers.
         record = prompt.record(number + repeat * len(self._prompts) + 1)
-        if lane.peer is not None:
-            lane.peer.passes.clear()
-        assisted = lane.peer if isinstance(lane.peer, AssistedPeer) else None
+        if peer is not None:
+            peer.passes.clear()
+        assisted = peer if isinstance(peer, AssistedPeer) else None
         if assisted is not None:
             assisted.thresholds.clear()
         try:
-            completions = replace(lane.answerer, settings=settings).answer(record)
+            completions = replace(answerer, settings=settings).answer(record)
         except RecordError as error:
             return Skipped(prompt.id, error.message)
         turns = [completion.summary for completion in completions]
-        if lane.peer is not None:
+        if peer is not None:
             turns = [
                 replace(turn, target_forwards=target, draft_forwards=draft)
-                for turn, (target, draft) in zip(turns, lane.peer.passes, strict=True)
+                for turn, (target, draft) in zip(turns, peer.passes, strict=True)
             ]
-        run = Run(lane.candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
-        if assisted is None or lane.candidate.name not in MOVING:
+        run = Run(candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
+        if assisted is None or candidate.name not in MOVING:
             return run
         return replace(run, thresholds=tuple(assisted.thresholds))
 

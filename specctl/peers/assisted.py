@@ -1,6 +1,6 @@
 """transformers' own assisted generation on the loaded models, called as a user of transformers calls it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -121,13 +121,19 @@ class AssistedPeer:
         """Ids that end a text."""
         return self._pair.eos
 
+    def play(
+        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
+    ) -> Generator[Round, bool | None, Completion]:
+        """`generate` as `Generates` has it; rounds are not visible."""
+        yield from ()
+        return self.generate(prompt, settings, seed_offset=seed_offset)
+
     def generate(
         self,
         prompt: Sequence[int],
         settings: SamplingTable,
         *,
         seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,  # noqa: ARG002 - rounds are not visible
     ) -> Completion:
         """Complete one prompt of ids. Sampling uses torch's global generator, seeded with settings.seed + seed_offset.
 

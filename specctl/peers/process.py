@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -255,13 +255,19 @@ class MeasuredPeer:
         """Ids that end a text."""
         return self._pair.eos
 
+    def play(
+        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
+    ) -> Generator[Round, bool | None, Completion]:
+        """`generate` as `Generates` has it; rounds are not visible."""
+        yield from ()
+        return self.generate(prompt, settings, seed_offset=seed_offset)
+
     def generate(
         self,
         prompt: Sequence[int],
         settings: SamplingTable,
         *,
         seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,  # noqa: ARG002 - rounds are not visible
     ) -> Completion:
         """Complete one prompt of ids greedily.
 

@@ -9,8 +9,8 @@ from secrets import token_hex
 from typing import Any
 
 from specctl.serving.answer_text import Piece, chat_logprobs, text_logprobs, told_round, usage
-from specctl.serving.order import Ended
 from specctl.serving.spellings import Spellings
+from specctl.serving.text_thread import Ended
 
 encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a stream has many events
 _IDS, _NUMBERS = token_hex(12), count(1)

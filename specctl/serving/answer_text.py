@@ -7,8 +7,8 @@ from typing import Any
 from specctl.decoding.text import NO_ENDS, TextStream, shown_length, silent_ids
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.records import Completion, ExtraToken, Round, TokenLogprobs
-from specctl.serving.order import Ended, Wrote
 from specctl.serving.spellings import Spellings
+from specctl.serving.text_thread import Ended, Wrote
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specctl.errors import ProfileError, RecordError, SpecctlError, UsageError
-from specctl.serving.waiting_line import BusyError, ClosedError
+from specctl.serving.text_thread import BusyError, ClosedError
 
 RETRY_SECONDS = 1
 """What a client that comes when too many wait is told to wait."""

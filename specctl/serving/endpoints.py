@@ -14,18 +14,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from specctl.decoding.session import TextRequest
 from specctl.serving.answer_body import AnswerBody
 from specctl.serving.answer_text import AnswerText
 from specctl.serving.api_errors import ApiError, told
 from specctl.serving.event_stream import EventStream
-from specctl.serving.hearing import Gone, Hearing
+from specctl.serving.hearing import Gone, RequestWaiter
 from specctl.serving.http_manners import AccessLog, Hosts, Key
 from specctl.serving.json_body import json_body
-from specctl.serving.order import Ended, Order, Ticket
 from specctl.serving.page_files import page_routes
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
 from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
+from specctl.serving.text_thread import Ended, Ticket
 
 LONG = 1 << 16
 """Bytes of a body that takes long enough to tokenise that others are not to wait for it."""
@@ -78,17 +79,17 @@ class Endpoints:
             try:
                 data, size = await json_body(request, self.service.limits.body, self.service.limits.body_seconds)
                 if size > LONG:
-                    body, order = await asyncio.to_thread(self._read, kind, data)
+                    body, wanted = await asyncio.to_thread(self._read, kind, data)
                 else:
-                    body, order = self._read(kind, data)
+                    body, wanted = self._read(kind, data)
                 if self._log_prompts:
                     log["request"] = data
                 text = AnswerText(
                     self.service.tokenizer,
-                    order.prompt,
-                    order.settings.stop,
+                    wanted.prompt,
+                    wanted.settings.stop,
                     self.service.pair.eos,
-                    logprobs=order.settings.logprobs is not None,
+                    logprobs=wanted.settings.logprobs is not None,
                     rounds=body.specctl.rounds,
                 )
                 answer = self._body(body)
@@ -99,20 +100,20 @@ class Endpoints:
                 stream = EventStream(answer, text, ended) if body.stream else None
                 left = self.service.limits.seconds - (time.monotonic() - began)
                 if stream is not None:
-                    hearing = Hearing(request.receive, left, stream.rounds)
+                    waiter = RequestWaiter(request.receive, left, stream.rounds)
                 else:
-                    hearing = Hearing(request.receive, left)
-                stack.callback(hearing.close)
-                ticket = Ticket(order, hearing.hear, every=stream is not None)
-                ticket.grammar = await self.service.compiled(order, hearing.ended)
+                    waiter = RequestWaiter(request.receive, left)
+                stack.callback(waiter.close)
+                ticket = Ticket(wanted, waiter.hear, every=stream is not None)
+                ticket.grammar = await self.service.compiled(wanted, waiter.ended)
                 stack.enter_context(self.service.asked(ticket))
                 if stream is not None:
-                    await hearing.begun
-                    if hearing.ended.done():
-                        hearing.ended.result()  # raises what became of it before it had begun
-                    stream.hold(hearing, stack.pop_all())
+                    await waiter.begun
+                    if waiter.ended.done():
+                        waiter.ended.result()  # raises what became of it before it had begun
+                    stream.hold(waiter, stack.pop_all())
                     return stream
-                found = await hearing.ended
+                found = await waiter.ended
             except Gone:
                 log["gone"] = True
                 return Response(status_code=499)
@@ -121,9 +122,9 @@ class Endpoints:
             ended(found)
             return JSONResponse(answer.whole(found, text.end(found.completion)))
 
-    def _read(self, kind: type[TextBody], data: Any) -> tuple[TextBody, Order]:
+    def _read(self, kind: type[TextBody], data: Any) -> tuple[TextBody, TextRequest]:
         body = body_of(kind, data, self.service.name, self.service.faults)
-        return body, self.service.order(body)
+        return body, self.service.request(body)
 
     def _body(self, body: TextBody) -> AnswerBody:
         return AnswerBody(

@@ -12,8 +12,8 @@ from specctl.serving.answer_body import AnswerBody, encoded
 from specctl.serving.answer_text import AnswerText
 from specctl.serving.api_errors import told
 from specctl.serving.connection import WIRE
-from specctl.serving.hearing import Gone, Hearing
-from specctl.serving.order import Ended, Wrote
+from specctl.serving.hearing import Gone, RequestWaiter
+from specctl.serving.text_thread import Ended, Wrote
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
@@ -46,12 +46,12 @@ class EventStream(Response):
             elif not ended:
                 self._write(self._taken())
 
-    def hold(self, hearing: Hearing, held: ExitStack) -> None:
+    def hold(self, hearing: RequestWaiter, held: ExitStack) -> None:
         """What is heard, and what is closed behind the stream."""
         self._hearing, self._held = hearing, held
         hearing.ended.add_done_callback(lambda _: self._more.set())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `Hearing` receives
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `RequestWaiter` receives
         log = scope["log"]
         with self._held:
             try:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from starlette.types import Receive
 
 from specctl.serving.api_errors import too_late
-from specctl.serving.order import Ended, Event, Wrote
+from specctl.serving.text_thread import Ended, Event, Wrote
 
 
 class Gone(Exception):  # noqa: N818 - no error: nobody hears of it
     """The client has gone away."""
 
 
-class Hearing:
+class RequestWaiter:
     """Takes what happens, in the event loop: a text costs that nothing until it has ended, or rounds are to be sent.
 
     Args:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specctl.serving.api_errors import ApiError, told
 from specctl.serving.page_files import FILES
 from specctl.serving.server_metrics import ServerMetrics
-from specctl.serving.waiting_line import CLOSING, ClosedError
+from specctl.serving.text_thread import CLOSING, ClosedError
 
 OPEN = frozenset({"/health", *FILES})
 """Paths that need no key."""

@@ -81,7 +81,7 @@ class Listener(uvicorn.Server):
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=max(1, round(grace)),
-            limit_concurrency=service.limits.waiting + service.thread.rows + SPARE_CONNECTIONS,
+            limit_concurrency=service.limits.waiting + service.thread.texts + SPARE_CONNECTIONS,
         )
         super().__init__(config)
         self._service = service

@@ -4,8 +4,7 @@ import time
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from specctl.serving.order import Ended
-from specctl.serving.writers import Writers
+from specctl.serving.text_thread import Ended, TextThread
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/specctl", "/", "/health", "/metrics"})
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -20,7 +19,7 @@ class ServerMetrics:
 
     MEDIA_TYPE = CONTENT_TYPE_LATEST
 
-    def __init__(self, thread: Writers) -> None:
+    def __init__(self, thread: TextThread) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "specctl_requests",

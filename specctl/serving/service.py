@@ -1,4 +1,4 @@
-"""Requests become orders, and what the models' thread tells of them is heard by whoever asked."""
+"""Bodies become requests for texts, and what the engine's thread reports of them reaches who asked."""
 
 import asyncio
 import secrets
@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.session import TextRequest
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import light
 from specctl.models.running.pair import Pair
@@ -19,15 +20,11 @@ from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable, with_one_grammar
 from specctl.record_settings import NAMES
 from specctl.serving.api_errors import ApiError
-from specctl.serving.offer import offer
-from specctl.serving.order import Event, Order, Ticket, Told, Wrote
-from specctl.serving.pair_thread import PairThread
 from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
+from specctl.serving.served import ReplicatedPair, offer, served_engine
 from specctl.serving.spellings import Spellings
-from specctl.serving.waiting_line import CLOSING, ClosedError
-from specctl.serving.workers.replica_thread import ReplicaThread
-from specctl.serving.workers.replicated_pair import ReplicatedPair
-from specctl.serving.writers import Writers
+from specctl.serving.text_thread import CLOSING, Affinity, ClosedError, Event, TextThread, Ticket, Told, Wrote
+from specctl.text_engine.engine import TextEngine
 
 LOOK_SECONDS = 0.02
 """Between looks whether the models' thread has ended."""
@@ -64,9 +61,9 @@ class Service:
         pair: loaded; nobody else uses it.
         profile: how it is used, with the draft that is at work.
         name: what clients call it.
-        passes: as of `PairThread`; replicas have their own.
-        limits: of requests, whoever writes their texts.
-        warn: told what a user should know.
+        passes: as in `served_engine`; replicas have their own.
+        limits: of requests.
+        warn: receives what a user should know.
 
     Attributes:
         thread: writes.
@@ -88,14 +85,15 @@ class Service:
         self.tokenizer = light(pair.tokenizer)
         self.spellings = Spellings(self.tokenizer, pair.eos)
         self.failed: Callable[[], None] = lambda: None
-        self.thread: Writers
+        engine: TextEngine
+        affinity: Affinity | None = None
         if isinstance(pair, ReplicatedPair):
-            self.offer = pair.facts.offer
-            rows = pair.facts.rows * pair.workers
-            self.thread = ReplicaThread(pair.replicas, rows, self.limits.waiting, self._told)
+            self.offer, engine, affinity = pair.facts.offer, pair.engine, Affinity(pair.engine.places)
+            texts = pair.facts.rows * pair.workers
         else:
-            self.offer = offer(pair, profile, name)
-            self.thread = PairThread(pair, profile, passes, self.limits.waiting, self._told, warn)
+            self.offer, engine = offer(pair, profile, name), served_engine(pair, profile, passes, warn)
+            texts = engine.count
+        self.thread = TextThread(engine, texts, self.limits.waiting, self._told, affinity)
         self._texts = PromptFormat(self.tokenizer, chat=False)
         self._chats = PromptFormat(self.tokenizer, chat=True, system=profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +122,7 @@ class Service:
 
     @contextmanager
     def asked(self, ticket: Ticket) -> Iterator[None]:
-        """An order that is taken; behind the block nobody wants its text any more.
+        """A request that is taken; after the block its text is not wanted any more.
 
         Raises:
             BusyError, ClosedError: it is not taken.
@@ -135,7 +133,7 @@ class Service:
         finally:
             self.thread.cancel(ticket)
 
-    def order(self, body: TextBody) -> Order:
+    def request(self, body: TextBody) -> TextRequest:
         """What a request asks for.
 
         Raises:
@@ -144,10 +142,11 @@ class Service:
         prompt, faults = self._read(body)
         if (fault := body.first(faults)) is not None:
             raise fault
-        return Order(tuple(prompt), self._settings(body), body.specctl.policy, body.specctl.draft)
+        extras = body.specctl
+        return TextRequest(tuple(prompt), self._settings(body), policy=extras.policy, draft=extras.draft)
 
     def faults(self, body: TextBody) -> list[ApiError]:
-        """Why `order` would not take a body."""
+        """Why `request` would not take a body."""
         return self._read(body)[1]
 
     def _read(self, body: TextBody) -> tuple[list[int], list[ApiError]]:
@@ -165,13 +164,13 @@ class Service:
             faults.append(ApiError(400, error.message, param, code))
         return prompt, faults
 
-    async def compiled(self, order: Order, ended: asyncio.Future[Any]) -> Compiled | None:
-        """The grammar of an order, compiled before its turn, in which all other texts would wait for it.
+    async def compiled(self, request: TextRequest, ended: asyncio.Future[Any]) -> Compiled | None:
+        """The grammar of a request, compiled before its turn, in which all other texts would wait for it.
 
         None without one, and where replicas write: they compile what is only tried here, each for its own texts.
 
         Args:
-            order: that is to be taken.
+            request: that is to be taken.
             ended: done when the client has left or its time is up, which ends the compiling.
 
         Raises:
@@ -179,7 +178,7 @@ class Service:
             ClosedError: no more texts are written.
             Exception: what `ended` raises.
         """
-        if (source := source_of(order.settings)) is None:
+        if (source := source_of(request.settings)) is None:
             return None
         grammars = await asyncio.to_thread(grammars_of, self.pair.tokenizer, self.pair.eos)
         here = not isinstance(self.pair, ReplicatedPair)
@@ -238,7 +237,7 @@ class Service:
         self._apart, self._told_at = now - self._told_at, now
         self._news.extend(told)
         waits = self._looks and all(
-            isinstance(event, Wrote) and ticket.heard > len(event.tokens) for ticket, event in told
+            isinstance(event, Wrote) and ticket.reported > len(event.tokens) for ticket, event in told
         )
         if not waits and self._loop is not None and not self._loop.is_closed():
             self._looks = True

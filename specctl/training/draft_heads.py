@@ -26,8 +26,8 @@ from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
 from specctl.outputs import write_whole
 from specctl.profile.schema import Profile, SamplingTable, require_whole
-from specctl.replicas.job import Answer as ReplicaAnswer
 from specctl.reporting.table import DEFINITIONS, UP, Table, inert
+from specctl.text_engine.engine import Answer as ReplicaAnswer
 from specctl.training.epochs import Learner, Schedule
 from specctl.training.material import Material, joined, parts_of
 from specctl.training.model_card import Made, Report, card

@@ -27,10 +27,10 @@ from specctl.profile.schema import DraftTable, Profile, require_whole
 from specctl.profile.validation import require_models
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
-from specctl.replicas.job import Answer
 from specctl.reporting.document import render, write_files
 from specctl.reporting.style import Picture, page, panels, style
 from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, inert, number
+from specctl.text_engine.engine import Answer
 from specctl.training.epochs import Schedule
 from specctl.training.material import Material
 from specctl.training.model_card import Made, Report, card

@@ -9,8 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from specctl.batching.row_count import Batch
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
@@ -20,12 +18,14 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Advance, Progress, ignored
-from specctl.observing.prompt_answers import Answered, answer_each, answering
+from specctl.observing.prompt_answers import Answered, answer_each, prompt_writer
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
-from specctl.replicas.job import Answer, ReplicaError
-from specctl.replicas.replica import Replicas
-from specctl.replicas.window import GivenUp, Task, in_order
+from specctl.text_engine.dispatch import GivenUp, in_order
+from specctl.text_engine.engine import Answer, TextEngine
+from specctl.text_engine.here import HereEngine
+from specctl.text_engine.job import ReplicaError
+from specctl.text_engine.row_count import Batch
 from specctl.training.epochs import Learner, Schedule, Training
 from specctl.training.material import INDEX, Item, Material
 
@@ -42,7 +42,7 @@ MakeShard = Callable[[Sequence[SuitePrompt], int, Advance], tuple[bytes, dict[st
 def collect(
     material: Material[Any],
     prompts: Sequence[SuitePrompt],
-    source: MakeShard | Replicas,
+    source: MakeShard | TextEngine,
     advance: Advance = ignored,
 ) -> None:
     """Answer the prompts that a folder has no answers to.
@@ -69,14 +69,14 @@ def collect(
 
 
 def _made(
-    source: MakeShard | Replicas, shards: Sequence[tuple[int, list[SuitePrompt]]], advance: Advance
+    source: MakeShard | TextEngine, shards: Sequence[tuple[int, list[SuitePrompt]]], advance: Advance
 ) -> Iterator[tuple[int, bytes, dict[str, str]]]:
     """By shard the number of its prompts, its content, and why ids are left out."""
     if callable(source):
         for first, prompts in shards:
             yield len(prompts), *source(prompts, first, advance)
         return
-    tasks = (Task((first, len(prompts)), {"first": first, "prompts": prompts}) for first, prompts in shards)
+    tasks = (((first, len(prompts)), {"first": first, "prompts": prompts}) for first, prompts in shards)
     for (first, count), answer in in_order(source, tasks, SHARDS_AHEAD * source.count):
         if isinstance(answer, GivenUp):
             raise ReplicaError(
@@ -114,7 +114,7 @@ class Subject(ABC, Generic[Item, Models]):
         folder: of its material, in the folder that it writes.
         ends: files that it writes last: any of them says that all is written.
         others: further files by which its folder is known.
-        maker: of replicas that collect its material (`specctl.replicas.job.Job`).
+        maker: of replicas that collect its material (`specctl.text_engine.job.Job`).
         profile: what is left of it.
     """
 
@@ -173,15 +173,14 @@ class Subject(ABC, Generic[Item, Models]):
             return Answerer(Session(pair, drafter), prompt_format, self.sampling(number))
 
         limit = self.profile.sampling.max_new_tokens
-        rows = RowReplicas.of(
-            pair, lambda row: answering(partial(answerer, row)), batch, prompts, limit, settings=settings, warn=warn
+        engine = HereEngine.of(
+            pair, lambda row: prompt_writer(partial(answerer, row)), batch, prompts, limit, settings, warn
         )
-        answers = rows or partial(answerer, pair)
 
         def shard(some: Sequence[SuitePrompt], first: int, advance: Advance) -> tuple[bytes, dict[str, str]]:
             items: list[Item] = []
             left_out: dict[str, str] = {}
-            for found in answer_each(answers, some, first=first, advance=advance):
+            for found in answer_each(engine, some, first=first, advance=advance):
                 if isinstance(found, Skipped):
                     left_out[found.prompt] = found.reason
                 else:
@@ -262,7 +261,7 @@ class Subject(ABC, Generic[Item, Models]):
         *,
         resume: bool,
         batch: Batch = 1,
-        replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
+        replicas: Callable[[], AbstractContextManager[TextEngine]] | None = None,
     ) -> Source[Item, Models]:
         """The material made of these prompts; what is missing is collected first.
 
@@ -286,7 +285,7 @@ class Subject(ABC, Generic[Item, Models]):
         pair: Pair | None = None
         if material is None or material.done < material.prompts:
             with ExitStack() as stack:
-                source: MakeShard | Replicas
+                source: MakeShard | TextEngine
                 if replicas is not None:
                     source = stack.enter_context(replicas())
                 else:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specctl.batching.pair_rows import passes_of
-from specctl.batching.row_replicas import RowReplicas
 from specctl.batching.shared_beginnings import SharedBeginnings
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
@@ -19,7 +18,9 @@ from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import whole
+from specctl.text_engine.here import HereEngine, Rows
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
 from tests.support.toys import noisy_copy, random_model, seeded
@@ -153,13 +154,13 @@ def test_rows_write_what_a_fresh_text_writes(engine: str, monkeypatch: pytest.Mo
     table = SamplingTable(max_new_tokens=8, temperature=1.0)
     prompts = [*PROMPTS, *PROMPTS]
 
-    def answer(row: Pair) -> Any:
+    def answer(row: Pair, _: Any) -> Any:
         session = Session(row, build_drafter(row, setting), keep_caches=True)
-        return lambda prompt: told(session.generate(prompt, table))
+        return whole(lambda prompt: told(session.generate(prompt, table)))
 
     alone = [told(Session(pair, build_drafter(pair, setting)).generate(prompt, table)) for prompt in prompts]
-    with RowReplicas.over(pair, passes, answer, kept=True) as rows:
-        assert [found for _, found in in_order(rows, [Task(prompt, prompt) for prompt in prompts])] == alone
+    with HereEngine(None, Rows.over(pair, passes, answer, kept=True)) as rows:
+        assert [found for _, found in in_order(rows, [(prompt, prompt) for prompt in prompts])] == alone
     decoded = len(prompts) * 8 * 8  # at most so many tokens are drafted and verified behind the prompts
     assert all(count < sum(map(len, prompts)) / 4 + decoded for count in read)
 

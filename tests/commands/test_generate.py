@@ -690,20 +690,17 @@ def interrupted_at(monkeypatch, turn):
     """Let the text after this many end with an interrupt in its first round; returns the prompts that were asked."""
     from specctl.decoding.session import Session
 
-    generate, asked = Session.generate, []
+    play, asked = Session.play, []
 
-    def counted(self, prompt, *arguments, on_round=None, **named):
+    def counted(self, prompt, *arguments, **named):
         asked.append(list(prompt))
+        playing = play(self, prompt, *arguments, **named)
+        if len(asked) > turn:
+            yield next(playing)
+            raise KeyboardInterrupt
+        return (yield from playing)
 
-        def watch(round_):
-            if on_round is not None:
-                on_round(round_)
-            if len(asked) > turn:
-                raise KeyboardInterrupt
-
-        return generate(self, prompt, *arguments, on_round=watch, **named)
-
-    monkeypatch.setattr(Session, "generate", counted)
+    monkeypatch.setattr(Session, "play", counted)
     return asked
 
 

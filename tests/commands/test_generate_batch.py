@@ -64,8 +64,8 @@ def untimed_lines(text: str) -> list[Any]:
 def test_results_and_rounds_are_those_of_one_at_a_time(
     pair: tuple[str, ...], source: Path, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specctl.batching.row_count.WORTH", 0.0)
-    monkeypatch.setattr("specctl.batching.row_count.GAIN", 0.0)
+    monkeypatch.setattr("specctl.text_engine.row_count.WORTH", 0.0)
+    monkeypatch.setattr("specctl.text_engine.row_count.GAIN", 0.0)
     name, _, draft = policy.partition("@")
     models = pair if not draft else (*pair[:2], "--draft", "prompt:lookup")
     for rows in (1, 3, "auto"):

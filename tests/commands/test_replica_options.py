@@ -23,7 +23,7 @@ def begun(monkeypatch):
             raise Seen(job, environments, one_by_one)
 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        monkeypatch.setattr("specctl.replicas.local.LocalReplicas", stop)
+        monkeypatch.setattr("specctl.text_engine.processes.ProcessEngine", stop)
         replication = ReplicaOptions(workers).replication
         silent = TerminalProgress(Console(quiet=True), False)
         profile = resolve("embedded", overrides=overrides).profile

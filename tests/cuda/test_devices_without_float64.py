@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specctl.batching.pair_rows import passes_of
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.drafters import ModelDrafter
@@ -29,7 +28,9 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import whole
+from specctl.text_engine.here import HereEngine, Rows
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, Tokenizer
 from tests.support.toys import noisy_copy, random_model, random_predictor, toy_disco
@@ -160,13 +161,13 @@ def test_texts_of_a_batch_are_those_of_the_processor(devices: Devices, sampling:
         assert isinstance(drafter, ModelDrafter)
         pair = pair_of(target, drafter.runner)
 
-        def answer(row: Pair) -> Callable[[list[int]], list[Any]]:
+        def answer(row: Pair, _: Any) -> Any:
             session = Session(row, ModelDrafter(row.drafts[0], POLICIES["svip"]()))
-            return lambda text: told(session.generate(text, table))
+            return whole(lambda text: told(session.generate(text, table)))
 
-        with RowReplicas.over(pair, passes_of(pair, 2), answer) as rows:
+        with HereEngine(None, Rows.over(pair, passes_of(pair, 2), answer)) as rows:
             prompts = [TEXT[:12], TEXT[3:30], TEXT[5:9]]
-            found.append([each for _, each in in_order(rows, [Task(prompt, prompt) for prompt in prompts])])
+            found.append([each for _, each in in_order(rows, [(prompt, prompt) for prompt in prompts])])
     assert found[0] == found[1]
 
 

@@ -22,12 +22,11 @@ class Notes:
     asked: list[tuple[str, SamplingTable, int]] = field(default_factory=list)
     error: Exception | None = None
 
-    def generate(self, prompt, settings, *, seed_offset=0, on_round=None):
+    def play(self, prompt, settings, *, seed_offset=0):
         if self.error is not None:
             raise self.error
         self.asked.append((TOKENIZER.decode(prompt), settings, seed_offset))
-        if on_round is not None:
-            on_round(round_of(1, 2))
+        yield round_of(1, 2)
         return Completion(tuple(prompt), 0, (1,), "!", FinishReason.LENGTH, (), 0.0, 0.0, 0.0)
 
     @property

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specctl.batching.row_count import worthwhile
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -30,6 +29,7 @@ from specctl.policies.rules.constant import Constant
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason
+from specctl.text_engine.row_count import worthwhile
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
 from tests.support.toys import STOPPING, Replays, noisy_copy, random_model, seeded

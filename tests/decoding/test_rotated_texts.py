@@ -12,7 +12,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl import speculative
 from specctl.batching.pair_rows import passes_of, why_alone
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
@@ -32,7 +31,9 @@ from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.replay.play import rounds
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import whole
+from specctl.text_engine.here import HereEngine, Rows
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import on
@@ -148,12 +149,12 @@ def test_short_and_long_texts_share_a_batch(family: str, draft: str | None, kept
     assert why_alone(pair) is None
     names = [*PROMPTS, *PROMPTS]
 
-    def answer(row: Pair) -> Any:
+    def answer(row: Pair, _: Any) -> Any:
         session = Session(row, None if draft is None else build_drafter(row, Setting("constant")), keep_caches=kept)
-        return lambda name: list(session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH)).tokens)
+        return whole(lambda name: list(session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH)).tokens))
 
-    with RowReplicas.over(pair, passes_of(pair, 3), answer, kept=kept) as rows:
-        found = [tokens for _, tokens in in_order(rows, [Task(name, name) for name in names])]
+    with HereEngine(None, Rows.over(pair, passes_of(pair, 3), answer, kept=kept)) as rows:
+        found = [tokens for _, tokens in in_order(rows, [(name, name) for name in names])]
     assert found == [said(family, name) for name in names]
 
 

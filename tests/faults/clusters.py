@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from specctl.errors import SpecctlError
 from specctl.models.files.checkpoint import files_hash
 from specctl.profile.schema import Profile
-from specctl.replicas.job import Job
-from specctl.replicas.model_sources import Sources
-from specctl.replicas.on_ray import RayReplicas
-from specctl.replicas.replica import started
-from specctl.replicas.window import Task, in_order
-from tests.replicas.ray_cluster import cluster
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import wait_until_ready
+from specctl.text_engine.job import Job
+from specctl.text_engine.model_sources import Sources
+from specctl.text_engine.on_ray import RayEngine
+from tests.text_engine.ray_cluster import cluster
 
 FOLDERS, MODELS = ("A", "B", "A/deep"), ("big", "small")
 
@@ -131,10 +131,10 @@ def _changed(draw: random.Random, files: Files, folder: Path) -> str:
 
 
 def _answer(profile: Profile, address: str, warm: float) -> dict[str, str]:
-    job = Job("tests.replicas.toy_jobs:reader", {"profile": profile}, sources=Sources.of(profile))
-    with RayReplicas.on(address, 1, profile, lambda _: job, lambda _: None, warm) as replicas:
-        started(replicas)
-        found: dict[str, str] = next(answer for _, answer in in_order(replicas, [Task(None, 0)]))
+    job = Job("tests.text_engine.toy_jobs:reader", {"profile": profile}, sources=Sources.of(profile))
+    with RayEngine.on(address, 1, profile, lambda _: job, lambda _: None, warm) as replicas:
+        wait_until_ready(replicas)
+        found: dict[str, str] = next(answer for _, answer in in_order(replicas, [(None, 0)]))
     del found["said"]
     return found
 

@@ -17,11 +17,12 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.jsonl import Record, read_records
 from specctl.models.loading.assembly import load_pair
-from specctl.observing.record_stream import RecordStream
+from specctl.observing.record_stream import RecordStream, record_writer
 from specctl.outputs import Outputs
 from specctl.profile.schema import DraftTable, ModelTable, Profile, SamplingTable
 from specctl.resuming.finished import Finished
 from specctl.resuming.identities import distinct
+from specctl.text_engine.here import HereEngine
 from tests.faults.mutations import Tally, main, mutated
 from tests.support.checkpoints import llama_config, save_model
 
@@ -107,7 +108,7 @@ def _answer(source: bytes, path: Path, tally: Tally, where: str) -> None:
         records = []
         for record in _read(source, tally, where):
             records.append(record)
-            stream = RecordStream(answerer(), output)
+            stream = RecordStream(HereEngine(record_writer(answerer)), output)
             size = path.stat().st_size
             tally.case(f"{where}, line {record.line}: {record}"[:500], lambda: stream.run([record]))  # noqa: B023
             with path.open("rb") as file:

@@ -135,20 +135,22 @@ def _run(arguments: Sequence[str], rounds: int | None = None) -> tuple[int, int]
 
 @contextmanager
 def _interrupted(rounds: int | None) -> Iterator[list[None]]:
-    generate: Callable[..., Any] = Session.generate
+    play: Callable[..., Any] = Session.play
     seen: list[None] = []
 
-    def watched(self: Session, *arguments: Any, on_round: Any = None, **named: Any) -> Any:
-        def watch(round_: Any) -> None:
-            if on_round is not None:
-                on_round(round_)
+    def watched(self: Session, *arguments: Any, **named: Any) -> Any:
+        playing, stops = play(self, *arguments, **named), None
+        while True:
+            try:
+                round_ = playing.send(stops)
+            except StopIteration as end:
+                return end.value
+            stops = yield round_
             seen.append(None)
             if rounds is not None and len(seen) > rounds:
                 raise KeyboardInterrupt
 
-        return generate(self, *arguments, on_round=watch, **named)
-
-    with patch.object(Session, "generate", watched):
+    with patch.object(Session, "play", watched):
         yield seen
 
 

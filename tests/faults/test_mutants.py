@@ -80,7 +80,7 @@ def test_every_module_has_tests_near_it() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 1e6])
 def test_tests_of_the_mirrored_folder_come_first(seconds: float) -> None:
     tests = near("replicas/local.py", seconds, {})
-    assert tests[0] == "tests/replicas/test_local.py"
+    assert tests[0] == "tests/text_engine/test_local.py"
     assert (len(tests) == 1) == (not seconds)
 
 

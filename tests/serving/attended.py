@@ -1,45 +1,48 @@
-"""Replicas for a `ReplicaThread` that are no processes."""
+"""Engines for a `TextThread` that are not processes."""
 
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from specctl.replicas.places import Attendant
-from specctl.replicas.replica import Answered, Event, Part
+from specctl.text_engine.child import Host
+from specctl.text_engine.engine import Answered, Event, Part, Restarted
+from specctl.text_engine.here import HereEngine
 
 
 class Scripted:
-    """Stands for `LocalReplicas`: what happens is what a test says.
+    """Stands for `ProcessEngine`: what happens is what a test says.
 
     Args:
-        places: how many questions each replica takes.
-        count: how many replicas there are.
+        places: how many questions each process takes.
+        count: how many processes there are.
     """
 
     def __init__(self, places: int = 1, count: int = 2) -> None:
         self.places, self.processes = places, count
         self.count, self.ready = places * count, count
         self.asked: dict[int, Any] = {}
-        self.withdrawn: list[int] = []
+        self.cancelled: list[int] = []
         self.events: SimpleQueue[Event | Exception | None] = SimpleQueue()
 
-    def idle(self) -> list[int]:
+    def free(self) -> list[int]:
         def busy(number: int) -> int:
             return sum(one // self.places == number // self.places for one in self.asked)
 
         return sorted((one for one in range(self.count) if one not in self.asked), key=busy)
 
-    def ask(self, replica: int, question: Any) -> None:
-        self.asked[replica] = question
+    def submit(self, place: int, question: Any) -> None:
+        self.asked[place] = question
 
-    def withdraw(self, replica: int) -> None:
-        self.withdrawn.append(replica)
+    def cancel(self, place: int) -> None:
+        self.cancelled.append(place)
 
     def wake(self) -> None:
         self.events.put(None)
 
-    def wait(self, seconds: float | None = None) -> list[Event]:
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+    def step(self, seconds: float | None = None) -> list[Event]:
         try:
             event = self.events.get(timeout=seconds)
         except Empty:
@@ -48,35 +51,48 @@ class Scripted:
             raise event
         if event is None:
             return []
-        if not isinstance(event, Part):
-            self.asked.pop(event.replica, None)
+        if isinstance(event, Part | Restarted):
+            return [event]
+        self.asked.pop(event.place, None)
+        if event.place in self.cancelled and isinstance(event, Answered):
+            return []
         return [event]
 
 
 class Attended(Scripted):
-    """`Scripted`, whose replicas answer, each in a thread of its own.
+    """`Scripted`, whose processes are engines that answer, each in a thread of its own.
 
     Args:
-        attendants: the replicas; all have as many places.
+        engines: all have as many places.
     """
 
-    def __init__(self, *attendants: Attendant) -> None:
-        super().__init__(attendants[0].places, len(attendants))
-        self.about = attendants[0].about
-        self._questions: list[SimpleQueue[Any]] = [SimpleQueue() for _ in attendants]
-        for number, one in enumerate(attendants):
-            part, answer = self._tells(number, Part), self._tells(number, Answered)
-            Thread(target=one.attend, args=(self._questions[number], part, answer), daemon=True).start()
+    def __init__(self, *engines: HereEngine) -> None:
+        super().__init__(engines[0].count, len(engines))
+        self.about = engines[0].about
+        self._hosts: list[Host] = []
+        for number, engine in enumerate(engines):
+            self._hosts.append(Host(engine, self._sends(number)))
+            Thread(target=self._hosts[-1].run, daemon=True).start()
 
-    def _tells(self, number: int, kind: Callable[[int, Any], Event]) -> Callable[[int, Any], None]:
-        return lambda place, value: self.events.put(kind(number * self.places + place, value))
+    def _sends(self, number: int) -> Any:
+        def send(kind: str, value: tuple[int, Any]) -> None:
+            place, found = number * self.places + value[0], value[1]
+            self.events.put(
+                Answered(place, found)
+                if kind == "answer"
+                else Part(place, found)
+                if kind == "part"
+                else Restarted(place)
+            )
 
-    def ask(self, replica: int, question: Any) -> None:
-        super().ask(replica, question)
-        number, place = divmod(replica, self.places)
-        self._questions[number].put((place, question))
+        return send
 
-    def withdraw(self, replica: int) -> None:
-        super().withdraw(replica)
-        number, place = divmod(replica, self.places)
-        self._questions[number].put((place, None))
+    def submit(self, place: int, question: Any) -> None:
+        super().submit(place, question)
+        number, its_place = divmod(place, self.places)
+        self._hosts[number].put(its_place, question)
+
+    def cancel(self, place: int) -> None:
+        super().cancel(place)
+        number, its_place = divmod(place, self.places)
+        self._hosts[number].put(its_place, None)

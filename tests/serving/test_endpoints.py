@@ -21,18 +21,18 @@ from starlette.testclient import TestClient
 
 import specctl
 from specctl.batching.pair_rows import passes_of
+from specctl.decoding.session import Session, TextRequest
 from specctl.errors import ModelError, UsageError
 from specctl.models.running.grammars import grammar_text
 from specctl.models.running.rules import grammar
 from specctl.models.running.rules.grammar import Grammars
-from specctl.serving import pair_thread
 from specctl.serving.answer_body import encoded
 from specctl.serving.answer_text import AnswerText
 from specctl.serving.endpoints import application
 from specctl.serving.event_stream import EventStream
 from specctl.serving.listening import Listener, address_of, bound
-from specctl.serving.order import Ended, Event, Order, Ticket, Wrote
 from specctl.serving.service import Limits, Service
+from specctl.serving.text_thread import Ended, Event, Ticket, Wrote
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx
 from tests.support.waiting_grammars import gone
@@ -493,18 +493,17 @@ def test_rounds_behind_others_wait_for_the_next_look_and_the_first_and_the_end_f
 ) -> None:
     monkeypatch.setattr("specctl.serving.service.GATHERED_SECONDS", 1e6)
     service, completion, heard = service_of(decoder, 1), decoder.generate("the th"), list[Event]()
-    order = Order((1,), decoder.profile.sampling)
+    request = TextRequest((1,), decoder.profile.sampling)
     assert len(completion.rounds) > 2
 
     async def tell() -> None:
         service._loop = asyncio.get_running_loop()
         told: list[Event] = []
-        for ticket in (Ticket(order, heard.extend), Ticket(order, heard.extend)):
-            seen, known = 0, len(told) + 1
+        for ticket in (Ticket(request, heard.extend), Ticket(request, heard.extend)):
+            known = len(told) + 1
             for round_ in completion.rounds:
-                event = ticket.wrote(seen, round_)
-                assert event is not None
-                seen += len(round_.emitted)
+                event = ticket.wrote(round_)
+                assert isinstance(event, Wrote)
                 told.append(event)
                 service._told([(ticket, event)])
                 await asyncio.sleep(0)
@@ -521,14 +520,17 @@ def test_rounds_that_come_seldom_are_told_at_once_without_looks_between(
 ) -> None:
     monkeypatch.setattr("specctl.serving.service.GATHERED_SECONDS", 0.0)
     service, rounds, heard = service_of(decoder, 1), decoder.generate("the th").rounds, list[Event]()
-    ticket, looks = Ticket(Order((1,), decoder.profile.sampling), heard.extend), MagicMock(wraps=service._hand_out)
+    ticket, looks = (
+        Ticket(TextRequest((1,), decoder.profile.sampling), heard.extend),
+        MagicMock(wraps=service._hand_out),
+    )
     monkeypatch.setattr(service, "_hand_out", looks)
 
     async def tell() -> None:
         service._loop = asyncio.get_running_loop()
         for number, round_ in enumerate(rounds, 1):
-            event = ticket.wrote(ticket.heard, round_)
-            assert event is not None
+            event = ticket.wrote(round_)
+            assert isinstance(event, Wrote)
             service._told([(ticket, event)])
             await asyncio.sleep(0.001)
             assert len(heard) == looks.call_count == number
@@ -615,7 +617,7 @@ def test_models_that_fail_end_all_texts(decoder: specctl.Decoder, monkeypatch: p
     def fail(*_: Any) -> Any:
         raise ValueError("no device any more")
 
-    monkeypatch.setattr(pair_thread.TextWriter, "play", fail)
+    monkeypatch.setattr(Session, "play", fail)
     with TestClient(application(service)) as client:
         for _ in range(2):
             answer = client.post(TEXT, json={"prompt": "the th"})
@@ -630,7 +632,7 @@ def test_models_that_fail_end_the_program(decoder: specctl.Decoder, monkeypatch:
     def fail(*_: Any) -> Any:
         raise ValueError("no device any more")
 
-    monkeypatch.setattr(pair_thread.TextWriter, "play", fail)
+    monkeypatch.setattr(Session, "play", fail)
     service = service_of(decoder, 1)
     listener = Listener(application(service), service, 5)
     with bound("127.0.0.1", 0) as listening, ThreadPoolExecutor(1) as threads:

@@ -27,6 +27,7 @@ from uvicorn.server import ServerState
 
 import specctl
 from specctl.commands.serve import _log as log
+from specctl.decoding.session import Session
 from specctl.errors import UsageError
 from specctl.models.running.grammars import trials
 from specctl.models.running.rules import grammar
@@ -36,10 +37,8 @@ from specctl.serving.connection import WIRE, Connection
 from specctl.serving.endpoints import application
 from specctl.serving.http_manners import AccessLog
 from specctl.serving.listening import Listener, address_of, bound, known_hosts
-from specctl.serving.order import Order
 from specctl.serving.server_metrics import ServerMetrics
 from specctl.serving.service import Service
-from specctl.serving.text_writer import TextWriter
 from tests.support.hostile import Terminal
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx
@@ -189,15 +188,15 @@ def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_signal_ends_texts(
     decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch, number: int, ends: type[BaseException]
 ) -> None:
-    play = TextWriter.play
+    play = Session.play
 
-    def forever(writer: TextWriter, order: Order) -> Iterator[Round]:
-        first = next(play(writer, order))
+    def forever(session: Session, *asked: Any) -> Iterator[Round]:
+        first = next(play(session, *asked))
         while True:
             sleep(0.001)
             yield first
 
-    monkeypatch.setattr(TextWriter, "play", forever)
+    monkeypatch.setattr(Session, "play", forever)
     service = Service(decoder.pair, decoder.profile, "toy")
     listener = Listener(application(service), service, 600)
 
@@ -230,11 +229,11 @@ def test_a_second_signal_does_not_wait_for_a_pass(
 ) -> None:
     release = Event()
 
-    def stuck(_writer: TextWriter, _order: Order) -> Iterator[Round]:
+    def stuck(*_: Any) -> Iterator[Round]:
         release.wait(10)
         yield from ()
 
-    monkeypatch.setattr(TextWriter, "play", stuck)
+    monkeypatch.setattr(Session, "play", stuck)
     monkeypatch.setattr(listening_module, "LAST_SECONDS", 0.01)
     service = Service(decoder.pair, decoder.profile, "toy")
     listener = Listener(application(service), service, 600)

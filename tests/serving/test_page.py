@@ -12,12 +12,11 @@ from headless_browser import MOST_SECONDS, PROGRAM, Tab, browser
 from starlette.testclient import TestClient
 
 import specctl
+from specctl.decoding.session import Session
 from specctl.records import Completion, Round
 from specctl.serving.endpoints import application
 from specctl.serving.listening import address_of, bound
-from specctl.serving.order import Order
 from specctl.serving.service import Service
-from specctl.serving.text_writer import TextWriter
 from tests.support.onnx_models import needs_onnx
 
 in_a_browser = [
@@ -137,16 +136,16 @@ class TestPage:
             assert {address.rsplit("/", 1)[0].removesuffix("/v1") for address in tab.loaded} == {url}
 
     def test_a_text_is_stopped(self, tab: Tab, decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-        play, stopped = TextWriter.play, threading.Event()
+        play, stopped = Session.play, threading.Event()
 
-        def waits(writer: TextWriter, order: Order) -> Generator[Round, bool | None, Completion]:
-            playing = play(writer, order)
+        def waits(session: Session, *asked: Any) -> Generator[Round, bool | None, Completion]:
+            playing = play(session, *asked)
             yield next(playing)
             yield next(playing)
             stopped.wait(MOST_SECONDS)
             return (yield from playing)
 
-        monkeypatch.setattr(TextWriter, "play", waits)
+        monkeypatch.setattr(Session, "play", waits)
         with served(decoder) as url:
             tab.open(f"{url}/")
             tab.until("offered !== null")

@@ -16,8 +16,8 @@ from test_openai_client import serving
 
 from specctl.commands import loading
 from specctl.errors import ModelError, UsageError
-from specctl.replicas.job import ReplicaError
 from specctl.serving.listening import bound
+from specctl.text_engine.job import ReplicaError
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx
 

@@ -6,8 +6,6 @@ from time import perf_counter
 import torch
 
 from specctl.batching.pair_rows import passes_of
-from specctl.batching.row_count import fastest_passes
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.running.engines import EngineSettings
@@ -16,7 +14,10 @@ from specctl.models.running.passes import Passes
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
-from specctl.replicas.window import Task, in_order
+from specctl.text_engine.dispatch import in_order
+from specctl.text_engine.engine import Writer, whole
+from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.row_count import fastest_passes
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Stage
 from tools.gpu_report.texts import PROMPTS, difference, embedded_pair
@@ -38,12 +39,12 @@ def written(
 ) -> list[Completion]:
     """What prompts give, as many at once as the passes have rows."""
 
-    def answer(row: Pair) -> Callable[[list[int]], Completion]:
+    def writer(row: Pair, _: Callable[[], int]) -> Writer:
         session = session_of(row, setting)
-        return lambda prompt: session.generate(prompt, limit)
+        return whole(lambda prompt: session.generate(prompt, limit))
 
-    with RowReplicas.over(pair, passes, answer) as rows:
-        tasks = (Task(number, prompt) for number, prompt in enumerate(prompts))
+    with HereEngine(None, Rows.over(pair, passes, writer)) as rows:
+        tasks = enumerate(prompts)
         return [found for _, found in in_order(rows, tasks, 2 * rows.count)]
 
 

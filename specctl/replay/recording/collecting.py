@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from specctl.batching.row_count import Batch
-from specctl.batching.row_replicas import RowReplicas
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.prompt_format import PromptFormat
@@ -20,7 +18,7 @@ from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.findings import SignalBound, Skipped
 from specctl.observing.progress import SILENT, Advance, Progress
-from specctl.observing.prompt_answers import Answered, answer_each, answering
+from specctl.observing.prompt_answers import Answered, answer_each, prompt_writer
 from specctl.observing.run_facts import gather
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
@@ -33,9 +31,10 @@ from specctl.replay.recording.metering import BATCH_PASSES, PASSES, measure, mea
 from specctl.replay.recording.sequence_recording import read_sequence, verification_replayed
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
-from specctl.replicas.job import Answer
-from specctl.replicas.replica import Replicas
-from specctl.replicas.window import GivenUp, Task, in_order
+from specctl.text_engine.dispatch import GivenUp, in_order
+from specctl.text_engine.engine import Answer, TextEngine, Writer
+from specctl.text_engine.here import HereEngine
+from specctl.text_engine.row_count import Batch
 
 PROVENANCE = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
 """The `Facts` of a run that a trace file contains."""
@@ -50,7 +49,7 @@ def collect_traces(
     output: OutputFile | None = None,
     progress: Progress = SILENT,
     earlier: TraceSet | None = None,
-    replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
+    replicas: Callable[[], AbstractContextManager[TextEngine]] | None = None,
     batch: Batch = 1,
     sizes: Sequence[int] = (),
 ) -> TraceSet:
@@ -100,9 +99,10 @@ def collect_traces(
             advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
             records = _by_replicas(started, suite.prompts, done, advance)
         else:
-            rows = _rows(pair, profile, batch, sum(prompt.id not in done for prompt in suite.prompts), progress.say)
+            left = sum(prompt.id not in done for prompt in suite.prompts)
+            engine = _engine(pair, profile, answerer, batch, left, progress.say)
             advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
-            records = _traced_here(pair, rows or answerer, suite.prompts, done, depth, overheads, advance)
+            records = _traced_here(pair, engine, suite.prompts, done, depth, overheads, advance)
         for record in records:
             traces.add(record)
             write(record)
@@ -122,21 +122,23 @@ def collect_traces(
     return traces
 
 
-def _rows(pair: Pair, profile: Profile, batch: Batch, prompts: int, warn: Callable[[str], None]) -> RowReplicas | None:
-    """Rows that answer; None for one prompt at a time."""
+def _engine(
+    pair: Pair, profile: Profile, alone: Answerer, batch: Batch, prompts: int, warn: Callable[[str], None]
+) -> HereEngine:
+    """What answers in this process; ``alone`` where it is one prompt at a time."""
     assert profile.draft is not None
     limit, settings = profile.sampling.max_new_tokens, [profile.draft.setting]
 
-    def answer(row: Pair) -> Answer:
-        answerer = answerer_of(row, profile)
-        return answering(lambda _: answerer)
+    def writer(row: Pair) -> Writer:
+        answerer = alone if row is pair else answerer_of(row, profile)
+        return prompt_writer(lambda _: answerer)
 
-    return RowReplicas.of(pair, answer, batch, prompts, limit, settings=settings, warn=warn)
+    return HereEngine.of(pair, writer, batch, prompts, limit, settings, warn)
 
 
 def _traced_here(
     pair: Pair,
-    answerer: Answerer | RowReplicas,
+    engine: TextEngine,
     prompts: Sequence[SuitePrompt],
     done: Container[str],
     depth: int,
@@ -145,18 +147,18 @@ def _traced_here(
     first: int = 0,
 ) -> Iterator[TracedPrompt | Skipped]:
     """Trace the prompts that are not done; their rounds' ``overheads`` are added. ``first`` as in `answer_each`."""
-    for outcome in answer_each(answerer, prompts, done, advance, first=first):
+    for outcome in answer_each(engine, prompts, done, advance, first=first):
         if isinstance(outcome, Answered):
             overheads += map(_overheads, outcome.completions)
         yield outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
 
 
 def _by_replicas(
-    replicas: Replicas, prompts: Sequence[SuitePrompt], done: Container[str], advance: Advance
+    replicas: TextEngine, prompts: Sequence[SuitePrompt], done: Container[str], advance: Advance
 ) -> Iterator[TracedPrompt | Skipped]:
     """The same by replicas, in the order of the prompts."""
     tasks = (
-        Task(prompt, None if prompt.id in done else {"number": number, "prompt": prompt})
+        (prompt, None if prompt.id in done else {"number": number, "prompt": prompt})
         for number, prompt in enumerate(prompts)
     )
     for prompt, answer in in_order(replicas, tasks):
@@ -170,6 +172,7 @@ def _by_replicas(
 def replica_of(pair: Pair, profile: Profile, depth: int) -> Answer:
     """What a replica does: a prompt becomes its trace, or the reason why it has none."""
     answerer = answerer_of(pair, profile)
+    engine = HereEngine(prompt_writer(lambda _: answerer))
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         generated = 0
@@ -178,7 +181,7 @@ def replica_of(pair: Pair, profile: Profile, depth: int) -> Answer:
             nonlocal generated
             generated += tokens
 
-        (record,) = _traced_here(pair, answerer, [question["prompt"]], (), depth, [], count, question["number"])
+        (record,) = _traced_here(pair, engine, [question["prompt"]], (), depth, [], count, question["number"])
         return {"record": record, "tokens": generated}
 
     return answer

@@ -1,0 +1,376 @@
+"""The one thread that runs a server's engine, and the requests that it has: waiting, written and ended."""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from time import monotonic
+
+from specctl.decoding.answers import failures_of_a_text
+from specctl.decoding.named_drafters import NamedDrafters
+from specctl.decoding.session import Session, TextRequest
+from specctl.errors import RecordError, SpecctlError
+from specctl.models.running.context import common_beginning
+from specctl.models.running.pair import Pair
+from specctl.models.running.rules.grammar import Compiled
+from specctl.profile import Profile
+from specctl.records import Completion, Round
+from specctl.text_engine.dispatch import Dispatcher, GivenUp
+from specctl.text_engine.engine import Answered, Part, Restarted, TextEngine, Writer
+
+CLOSING, FAILED = "the server is shutting down", "the models have failed"
+BUSY = 256
+"""Tokens of a prompt that a text under way counts as much as: it takes its replica's time too."""
+
+
+class BusyError(SpecctlError):
+    """As many requests wait as may."""
+
+
+class ClosedError(SpecctlError):
+    """No more requests are taken, and those that wait are not begun."""
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """A round of a text.
+
+    Attributes:
+        round: as it ended.
+        known: how many of its first tokens were reported already: where memory runs out a text begins again.
+    """
+
+    round: Round
+    known: int = 0
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """Those that are new."""
+        return self.round.emitted[self.known :]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A text that has ended.
+
+    Attributes:
+        completion: all of it.
+        kept: tokens of its prompt that were cached, and were not read.
+        begun: `time.monotonic` at the end of its first round; None without one.
+    """
+
+    completion: Completion
+    kept: int = 0
+    begun: float | None = None
+
+    @cached_property
+    def drafted_and_accepted(self) -> tuple[int, int]:
+        """How many tokens were drafted, and how many of them were accepted."""
+        rounds = self.completion.rounds
+        drafted = sum(one.nodes if one.tree else len(one.steps) for one in rounds)
+        return drafted, sum(one.accepted for one in rounds)
+
+
+Event = Wrote | Ended | Exception
+"""What is reported of a request: its rounds, if they are wanted, and then its text or why there is none."""
+
+
+class Ticket:
+    """A request on its way.
+
+    Args:
+        request: the text.
+        hear: called with events, in order, in the event loop.
+        every: whether each round is reported, or the text alone.
+
+    Attributes:
+        cancelled: set when the text is not wanted any more.
+        grammar: keeps the compiled grammar of the text until that has begun.
+    """
+
+    def __init__(
+        self, request: TextRequest, hear: Callable[[Sequence[Event]], None] = lambda _: None, *, every: bool = True
+    ) -> None:
+        self.request, self.hear, self.every = request, hear, every
+        self.cancelled = False
+        self.grammar: Compiled | None = None
+        self._reported: list[int] = []
+        self._written = 0
+        self._lost = False
+
+    @property
+    def reported(self) -> int:
+        """How many of its tokens were reported."""
+        return len(self._reported)
+
+    def restart(self, *, lost: bool) -> None:
+        """The text is written from its beginning again: its replica ended, or else memory ran out."""
+        self._written, self._lost = 0, lost
+
+    def wrote(self, round_: Round) -> Wrote | RecordError:
+        """What is new of a round; an error where the text differs from what was reported of it."""
+        tokens = round_.emitted
+        known = self._reported[self._written : self._written + len(tokens)]
+        if tuple(known) != tokens[: len(known)]:
+            if self._lost:
+                what = "the worker that wrote this text ended, and another one wrote it otherwise"
+                return RecordError("worker_died", what)
+            what = "memory ran out, and the text went on otherwise when it was begun again"
+            return RecordError("out_of_memory", what)
+        self._written += len(tokens)
+        self._reported += tokens[len(known) :]
+        return Wrote(round_, len(known))
+
+
+Told = Sequence[tuple[Ticket, Event]]
+"""What happened, in order."""
+
+
+def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambda: 0) -> Writer:
+    """What writes a server's texts in an engine: a `TextRequest`, with whether each round is wanted, becomes `Ended`.
+
+    Args:
+        pair: loaded, or a row's.
+        profile: says which draft is at work and what stops it.
+        saved: counts the prompt tokens that the target did not read for a row, because another one had them.
+    """
+    session, drafters = Session(pair, None, keep_caches=True), NamedDrafters(pair, profile.draft)
+
+    def write(asked: tuple[TextRequest, bool]) -> Generator[Round | None, None, Ended | SpecctlError]:
+        request, every = asked
+        before, begun = saved(), None
+        try:
+            session.drafter = drafters.of(request.policy, drafts=request.draft, place="specctl.policy")
+            with failures_of_a_text(), closing(session.play(request.prompt, request.settings)) as playing:
+                while True:
+                    try:
+                        round_ = next(playing)
+                    except StopIteration as end:
+                        completion: Completion = end.value
+                        break
+                    begun = begun or monotonic()
+                    yield round_ if every and round_.emitted else None
+        except SpecctlError as error:
+            return error
+        kept = session.kept + saved() - before
+        # A text that is read anew on the other side of a rotation's border finds its prompt a second time.
+        return Ended(completion, min(kept, completion.prompt_tokens - 1), begun)
+
+    return write
+
+
+class Affinity:
+    """Chooses places of replicas, whose caches hold the last texts, one for each place.
+
+    That is a guess, which costs nothing but time where it is wrong: a replica looks itself for what it holds.
+
+    Args:
+        places: of a replica; the places of the first have the first numbers.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._texts: dict[int, Sequence[int]] = {}  # ids by place, the one that changed last at the end
+
+    def choose(self, asked: tuple[TextRequest, bool], free: Sequence[int], busy: Iterable[int]) -> int:
+        """The place for a text, which then holds its prompt."""
+        place = self.place(asked[0].prompt, free, busy)
+        self.holds(place, asked[0].prompt)
+        return place
+
+    def place(self, prompt: Sequence[int], free: Sequence[int], busy: Iterable[int]) -> int:
+        """The one to write after a prompt: of a replica with little to do for it, that whose text is the oldest.
+
+        Args:
+            prompt: ids.
+            free: places; at least one.
+            busy: places whose texts are being written.
+        """
+        texts, kept = Counter(place // self._places for place in busy), Counter[int]()
+        for place, text in self._texts.items():
+            replica = place // self._places
+            kept[replica] = max(kept[replica], common_beginning(text, prompt))
+
+        changed = {place: number for number, place in enumerate(self._texts, 1)}
+
+        def cost(place: int) -> tuple[int, int]:
+            replica = place // self._places
+            return BUSY * texts[replica] - kept[replica], changed.get(place, 0)
+
+        return min(free, key=cost)
+
+    def holds(self, place: int, text: Sequence[int]) -> None:
+        """A place's text, or as much of it as is known."""
+        self._texts.pop(place, None)
+        self._texts[place] = text
+
+    def lost(self, place: int) -> None:
+        """The replica of a place has ended, and with it what all of its places held."""
+        first = place // self._places * self._places
+        for one in range(first, first + self._places):
+            self._texts.pop(one, None)
+
+
+class TextThread:
+    """Runs an engine. Requests wait in one queue until it has a place; what is written is reported after every round.
+
+    A text may begin again, because memory ran out or its replica ended. What was reported of it stays: a text that
+    then goes on otherwise, as a sampled one may whose policy reads clocks, is an error.
+
+    Args:
+        engine: of `served_writer`; the thread alone uses it, and closes it at its end.
+        texts: how many texts it writes at once.
+        most_waiting: requests that may wait.
+        tell: called in the thread, and in those that close it, with what happened.
+        affinity: chooses places; None for the engine's best.
+
+    Attributes:
+        texts: as given.
+        died: what ended the thread, if an error did.
+    """
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        texts: int,
+        most_waiting: int,
+        tell: Callable[[Told], None],
+        affinity: Affinity | None = None,
+    ) -> None:
+        self._engine, self.texts, self._most, self._tell, self._affinity = engine, texts, most_waiting, tell, affinity
+        self._dispatcher: Dispatcher[Ticket] = Dispatcher(engine, None if affinity is None else affinity.choose)
+        self._lock = threading.Lock()  # of the two that follow
+        self._line: deque[Ticket] = deque()
+        self._closing = False
+        self.died: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="texts", daemon=True)
+
+    @property
+    def ready(self) -> int:
+        """Pairs that are loaded and can write."""
+        return self._engine.ready if self.died is None else 0
+
+    @property
+    def running(self) -> int:
+        """Texts that are being written."""
+        return self._dispatcher.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._line) + self._dispatcher.waiting
+
+    @property
+    def closing(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closing
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a request.
+
+        Raises:
+            BusyError: too many wait.
+            ClosedError: it is closing, or the models have failed.
+        """
+        with self._lock:
+            if self._closing:
+                raise ClosedError(CLOSING if self.died is None else FAILED)
+            if len(self._line) >= self._most:
+                raise BusyError(f"{self._most} request{'s'[: self._most != 1]} wait already")
+            self._line.append(ticket)
+        self._engine.wake()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a text before its end, within a round; nothing more is reported of it."""
+        ticket.cancelled = True
+        with self._lock:
+            if ticket in self._line:
+                self._line.remove(ticket)
+                return
+        self._engine.wake()
+
+    def close(self) -> None:
+        """Take no more requests and tell those that wait so; what is being written is finished."""
+        self._tell([(ticket, ClosedError(CLOSING)) for ticket in self._close()])
+        self._engine.wake()
+
+    def give_up(self) -> None:
+        """`close`, and end what is being written, whose clients are told so."""
+        self.close()
+        written = self._dispatcher.begun
+        for ticket in written:
+            ticket.cancelled = True
+        self._tell([(ticket, ClosedError(CLOSING)) for ticket in written])
+        self._engine.wake()
+
+    def join(self, seconds: float) -> None:
+        """Wait until what is being written is finished."""
+        self._thread.join(seconds)
+
+    def _close(self, died: Exception | None = None) -> list[Ticket]:
+        with self._lock:
+            self._closing, self.died = True, died or self.died
+            waiting, self._line = [*self._line], deque()
+        return waiting
+
+    def _work(self) -> None:
+        happened: list[tuple[Ticket, Event]] = []
+        try:
+            while True:
+                for ticket in [ticket for ticket in self._dispatcher.begun if ticket.cancelled]:
+                    self._dispatcher.cancel(ticket)
+                self._take()
+                if self._closing and not self._dispatcher.begun:
+                    return
+                happened = []
+                for ticket, event in self._dispatcher.step():
+                    happened += self._events(ticket, event)
+                if happened:
+                    self._tell(happened)
+        except Exception as error:
+            ended = [*self._dispatcher.begun, *self._close(error)]
+            self._tell([(ticket, ClosedError(FAILED)) for ticket in ended if not ticket.cancelled])
+        finally:
+            self._engine.close()
+
+    def _take(self) -> None:
+        """Hand the engine what waits, as long as it has places."""
+        while self._line and self._dispatcher.room():
+            with self._lock:
+                if not self._line:  # it went away in this moment
+                    return
+                ticket = self._line.popleft()
+            if not ticket.cancelled:
+                self._dispatcher.submit(ticket, (ticket.request, ticket.every))
+
+    def _events(self, ticket: Ticket, event: Part | Restarted | Answered | GivenUp) -> Told:
+        """What is reported of an event, if anything."""
+        if isinstance(event, Restarted):
+            ticket.restart(lost=event.lost)
+            if event.lost and self._affinity is not None:
+                self._affinity.lost(event.place)
+            return []
+        if isinstance(event, Answered) and isinstance(event.answer, Ended) and self._affinity is not None:
+            done = event.answer.completion
+            self._affinity.holds(event.place, done.prompt + done.tokens)
+        if ticket.cancelled:
+            return []
+        if isinstance(event, Answered):
+            return [(ticket, event.answer)]
+        if isinstance(event, GivenUp):
+            return [(ticket, RecordError("worker_died", f"no worker survived this text; {event.why}"))]
+        new = ticket.wrote(event.value)
+        if isinstance(new, RecordError):
+            ticket.cancelled = True
+            return [(ticket, new)]
+        return [(ticket, new)] if new.tokens else []

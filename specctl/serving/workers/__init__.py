@@ -1,1 +1,0 @@
-"""A pair that several processes have, each of which writes texts of one server."""

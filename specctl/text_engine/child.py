@@ -1,0 +1,145 @@
+"""The program of a process of `ProcessEngine`: questions on standard input, answers on what was standard output.
+
+It ends as soon as its standard input does, and so with the process that started it, however that ends.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+from typing import Any
+
+from specctl.errors import reason
+from specctl.text_engine.engine import Answered, Part, TextEngine
+from specctl.text_engine.frames import Frames, framed
+from specctl.text_engine.job import Job, portable
+
+FAILED = 3
+"""The exit code of a process that failed over a question of a job that `restarts`."""
+
+Send = Callable[[str, Any], None]
+"""Sends an event of a question: ``part``, ``restarted`` or ``answer``, and what it is known by with the value."""
+
+
+class Host:
+    """Puts questions that come when they come to an engine of this process.
+
+    Args:
+        engine: answers.
+        send: called with the events.
+    """
+
+    def __init__(self, engine: TextEngine, send: Send) -> None:
+        self._engine, self._send = engine, send
+        self._questions: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        self._waiting: list[tuple[Any, Any]] = []
+        self._known: dict[int, Any] = {}  # by place what its question is known by
+
+    def put(self, known_by: Any, question: Any) -> None:
+        """Take a question, or None to cancel the one that is known by this; may be called by any thread."""
+        self._questions.put((known_by, question))
+        self._engine.wake()
+
+    def run(self) -> None:
+        """Answer for ever."""
+        while True:
+            self._take()
+            for event in self._engine.step():
+                known_by = self._known.get(event.place)
+                if isinstance(event, Answered):
+                    del self._known[event.place]
+                    answer = event.answer
+                    self._send("answer", (known_by, portable(answer) if isinstance(answer, Exception) else answer))
+                elif isinstance(event, Part):
+                    self._send("part", (known_by, event.value))
+                else:
+                    self._send("restarted", (known_by, None))
+
+    def _take(self) -> None:
+        with suppress(Empty):
+            while True:
+                known_by, question = self._questions.get_nowait()
+                if question is None:
+                    self._cancel(known_by)
+                else:
+                    self._waiting.append((known_by, question))
+        while self._waiting and (free := self._engine.free()):
+            known_by, question = self._waiting.pop(0)
+            self._known[free[0]] = known_by
+            self._engine.submit(free[0], question)
+
+    def _cancel(self, known_by: Any) -> None:
+        """Drop a question; the answer to it, which frees its place for the other process, is None."""
+        there = any(one == known_by for one, _ in self._waiting)
+        self._waiting = [(one, question) for one, question in self._waiting if one != known_by]
+        for place in [place for place, one in self._known.items() if one == known_by]:
+            del self._known[place]
+            self._engine.cancel(place)
+            there = True
+        if there:  # else its answer is on the way
+            self._send("answer", (known_by, None))
+
+
+def main() -> None:
+    """Load what the first frame asks for, then answer each further one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides what Ctrl-C ends
+    asked, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    lock, ended = Lock(), Event()
+
+    def send(kind: str, value: Any = None) -> None:
+        with lock:
+            left = memoryview(framed((kind, value)))
+            while left:
+                left = left[os.write(answers, left) :]
+
+    def beat(seconds: float) -> None:
+        with suppress(OSError):
+            while not ended.wait(seconds):
+                send("alive")
+
+    questions: SimpleQueue[Any] = SimpleQueue()
+    job: Job | None = None
+    ready = False
+    try:
+        Thread(target=_receive, args=(asked, questions.put), name="questions", daemon=True).start()
+        number, job, seconds = questions.get()
+        Thread(target=beat, args=(seconds,), name="signs of life", daemon=True).start()
+        answer = job.begin(number)
+        if callable(answer):
+            send("ready")
+            while True:
+                place, question = questions.get()
+                send("answer", (place, answer(question)))
+        send("ready", (answer.count, getattr(answer, "about", None)))
+        ready = True
+        host = Host(answer, send)
+        Thread(target=_pass_on, args=(questions, host), name="to the engine", daemon=True).start()
+        host.run()
+    except BrokenPipeError:
+        pass  # no process is left to be answered
+    except Exception as error:  # raised again in the process that started this one
+        if ready and job is not None and job.restarts:
+            print(f"the models failed: {type(error).__name__}: {reason(error)}", file=sys.stderr, flush=True)
+            os._exit(FAILED)
+        send("failed", portable(error))
+    ended.set()
+    sys.stderr.flush()
+    os._exit(0)  # threads of libraries may not end
+
+
+def _receive(descriptor: int, put: Callable[[Any], None]) -> None:
+    frames = Frames(descriptor)
+    while not frames.ended:
+        for value in frames.arrived():
+            put(value)
+    os._exit(1)
+
+
+def _pass_on(questions: "SimpleQueue[Any]", host: Host) -> None:
+    while True:
+        host.put(*questions.get())

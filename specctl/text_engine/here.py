@@ -1,0 +1,325 @@
+"""The engine of this process: one text inline, or several in the rows of a batch whose passes are shared."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from threading import Event as Signal
+from typing import Any, Self
+
+from specctl.batching.hub import CrowdedError, Hub
+from specctl.batching.pair_rows import keeping, split
+from specctl.batching.shared_beginnings import SharedBeginnings
+from specctl.models.running.pair import Pair
+from specctl.models.running.passes import Passes
+from specctl.policies import Setting
+from specctl.text_engine.engine import Answered, Event, Part, Restarted, Writer
+from specctl.text_engine.row_count import Batch, chosen_passes
+
+ROUND = 16
+"""Passes after which rows have ended a round, or read long prompts: then a text that is alone has its next one."""
+RowWriter = Callable[[Pair, Callable[[], int]], Writer]
+"""Makes the writer of a row from its pair and a function that counts the prompt tokens that other rows saved it."""
+
+
+class Rows:
+    """Texts that share passes. A row whose text has ended takes the next one at once, its prompt in others' passes.
+
+    Args:
+        hub: makes the passes.
+        writers: one for each row.
+        warn: receives a message when memory runs out.
+
+    Attributes:
+        rounds: parts of texts so far.
+    """
+
+    def __init__(self, hub: Hub[Any], writers: Sequence[Writer], warn: Callable[[str], None] = lambda _: None) -> None:
+        self._hub, self._writers, self._warn = hub, writers, warn
+        self._asked: dict[int, tuple[int, Any]] = {}  # by row a place and its question, the oldest first
+        self._again: deque[int] = deque()  # rows whose questions made room for others
+        self._most = len(writers)
+        self._rested = list(range(self._most))  # whose last text ended first, and may be overwritten first
+        self._happened: list[Event] = []
+        self.rounds = 0
+
+    @classmethod
+    def over(
+        cls,
+        pair: Pair,
+        passes: Sequence[Passes],
+        writer: RowWriter,
+        warn: Callable[[str], None] = lambda _: None,
+        *,
+        kept: bool = False,
+    ) -> Self:
+        """Rows over passes of a pair (`passes_of`).
+
+        Args:
+            pair: loaded.
+            passes: shared; other rows may be over the same ones in turn, unless ``kept``.
+            writer: makes what writes in a row.
+            warn: receives a message when memory runs out.
+            kept: whether beginnings that another text has or had are copied instead of read, see `keeping`.
+        """
+        passes = keeping(pair, passes) if kept else passes
+        hub, pairs = split(pair, passes)
+        target = passes[-1]
+
+        def saved(row: int) -> Callable[[], int]:
+            return lambda: target.kept[row] if isinstance(target, SharedBeginnings) else 0
+
+        return cls(hub, [writer(one, saved(row)) for row, one in enumerate(pairs)], warn)
+
+    @property
+    def count(self) -> int:
+        return len(self._writers)
+
+    @property
+    def places(self) -> list[int]:
+        """Those whose texts are being written."""
+        return [place for place, _ in self._asked.values()]
+
+    def idle(self) -> list[int]:
+        """Rows that can take a text now."""
+        free = [row for row in self._rested if row not in self._asked]
+        return free[: max(0, self._most - len(self._asked))]
+
+    def begin(self, row: int, place: int, question: Any) -> None:
+        """Begin the text of a place in an idle row."""
+        self._asked[row] = place, question
+        self._begin(row)
+
+    def advance(self) -> list[Event]:
+        """Make one pass of the hub.
+
+        Where memory runs out, half of the texts, those begun last, make room, and begin again when others have ended.
+        """
+        while self._again and len(self._hub.busy) < self._most:
+            self._begin(self._again.popleft())
+        try:
+            for row, answer in self._hub.advance():
+                place, _ = self._asked.pop(row)
+                self._rested.append(self._rested.pop(self._rested.index(row)))
+                self._happened.append(Answered(place, answer))
+        except CrowdedError:
+            written = [row for row in self._asked if row in self._hub.busy]
+            self._most = max(1, len(written) // 2)
+            for row in written[self._most :]:
+                self._hub.give_up(row)
+                self._happened.append(Restarted(self._asked[row][0]))
+            self._again = deque(row for row in self._asked if row in {*written[self._most :], *self._again})
+            self._warn(f"memory ran out with {len(written)} texts at once; from here on it is {self._most}")
+        happened, self._happened = self._happened, []
+        return happened
+
+    def cancel(self, place: int) -> None:
+        """Drop the text of a place, whose row is idle then."""
+        for row in [row for row, (its_place, _) in self._asked.items() if its_place == place]:
+            del self._asked[row]
+            self._again = deque(one for one in self._again if one != row)
+            self._hub.give_up(row)
+        self._happened = [event for event in self._happened if event.place != place]
+
+    def close(self) -> None:
+        if not sys.is_finalizing():  # then nothing can be switched to any more
+            self._hub.close()
+
+    def _begin(self, row: int) -> None:
+        writer, (place, question) = self._writers[row], self._asked[row]
+
+        def write() -> Any:
+            with closing(writer(question)) as playing:
+                while True:
+                    try:
+                        part = next(playing)
+                    except StopIteration as end:
+                        return end.value
+                    self.rounds += 1
+                    if part is not None:
+                        self._happened.append(Part(place, part))
+
+        self._hub.begin(row, write)
+
+
+class HereEngine:
+    """The `TextEngine` of this process.
+
+    A text that is alone is written inline, round by round, as if there were no rows; others that come meanwhile take
+    rows. Without ``alone`` every text takes a row, so that its passes have the same shape whatever else is written.
+
+    Args:
+        alone: writes a text that is alone; None where all texts take rows.
+        rows: of several texts at once; None for one text at a time.
+        make: in place of ``rows``, makes them when that number of questions is there; None where that does not pay.
+            Making and timing passes takes long, so it is asked again only when twice as many are there.
+        prepare: called with a question before it is begun; what waits for its future does not hold up others. An error
+            of it is the answer.
+        places: questions that may be taken at once where ``make`` is given.
+        about: what those who ask another process's engine have to know of it; it is pickled.
+    """
+
+    def __init__(
+        self,
+        alone: Writer | None,
+        rows: Rows | None = None,
+        *,
+        make: Callable[[int], Rows | None] | None = None,
+        prepare: Callable[[Any], "Future[Any] | None"] = lambda _: None,
+        places: int = 1,
+        about: Any = None,
+    ) -> None:
+        self._alone, self._rows, self._make, self.prepare, self.about = alone, rows, make, prepare, about
+        self.count = rows.count if rows is not None else places
+        self.ready = 1
+        self._preparing: dict[int, tuple[Any, Future[Any]]] = {}  # by place
+        self._prepared: dict[int, Any] = {}  # by place, what was made for its last question
+        self._waiting: dict[int, Any] = {}  # by place, the oldest first
+        self._playing: tuple[int, Generator[Any, None, Any]] | None = None  # the text that is alone
+        self._tried = 1  # as many that were there were not enough for rows
+        self._woken = Signal()
+
+    @classmethod
+    def of(
+        cls,
+        pair: Pair,
+        writer: Callable[[Pair], Writer],
+        batch: Batch = 1,
+        texts: int = 1,
+        limit: int = 0,
+        settings: Sequence[Setting] = (),
+        warn: Callable[[str], None] = lambda _: None,
+        *,
+        kept: bool = False,
+    ) -> Self:
+        """An engine over a pair: rows for all texts, or one text at a time.
+
+        Args:
+            pair: loaded.
+            writer: makes what writes with the pair, or with a row's.
+            batch, texts, limit, settings, warn: as in `chosen_passes`.
+            kept: as in `Rows.over`.
+        """
+        passes = chosen_passes(pair, batch, texts, limit, settings, warn)
+        if passes is None:
+            return cls(writer(pair))
+        return cls(None, Rows.over(pair, passes, lambda row, _: writer(row), warn, kept=kept))
+
+    def free(self) -> list[int]:
+        taken = {
+            *self._preparing,
+            *self._waiting,
+            *self._in_rows,
+            *(() if self._playing is None else self._playing[:1]),
+        }
+        if self._make is None and self._rows is not None:
+            room = (
+                len(self._rows.idle()) - len(self._preparing) - len(self._waiting)
+            )  # a text that is alone takes no row
+        else:
+            room = self.count - len(taken)
+        return [place for place in range(self.count + 1) if place not in taken][: max(0, room)]
+
+    def submit(self, place: int, question: Any) -> None:
+        self._prepared.pop(place, None)
+        try:
+            preparing = self.prepare(question)
+        except Exception as error:
+            preparing = Future()
+            preparing.set_exception(error)
+        if preparing is None:
+            self._waiting[place] = question
+        else:
+            self._preparing[place] = question, preparing
+            preparing.add_done_callback(lambda _: self.wake())
+
+    def cancel(self, place: int) -> None:
+        self._waiting.pop(place, None)
+        if place in self._preparing:
+            self._preparing.pop(place)[1].cancel()
+        if self._playing is not None and self._playing[0] == place:
+            self._playing[1].close()
+            self._playing = None
+        if self._rows is not None:
+            self._rows.cancel(place)
+
+    def step(self, seconds: float | None = None) -> list[Event]:
+        """As in `TextEngine`; plays a round of the text that is alone, and one of the rows or, without it, a pass."""
+        happened = self._take_prepared()
+        self._begin()
+        if not happened and self._playing is None and not self._in_rows:
+            self._woken.wait(seconds)
+            self._woken.clear()
+            return []
+        passes = 1
+        if self._playing is not None:
+            passes = ROUND
+            happened += self._play_on(*self._playing)
+        if self._rows is not None:
+            before = self._rows.rounds
+            while passes and self._rows.places and self._rows.rounds == before:
+                passes -= 1
+                happened += self._rows.advance()
+        return happened
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        if self._playing is not None:
+            self._playing[1].close()
+            self._playing = None
+        if self._rows is not None:
+            self._rows.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _in_rows(self) -> list[int]:
+        """Places whose texts are written in rows."""
+        return [] if self._rows is None else self._rows.places
+
+    def _take_prepared(self) -> list[Event]:
+        """Let questions wait for a place that are prepared; answer those that could not be."""
+        happened: list[Event] = []
+        for place, (question, preparing) in [*self._preparing.items()] if self._preparing else ():
+            if preparing.done():
+                del self._preparing[place]
+                try:
+                    self._prepared[place] = preparing.result()
+                    self._waiting[place] = question
+                except Exception as error:
+                    happened.append(Answered(place, error))
+        return happened
+
+    def _begin(self) -> None:
+        """Begin what waits where there is room: inline if nothing else is written or waits, else in a row."""
+        if self._make is not None and self._rows is None and len(self._waiting) >= 2 * self._tried:
+            self._tried = len(self._waiting)
+            self._rows = self._make(self._tried)
+        while self._waiting:
+            nothing_else = self._playing is None and not self._in_rows
+            if self._alone is not None and nothing_else and (len(self._waiting) == 1 or self._rows is None):
+                place = next(iter(self._waiting))
+                self._playing = place, self._alone(self._waiting.pop(place))
+            elif self._rows is not None and (idle := self._rows.idle()):
+                place = next(iter(self._waiting))
+                self._rows.begin(idle[0], place, self._waiting.pop(place))
+            else:
+                return
+
+    def _play_on(self, place: int, playing: Generator[Any, None, Any]) -> list[Event]:
+        try:
+            part = next(playing)
+        except StopIteration as end:
+            self._playing = None
+            return [Answered(place, end.value)]
+        except BaseException:
+            self._playing = None
+            raise
+        return [] if part is None else [Part(place, part)]
