@@ -91,7 +91,7 @@ def test_a_model_is_known_by_nothing_else(copies: Path) -> None:
 
 
 def test_files_that_were_written_while_a_model_was_loaded_do_not_tell_what_it_is(copies: Path) -> None:
-    found = PairMember("target", profile(copies).target).found(None, device_memory({"cpu"}), "onnx")
+    found = PairMember("target", profile(copies).target).located(None).inspected(device_memory({"cpu"}), "onnx")
     assert found.checkpoint is not None
     assert found.files_hash == model_hash(found.checkpoint, False) is not None
     path = copies / "target" / "config.json"

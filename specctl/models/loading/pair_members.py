@@ -59,31 +59,37 @@ class PairMember:
     network: "LoadedModel | StoredModel | ChainHead | BlockHead | None" = None
     tokens: TokenMap | None = None
 
-    def found(self, verifier: "PairMember | None", devices: Sequence[DeviceMemory], engine: Engine) -> "PairMember":
-        """It with its files, after all checks that need no weights.
+    def located(self, verifier: "PairMember | None") -> "PairMember":
+        """It with its files; ``verifier`` is the member that it drafts for, None for the target.
+
+        Raises:
+            ModelError: there are no such files.
+        """
+        if isinstance(self.table, DraftTable) and verifier is not None:
+            head = find_head(self.role, self.table, (verifier.role, verifier.table))
+            if head is not None:
+                return replace(self, checkpoint=head.checkpoint, head=head)
+        return replace(self, checkpoint=locate(self.table, self.role))
+
+    def inspected(self, devices: Sequence[DeviceMemory], engine: Engine) -> "PairMember":
+        """It after all checks that need no weights; its files are located.
 
         Args:
-            verifier: the model that it drafts for; None for the target.
             devices: those of the machine.
             engine: the one that is to run it.
 
         Raises:
-            ModelError: it cannot be found or cannot run here.
+            ModelError: it cannot run here.
         """
-        table = self.table
-        if isinstance(table, DraftTable) and verifier is not None:
-            head = find_head(self.role, table, (verifier.role, verifier.table))
-            if head is not None:
-                require_head_settings(head, table)
-                return replace(self, checkpoint=head.checkpoint, head=head)
-        checkpoint = locate(table, self.role)
-        how = inspected(checkpoint, table, devices, engine)
+        assert self.checkpoint is not None, "its files are located first"
+        if self.head is not None:
+            require_head_settings(self.head, self.table)
+            return self
         return replace(
             self,
-            checkpoint=checkpoint,
-            quantization=how,
-            rounding=rounding(table, engine),
-            states=model_states(checkpoint),
+            quantization=inspected(self.checkpoint, self.table, devices, engine),
+            rounding=rounding(self.table, engine),
+            states=model_states(self.checkpoint),
         )
 
     @property
@@ -172,9 +178,9 @@ class PairMember:
         return replace(self, network=load_draft_head(self.head, self.table, verifier))
 
 
-def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None:
+def require_head_settings(found: DraftHeadCheckpoint, table: ModelTable) -> None:
     """Raise a ModelError if a table has settings that make no sense for a draft head."""
-    if table.draft is not None:
+    if isinstance(table, DraftTable) and table.draft is not None:
         raise ModelError(
             f"{found} cannot verify the tokens of a faster draft: it reads a block token after token, so that this "
             "would gain nothing.",
@@ -223,18 +229,18 @@ def find_all(
     Args:
         members: from the target down.
         above: as in `Pair`.
-        devices, engine: as in `PairMember.found`.
+        devices, engine: as in `PairMember.inspected`.
 
     Raises:
         AbsentError: some are not on this machine; the message names all of them.
-        ModelError: see `PairMember.found`.
+        ModelError: see `PairMember.located` and `PairMember.inspected`.
     """
     found = list(members)
     wanted = [place for place, one in enumerate(members) if one.table.has_files and one.network is None]
     try:
         for place in loading_order(wanted):
             verifier = reader_of(members, above[place - 1]) if place else None
-            found[place] = members[place].found(verifier, devices, engine)
+            found[place] = members[place].located(verifier).inspected(devices, engine)
     except AbsentError as error:
         tables = [(members[place].role, members[place].table) for place in loading_order(wanted)]
         absent = absence(tables, (device.name for device in devices))
