@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.analysis.readings import Judged, Readings
-    from specctl.profile import Profile
+    from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
 
 
@@ -33,18 +34,41 @@ USUAL = "profile target draft from_ suite input_ limit max_new_tokens temperatur
 """The parameters that --help shows."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeRequest:
+    """What `specctl analyze` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
+    ctx: typer.Context
+    models: PairOptions
+    run: Annotated[RunOptions, But(("check",))]
+    from_: list[Path] | None = option("Analyse traces of generate or calibrate; no model runs.", "--from FILE")
+    prompts: PromptOptions
+    sampling: Annotated[FewSamplingOptions, But(("verification",))]
+    chat: TemplateOption = None
+    show: ShowOptions
+
+    def __post_init__(self) -> None:
+        if self.from_:
+            shown = ("report", "force", "json_", "progress", "quiet")
+            require_unused(self.ctx, "from_", "runs no prompt", but=shown)
+
+    def resolve(self) -> "ResolvedProfile":
+        """The profile as the flags change it; raises UsageError unless its draft is a model."""
+        from specctl.profile.validation import require_models
+
+        found = self.run.resolve(self.models, {**self.sampling.flags, "prompt.chat": self.chat})
+        if found.profile.draft is None:
+            raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
+        require_models([found.profile.draft], "analyze", "name a draft model with --draft")
+        return found
+
+
 @grouped(usual=USUAL)
-def analyze(
-    *,
-    ctx: typer.Context,
-    models: PairOptions,
-    run: Annotated[RunOptions, But(("check",))],
-    from_: list[Path] | None = option("Analyse traces of generate or calibrate; no model runs.", "--from FILE"),
-    prompts: PromptOptions,
-    sampling: Annotated[FewSamplingOptions, But(("verification",))],
-    chat: TemplateOption = None,
-    show: ShowOptions,
-) -> None:
+def analyze(request: AnalyzeRequest) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
 
     The target answers every prompt, then target and draft both read the answer; a draft head drafts at every position.
@@ -55,36 +79,30 @@ def analyze(
 
     [cyan]specctl analyze --from trace.jsonl --report report[/]
     """
-    if from_:
-        require_unused(ctx, "from_", "runs no prompt", but=("report", "force", "json_", "progress", "quiet"))
+    if request.from_:
         from specctl.analysis.readings import read_traces
 
-        sources: dict[str, Any] = {"command": _command(), "traces": list(map(str, from_))}
-        with Outputs(force=run.force) as outputs:
-            for path in from_:
+        sources: dict[str, Any] = {"command": _command(), "traces": list(map(str, request.from_))}
+        with Outputs(force=request.run.force) as outputs:
+            for path in request.from_:
                 outputs.reads("trace", path)
-            open_report(outputs, show.report)
-            _show(read_traces(from_), None, None, sources, show)
+            open_report(outputs, request.show.report)
+            _show(read_traces(request.from_), None, None, sources, request.show)
         return
-    found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
-    resolved = found.profile
-    if resolved.draft is None:
-        raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
-    from specctl.profile.validation import require_models
-
-    require_models([resolved.draft], "analyze", "name a draft model with --draft")
-    with Outputs(force=run.force) as outputs:
-        prompts.read_by(outputs)
+    found = request.resolve()
+    profile = found.profile
+    with Outputs(force=request.run.force) as outputs:
+        request.prompts.read_by(outputs)
         spare_profile(outputs, found)
-        open_report(outputs, show.report)
-        suite = prompts.chosen(resolved.sampling.seed)
-        judged, readings, facts, failures = _read(resolved, suite, show, run.foreign_head)
+        open_report(outputs, request.show.report)
+        suite = request.prompts.chosen(profile.sampling.seed)
+        judged, readings, facts, failures = _read(profile, suite, request.show, request.run.foreign_head)
         for identity, reason in failures.items():
             warn(f"prompt {identity} is left out: {reason}")
         if judged is None:
             raise UsageError("no prompt produced a token that can be analysed")
         sources = {"command": _command(), **facts, "left_out": failures}
-        _show(judged, readings, resolved.sampling.temperature == 0, sources, show)
+        _show(judged, readings, profile.sampling.temperature == 0, sources, request.show)
     if failures:
         raise typer.Exit(1)
 
@@ -135,8 +153,7 @@ def _show(
     sources: dict[str, Any],
     show: ShowOptions,
 ) -> None:
-
-    from specctl.analysis.report import analysis_tables, distributions
+    from specctl.analysis.report import analysis_tables, distributions, draw_analysis
     from specctl.analysis.signal_quality import analyse
     from specctl.reporting.table import plain
 
@@ -145,10 +162,5 @@ def _show(
     about = {} if greedy is None or readings is None else {"distributions": distributions(greedy)}
     source = "traces" if greedy is None else "models"
     show.outcome({"provenance": sources, "source": source, **about, **plain(analysis)}, shown)
-    if show.report is not None:
-        from specctl.analysis.report import draw_analysis
-        from specctl.reporting.document import write_document
-
-        drawn = draw_analysis(analysis, judged, readings)
-        title = "Draft signals and acceptance"
-        show.written(write_document(title, shown, drawn, sources, show.report, command="analyze"))
+    pictures = draw_analysis(analysis, judged, readings)
+    show.document("Draft signals and acceptance", shown, pictures, sources, command="analyze")

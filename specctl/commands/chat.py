@@ -1,7 +1,8 @@
 """`specctl chat`: a conversation with a pair that stays loaded."""
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -31,24 +32,49 @@ USUAL = "profile target draft policy max_new_tokens temperature chat_ system liv
 """The parameters that --help shows."""
 
 
-@grouped(usual=USUAL)
-def chat(
-    *,
-    ctx: typer.Context,
-    models: PairOptions,
-    policy: PolicyOption = None,
-    run: Annotated[RunOptions, But(("check", "force"))],
-    sampling: Annotated[FewSamplingOptions, But(help={"max_new_tokens": LIMIT.format("of each answer")})],
-    chat_: TemplateOption = None,
-    system: str | None = option("System message.", "TEXT"),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What `specctl chat` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
+    ctx: typer.Context
+    models: PairOptions
+    policy: PolicyOption = None
+    run: Annotated[RunOptions, But(("check", "force"))]
+    sampling: Annotated[FewSamplingOptions, But(help={"max_new_tokens": LIMIT.format("of each answer")})]
+    chat_: TemplateOption = None
+    system: str | None = option("System message.", "TEXT")
     live: bool = option(
         "Show a panel with figures while an answer is written, then the whole answer.",
         "--live",
         default=False,
-    ),
-    server: ServerOptions,
-    show: Annotated[ShowOptions, But(("report", "json_"))],
-) -> None:
+    )
+    server: ServerOptions
+    show: Annotated[ShowOptions, But(("report", "json_"))]
+
+    def __post_init__(self) -> None:
+        if isinstance(sys.stdin, Closed):
+            raise UsageError("there is no standard input to read turns from")
+        if self.server.url is not None:
+            require_unused(self.ctx, "url", "asks a server", but=OF_A_SERVER)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """What the flags set in a profile, by dotted key."""
+        own = {"prompt.chat": self.chat_, "prompt.system": self.system}
+        return {**self.sampling.flags, **policy_flag(self.policy), **own}
+
+    @property
+    def person(self) -> bool:
+        """Whether someone types."""
+        return sys.stdin.isatty()
+
+
+@grouped(usual=USUAL)
+def chat(request: ChatRequest) -> None:
     """Talk with a pair: models are loaded once, and a turn reads only what is new.
 
     In a terminal, /help lists what else can be typed. In a pipe, each line is a turn, and answers go to standard
@@ -60,50 +86,35 @@ def chat(
 
     [cyan]printf 'Hello!\\n/save talk.jsonl\\n' | specctl chat[/]
     """
-    if isinstance(sys.stdin, Closed):
-        raise UsageError("there is no standard input to read turns from")
-    flags = {**sampling.flags, **policy_flag(policy), "prompt.chat": chat_, "prompt.system": system}
-    person = sys.stdin.isatty()
-    if server.url is not None:
-        require_unused(ctx, "url", "asks a server", but=OF_A_SERVER)
-        from specctl.remote import connected
-
-        asked = connected(server.url, server.api_key, models.target)
-
-        from rich.console import Console
-
-        from specctl.commands.talk import talk_with
-
-        with Outputs() as outputs:
-            outputs.reads("input", "-")
-            sink, console = outputs.file("answers", "-"), Console(stderr=True)
-            failed = talk_with(asked, flags, console, sink, outputs, person=person, quiet=show.quiet)
-        if failed and not person:
-            raise typer.Exit(1)
-        return
-    resolved = run.resolve(models, flags)
-
     from rich.console import Console
 
+    from specctl.commands import talk
     from specctl.terminal.progress import TerminalProgress
 
-    console = Console(stderr=True)
-    own = resolved.profile
+    show, server, console = request.show, request.server, Console(stderr=True)
     with Outputs() as outputs:
         outputs.reads("input", "-")
-        spare_profile(outputs, resolved)
-        sink = outputs.file("answers", "-")
-        shown = TerminalProgress(console, False if show.quiet else show.progress)
-        pair = load(own, console, foreign_head=run.foreign_head, quiet=show.quiet, models=False, progress=shown)
+        if server.url is not None:
+            from specctl.remote import connected
 
-        from specctl.commands.talk import Talk
-        from specctl.conversation import Chat
-
-        conversation = Chat(pair, own, outputs)
-        talk = Talk(conversation, console, sink, person=person, live=live, quiet=show.quiet)
-        if person:
-            talk.ask()
+            asked = connected(server.url, server.api_key, request.models.target)
+            sink = outputs.file("answers", "-")
+            failed = talk.talk_with(
+                asked, request.flags, console, sink, outputs, person=request.person, quiet=show.quiet
+            )
         else:
-            talk.read()
-    if talk.failed and not person:
+            resolved = request.run.resolve(request.models, request.flags)
+            spare_profile(outputs, resolved)
+            sink = outputs.file("answers", "-")
+            foreign_head = request.run.foreign_head
+            progress = TerminalProgress(console, False if show.quiet else show.progress)
+            pair = load(
+                resolved.profile, console, foreign_head=foreign_head, quiet=show.quiet, models=False, progress=progress
+            )
+
+            from specctl.conversation import Chat
+
+            chat = Chat(pair, resolved.profile, outputs)
+            failed = talk.Talk(chat, console, sink, person=request.person, live=request.live, quiet=show.quiet).run()
+    if failed and not request.person:
         raise typer.Exit(1)

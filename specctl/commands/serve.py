@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-import typer
-
 from specctl.commands.flags import (
     LIMIT,
     PairOptions,
@@ -22,12 +20,11 @@ from specctl.commands.flags import (
     warn,
 )
 from specctl.commands.loading import load_served, served_replicas
-from specctl.commands.requests import But, grouped
+from specctl.commands.requests import But, grouped, option
 from specctl.errors import UsageError, pip_install
 from specctl.printable import counted, one_line
 from specctl.profile.schema import GRAMMARS
 
-CLIENTS, BOUNDS = "Clients", "Limits"
 KEY_VARIABLE = "SPECCTL_API_KEY"
 
 
@@ -35,74 +32,29 @@ KEY_VARIABLE = "SPECCTL_API_KEY"
 class ClientOptions:
     """Where it listens, and to whom."""
 
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Address to listen on; 0.0.0.0 admits other machines.",
-            rich_help_panel=CLIENTS,
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.", rich_help_panel=CLIENTS
-        ),
-    ] = 8000
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar=KEY_VARIABLE,
-            metavar="KEY",
-            help="Key that clients must send. Other users of the machine do not see it in the environment.",
-            show_default=False,
-            rich_help_panel=CLIENTS,
-        ),
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What clients call the model. Default: the target.", rich_help_panel=CLIENTS),
-    ] = None
-    cors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="Let web pages of this origin ask, such as https://example.org.",
-            rich_help_panel=CLIENTS,
-        ),
-    ] = None
-    log_prompts: Annotated[
-        bool,
-        typer.Option("--log-prompts", help="Write requests and texts to the access log too.", rich_help_panel=CLIENTS),
-    ] = False
+    panel = "Clients"
+    host: str = option("Address to listen on; 0.0.0.0 admits other machines.", "ADDRESS", default="127.0.0.1")
+    port: int = option("Port to listen on; 0 takes a free one.", "N", default=8000, min=0, max=65535)
+    api_key: str | None = option(
+        "Key that clients must send. Other users of the machine do not see it in the environment.",
+        "KEY",
+        envvar=KEY_VARIABLE,
+        show_default=False,
+    )
+    name: str | None = option("What clients call the model. Default: the target.", "NAME")
+    cors: str | None = option("Let web pages of this origin ask, such as https://example.org.", "ORIGIN")
+    log_prompts: bool = option("Write requests and texts to the access log too.", "--log-prompts", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundOptions:
     """How much may be asked."""
 
-    max_waiting: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Requests that may wait; others get error 429.", rich_help_panel=BOUNDS),
-    ] = 256
-    max_body: Annotated[
-        int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.", rich_help_panel=BOUNDS)
-    ] = 4 << 20
-    most_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Largest max_tokens of a request. Default: what the context holds.",
-            rich_help_panel=BOUNDS,
-        ),
-    ] = None
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1, metavar="SECONDS", help="Longest time of a request, waiting included.", rich_help_panel=BOUNDS
-        ),
-    ] = 600.0
+    panel = "Limits"
+    max_waiting: int = option("Requests that may wait; others get error 429.", "N", default=256, min=1)
+    max_body: int = option("Largest body of a request.", "BYTES", default=4 << 20, min=1)
+    most_tokens: int | None = option("Largest max_tokens of a request. Default: what the context holds.", "N", min=1)
+    timeout: float = option("Longest time of a request, waiting included.", "SECONDS", default=600.0, min=1)
 
 
 SERVE_HELP = {"max_new_tokens": LIMIT.format("of a request that names none")}
@@ -113,18 +65,36 @@ USUAL = "profile target draft policy max_new_tokens temperature host port api_ke
 """The parameters that --help shows."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """What `specctl serve` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
+    models: PairOptions
+    policy: PolicyOption = None
+    run: Annotated[RunOptions, But(("force",))]
+    sampling: Annotated[SamplingOptions, But(("seed", "stop", "logprobs", *GRAMMARS), help=SERVE_HELP)]
+    clients: ClientOptions
+    bounds: BoundOptions
+    replicas: Annotated[ReplicaOptions, But(("cluster", "keep_warm"))]
+    show: Annotated[ShowOptions, But(("report", "json_"))]
+
+    def __post_init__(self) -> None:
+        key = self.clients.api_key
+        given = os.environ.get(KEY_VARIABLE) if key is None else key  # typer takes an empty variable for none
+        if given == "":
+            raise UsageError("the API key is empty", f"give one, or leave --api-key and {KEY_VARIABLE} out")
+        if given is not None and given != given.strip():
+            what = "the API key has white space around it, which no client can send"
+            raise UsageError(what, "leave it out of the key")
+        _ = self.replicas.rows, self.replicas.replication
+
+
 @grouped(usual=USUAL)
-def serve(
-    *,
-    models: PairOptions,
-    policy: PolicyOption = None,
-    run: Annotated[RunOptions, But(("force",))],
-    sampling: Annotated[SamplingOptions, But(("seed", "stop", "logprobs", *GRAMMARS), help=SERVE_HELP)],
-    clients: ClientOptions,
-    bounds: BoundOptions,
-    replicas: Annotated[ReplicaOptions, But(("cluster", "keep_warm"))],
-    show: Annotated[ShowOptions, But(("report", "json_"))],
-) -> None:
+def serve(request: ServeRequest) -> None:
     """Answer requests over HTTP as OpenAI's clients send them, several at once.
 
     Needs pip install '.[serve]' in a clone of the project. The first Ctrl-C or SIGTERM lets running texts end, the
@@ -138,9 +108,7 @@ def serve(
 
     [cyan]curl localhost:8000/v1/models[/]
     """
-    _require_a_key_that_can_be_sent(clients.api_key)
-    batch, replication = replicas.rows or "auto", replicas.replication
-    resolved = run.resolve(models, {**sampling.flags, **policy_flag(policy)})
+    resolved = request.run.resolve(request.models, {**request.sampling.flags, **policy_flag(request.policy)})
     _require_extra()
 
     from rich.console import Console
@@ -150,11 +118,12 @@ def serve(
     from specctl.serving.service import Limits, Service
     from specctl.terminal.progress import TerminalProgress, note
 
-    console = Console(stderr=True)
+    clients, bounds, quiet, console = request.clients, request.bounds, request.show.quiet, Console(stderr=True)
+    batch, replication = request.replicas.rows or "auto", request.replicas.replication
     with bound(clients.host, clients.port) as listening, ExitStack() as stack:
-        shown = TerminalProgress(console, False if show.quiet else show.progress)
+        shown = TerminalProgress(console, False if quiet else request.show.progress)
         limits = Limits(bounds.max_body, bounds.most_tokens, bounds.max_waiting, bounds.timeout)
-        profile, flags = resolved.profile, {"quiet": show.quiet, "foreign_head": run.foreign_head}
+        profile, flags = resolved.profile, {"quiet": quiet, "foreign_head": request.run.foreign_head}
         name = clients.name or profile.target.model
         if replication is None:
             loaded = load_served(profile, batch, shown, **flags)
@@ -169,24 +138,15 @@ def serve(
             key=clients.api_key,
             cors=clients.cors,
             hosts=None if clients.api_key else known_hosts(clients.host, listening),
-            log=None if show.quiet else _log,
+            log=None if quiet else _log,
             log_prompts=clients.log_prompts,
         )
         listener = Listener(app, service, bounds.timeout)
-        if not show.quiet:
+        if not quiet:
             texts = f"{counted(service.thread.texts, 'text')} at once{writers}"
             base = address_of(listening)
             note(console, f"{service.name} at {base}/v1, {texts}; a page to try it: {base}/ ; Ctrl-C ends")
         listener.serve_on(listening)
-
-
-def _require_a_key_that_can_be_sent(key: str | None) -> None:
-    """Raise UsageError for a key that is empty or has white space around it."""
-    given = os.environ.get(KEY_VARIABLE) if key is None else key  # typer takes an empty variable for none
-    if given == "":
-        raise UsageError("the API key is empty", f"give one, or leave --api-key and {KEY_VARIABLE} out")
-    if given is not None and given != given.strip():
-        raise UsageError("the API key has white space around it, which no client can send", "leave it out of the key")
 
 
 def _require_extra() -> None:

@@ -48,6 +48,14 @@ class Talk:
         self._console, self._sink = console, wrapped(sink)
         self._person, self._live, self._quiet = person, live, quiet
 
+    def run(self) -> bool:
+        """Talk until the end; whether a line could not be answered."""
+        if self._person:
+            self.ask()
+        else:
+            self.read()
+        return self.failed
+
     def ask(self) -> None:
         """Take what a person types until they leave; two interrupts in a row raise KeyboardInterrupt."""
         if not self._quiet:
@@ -233,9 +241,4 @@ def talk_with(
     flags = {**flags, "prompt.chat": flags.get("prompt.chat") is not False}
     with httpx.Client(**server.settings) as client:
         chat = RemoteChat(server, client, resolve(flags=flags, environ={}).profile, outputs)
-        talk = RemoteTalk(chat, console, sink, person=person, live=False, quiet=quiet)
-        if person:
-            talk.ask()
-        else:
-            talk.read()
-        return talk.failed
+        return RemoteTalk(chat, console, sink, person=person, live=False, quiet=quiet).run()
