@@ -555,11 +555,9 @@ def _ids(ids: int | list[int] | None) -> set[int]:
 
 
 def layer_places(model: "PreTrainedModel", placement: Placement) -> dict[str, int]:
-    """How many layers go to each device; of one that is split within layers, how many each device has a part of.
+    """The number of layers on each device; for a model split within layers, the number that each device has a part of.
 
-    Args:
-        model: a `skeleton`, in the dtype of the placement.
-        placement: of that model.
+    ``model`` is a `skeleton` in the dtype of its placement.
     """
     layers = decoder_layers(model)
     name, count = next(name for name, part in model.named_modules() if part is layers), len(layers)

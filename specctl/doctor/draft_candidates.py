@@ -37,9 +37,8 @@ EMBEDDED = ("embedded:mid", "embedded:draft", "embedded:eagle3", "embedded:dspar
 def models_here(target: Checkpoint, folders: Sequence[Path]) -> Iterator[str]:
     """Names of models and draft heads whose files are on this machine, by which commands find them.
 
-    Args:
-        target: left out; of one that ships with the package, the others that do are named.
-        folders: looked into before the hub's cache.
+    ``target`` is left out; for one that ships with the package, the others that ship are named. ``folders`` are
+    searched before the hub's cache.
     """
     if target.source == "embedded":
         yield from (name for name in EMBEDDED if name != target.name)
@@ -56,7 +55,7 @@ def models_here(target: Checkpoint, folders: Sequence[Path]) -> Iterator[str]:
 
 @contextmanager
 def files_here_only() -> Iterator[None]:
-    """Ask the hub nothing inside the block: what is in its cache is taken as it is."""
+    """Ask the hub nothing inside the block: its cache is used as it is."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -119,14 +118,14 @@ class DraftCandidate:
     """A model, draft head or lookup that could draft for a target.
 
     Attributes:
-        model: its name, as ``--draft`` takes it.
+        model: its name for ``--draft``.
         kind: what it is, in words.
-        parameters: of a model or head; None for a lookup, and where the files do not tell.
+        parameters: of a model or head; None for a lookup, and where the files do not say.
         tokens: how its tokenizer goes with the target's, in words.
         cost: bytes that a step reads over those of a target pass, with `CACHED` tokens in the caches.
         pays_from: the acceptance rate from which drafts save time at this cost; None if none is high enough.
-        full: tokens that both hold.
-        pays_from_full: `pays_from` with so many tokens in the caches.
+        full: the number of tokens that both can hold.
+        pays_from_full: `pays_from` with that number of tokens in the caches.
         command: what to run next.
     """
 
@@ -146,11 +145,11 @@ class DraftSearch:
     """What was found.
 
     Attributes:
-        candidates: those with the target's tokenizer come first, of them those that soonest pay.
-        left_out: by name, why a model that is here is no candidate.
-        on_hub: names of models on the hub that may be one.
+        candidates: those with the target's tokenizer first, and among them those that pay earliest.
+        left_out: by name, why a model that is here is not a candidate.
+        on_hub: names of models on the hub that may be candidates.
         hub: why the hub names none; None if it does.
-        compare: commands that compare the first candidates that are models or heads; empty without two.
+        compare: commands that compare the first candidates that are models or heads; empty for fewer than two.
     """
 
     candidates: list[DraftCandidate]
@@ -168,8 +167,8 @@ def find_drafts(
     Args:
         profile: without a draft.
         report: its diagnosis, without problems.
-        folders: to look into, besides the hub's cache.
-        given: the arguments that name this target in a command, with what is set of it; None for its name alone.
+        folders: searched besides the hub's cache.
+        given: the arguments that name this target in a command, with its settings; None for its name alone.
     """
     target = _Target.of(profile, report, ["--target", profile.target.model] if given is None else given)
     found = [target.candidate(LOOKUP, "copies from the text", None, ITS, 0, 0, None)]
@@ -246,14 +245,10 @@ class _Target:
         *,
         blocks: bool = False,
     ) -> DraftCandidate:
-        """Price one.
+        """Price one. ``reads`` are the bytes of weights of a step, ``cache`` the bytes of its cache for each token.
 
-        Args:
-            model, kind, parameters, tokens: as of `DraftCandidate`.
-            reads: bytes of weights of a step.
-            cache: bytes of its cache for each token.
-            context: tokens that it holds; None for any number.
-            blocks: whether a step writes a whole draft.
+        ``context`` is the number of tokens that it holds, None for any number; ``blocks`` is whether a step writes a
+        whole draft. The others are `DraftCandidate`'s.
         """
         own = self.expected
         full = min(own.context, context or own.context)
@@ -278,11 +273,7 @@ class _Target:
         return self.candidate(IN_TARGET, kind, None, ITS, layer + self.output_bytes, cache, None)
 
     def judged(self, name: str) -> DraftCandidate | str:
-        """A candidate, or why a model is none.
-
-        Raises:
-            ModelError, ProfileError: it cannot be a draft.
-        """
+        """A candidate, or why a model is not one. Raises ModelError or ProfileError where it cannot be a draft."""
         table = DraftTable(model=name)
         files = locate(table, "draft")
         if (head := draft_head(files)) is not None:

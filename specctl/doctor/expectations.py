@@ -1,24 +1,23 @@
-"""What each model of a profile will need and read, told without its weights."""
+"""What each model of a profile will need and read, computed without its weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.doctor.diagnosis import Diagnosis, ModelFacts
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
-from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
+from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.draft_heads import needed
-from specctl.models.loading.model import loading_order, model_tables
-from specctl.models.loading.pair_members import find_head
+from specctl.models.loading.model import model_tables
+from specctl.models.loading.pair_members import PairMember
 from specctl.models.passes.layer_sizes import largest
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import weighed
 from specctl.models.running.context import context_length
-from specctl.models.running.engines import EngineSettings, Where
-from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
+from specctl.models.running.engines import Choice, EngineSettings, Where
+from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,14 +30,14 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_ex
 
 @dataclass(frozen=True, slots=True)
 class WeightReads:
-    """How many of a model's numbers a pass reads.
+    """The number of weights that a pass reads.
 
     Attributes:
-        numbers: of the whole model.
-        tables: those of embeddings that are no output layer, of which a pass reads a row for each token.
-        experts: those of experts among which a router chooses.
-        chosen: the share of them that each token goes through; 1 where that is not known.
-        layers: decoder layers.
+        numbers: weights of the whole model.
+        tables: weights of embeddings that are not the output layer; a pass reads one row for each token.
+        experts: weights of experts among which a router chooses.
+        chosen: the share of the experts that each token goes through; 1 where that is not known.
+        layers: the number of decoder layers.
     """
 
     numbers: int
@@ -49,12 +48,9 @@ class WeightReads:
 
     @classmethod
     def of(cls, model: "nn.Module", config: Any, output: "nn.Module | None") -> "WeightReads":
-        """Count them.
+        """Those of a model or draft head, perhaps a `skeleton`.
 
-        Args:
-            model: a model or draft head, perhaps a `skeleton`.
-            config: of its decoder; None for a draft head.
-            output: the layer that makes its logits, if that is a module of its own.
+        ``config`` is its decoder's, None for a draft head; ``output`` makes its logits, if that is a module of its own.
         """
         from torch import nn
 
@@ -71,14 +67,9 @@ class WeightReads:
         )
 
     def bytes(self, need: Estimate, dtype: str, width: int = 1) -> int:
-        """Bytes of the weights that a pass over ``width`` tokens reads.
+        """Bytes of the weights that a pass over ``width`` tokens reads; ``dtype`` is that of weights not quantised.
 
-        Of experts, each token is taken to choose its own at random, so that wider passes read more of them.
-
-        Args:
-            need: of the same model in the form in which it is loaded.
-            dtype: of what is not quantised.
-            width: tokens in the pass.
+        Each token is assumed to choose its experts at random, so that wider passes read more of them.
         """
         read = self.numbers - self.tables
         whole = need.weight_bytes(dtype) - self.tables * ITEM_BYTES[dtype]
@@ -89,7 +80,7 @@ class WeightReads:
 PROMPT = 2048
 """Tokens of a prompt for which working room is counted."""
 WIDEST = 41
-"""Tokens of the widest pass that is told: 40 drafted ones and the newest."""
+"""Tokens of the widest pass: 40 drafted ones and the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +89,19 @@ class Expectation:
 
     Attributes:
         key: its key in the profile.
-        dtype: of its weights; None for a lookup, which has none and reads nothing.
+        dtype: of its weights; None for a lookup, which has no weights.
         devices: bytes of the weights by device.
         context: tokens that its cache is to hold: the target's context, or its own where that is shorter.
         working: bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one
-            layer, the distributions of its widest pass, and what `working_bytes` knows.
+            layer, the distributions of its widest pass, and `working_bytes`.
         cache: bytes of its KV cache for one token; sliding windows are ignored.
-        spare: how many times as many tokens as it holds its cache may have room for.
-        layers: its decoder layers.
+        spare: the factor by which its cache may be larger than the tokens that it holds.
+        layers: the number of its decoder layers.
         reads: bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
         blocks: whether one pass drafts a whole block.
+        engine: its name in reports.
+        why: the reason for that engine, in a few words.
         longest: the most tokens of a draft; None for any number.
-        engine: how reports name it.
-        why: it was chosen, in a few words.
     """
 
     key: str
@@ -136,26 +127,27 @@ class Expectation:
 def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
     """What is expected of each model of a profile, the target first; of draft heads only once they are downloaded.
 
-    Args:
-        profile: as it was diagnosed.
-        report: its diagnosis, without problems.
+    ``report`` is the profile's diagnosis, without problems.
     """
-    tables = loading_order(model_tables(profile))
     known = {one.key: one for one in report.models}
-    known_contexts = [one.context for one in report.models if one.context is not None]
-    context = report.models[0].context or min(known_contexts, default=0)
-    uppers = {key: upper for (key, _), upper in pairwise(tables)}
+    contexts = [one.context for one in report.models if one.context is not None]
+    context = report.models[0].context or min(contexts, default=0)
     found: list[Expectation] = []
-    for key, table in tables:
-        facts = known[key]
-        if table.is_lookup:
-            found.append(Expectation(key, None, {}, context, 0, 0, 1.0, 0, (), True, "lookup", "it has no model"))
-        elif isinstance(table, DraftTable) and (head := find_head(key, table, uppers[key])) is not None:
-            if head.local:
-                found.append(_of_head(head, facts, known[uppers[key][0]], uppers[key][1], context, profile))
-        else:
-            found.append(_of_model(facts, table, context, profile, report.devices))
-    return found[::-1]
+    above: PairMember | None = None
+    for role, table in model_tables(profile):
+        member = PairMember(role, table)
+        if not table.has_files:
+            kind = "lookup" if table.is_lookup else "drafter"
+            found.append(Expectation(role, None, {}, context, 0, 0, 1.0, 0, (), True, kind, "it has no model"))
+            continue
+        member = member.located(above)
+        if member.head is None:
+            found.append(_of_model(member, known[role], context, profile, report.devices))
+        elif member.head.local:
+            assert above is not None, "the target is not a draft head"
+            found.append(_of_head(member.head, known[role], above, known[above.role], context, profile))
+        above = member
+    return found
 
 
 def weight_reads(checkpoint: Checkpoint) -> WeightReads:
@@ -165,84 +157,101 @@ def weight_reads(checkpoint: Checkpoint) -> WeightReads:
 
 
 def _of_model(
-    facts: ModelFacts, table: ModelTable, context: int, profile: Profile, devices: Sequence[DeviceMemory]
+    member: PairMember, facts: ModelFacts, context: int, profile: Profile, devices: Sequence[DeviceMemory]
 ) -> Expectation:
-    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
-    need = weighed(locate(table, facts.key), table, devices, profile.engine)
-    model = _skeleton(table, facts)
+    assert member.checkpoint is not None, "it was located"
+    need = weighed(member.checkpoint, member.table, devices, profile.engine)
+    model = _skeleton(member, facts)
     config = model.config.get_text_config(decoder=True)
     reads = WeightReads.of(model, config, _output(model))
     quantised = "its checkpoint" if need.quantised else None
     if need.quantization is not None:
         quantised = need.quantization.scheme.package
-    where = Where(tuple(facts.devices), sum(facts.devices.values()), quantised)
-    choice = chosen(profile.engine, model, where, EngineSettings.of(profile))
-    return Expectation(
-        key=facts.key,
-        dtype=dtype,
-        devices=facts.devices,
+    choice = chosen(profile.engine, model, _where(facts, quantised), EngineSettings.of(profile))
+    return _expectation(
+        facts,
+        need,
+        choice,
+        config,
+        profile.engine,
         context=min(context, facts.context or context),
-        working=_working(config, need, dtype, profile.engine, on_cuda=on_cuda),
-        cache=need.cache_bytes(dtype, 1),
-        spare=_spare(profile.engine, on_cuda=on_cuda),
         layers=reads.layers,
-        reads=tuple(reads.bytes(need, dtype, width) for width in range(1, WIDEST + 1)),
-        blocks=False,
-        engine=choice.name,
-        why=choice.why,
+        reads=tuple(reads.bytes(need, _dtype(facts), width) for width in range(1, WIDEST + 1)),
     )
 
 
 def _of_head(
     head: DraftHeadCheckpoint,
     facts: ModelFacts,
-    above: ModelFacts,
-    verifier: ModelTable,
+    above: PairMember,
+    its: ModelFacts,
     context: int,
     profile: Profile,
 ) -> Expectation:
-    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
-    model = _skeleton(verifier, above)
+    dtype, model = _dtype(facts), _skeleton(above, its)
     network = head.network(model)
     need, output = needed(network), _output(model)
     reads = replace(WeightReads.of(network, None, None), layers=network.num_layers).bytes(need, dtype)
     if output is not None and network.borrowed_output is output:
         reads += sum(weight.numel() for weight in output.parameters()) * ITEM_BYTES[dtype]
-    where = Where(tuple(facts.devices), sum(facts.devices.values()))
     settings = EngineSettings.of(profile)
-    its = chosen(profile.engine, model, Where(tuple(above.devices), sum(above.devices.values())), settings)
-    choice = chosen_for_head(profile.engine, where, settings, its.engine, blocks=head.writes_blocks)
+    engine = chosen(profile.engine, model, _where(its), settings).engine
+    choice = chosen_for_head(profile.engine, _where(facts), settings, engine, blocks=head.writes_blocks)
+    expected = _expectation(
+        facts,
+        need,
+        choice,
+        model.config.get_text_config(decoder=True),
+        profile.engine,
+        context=context,
+        layers=network.num_layers,
+        reads=(reads,) * WIDEST,
+    )
+    return replace(expected, blocks=head.writes_blocks, longest=network.longest)
+
+
+def _expectation(
+    facts: ModelFacts,
+    need: Estimate,
+    choice: Choice,
+    config: Any,
+    engine: Engine,
+    *,
+    context: int,
+    layers: int,
+    reads: tuple[int, ...],
+) -> Expectation:
+    """What is expected of a model or head; ``config`` is its decoder's, or its verifier's decoder's."""
+    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
     return Expectation(
         key=facts.key,
         dtype=dtype,
         devices=facts.devices,
         context=context,
-        working=_working(model.config.get_text_config(decoder=True), need, dtype, profile.engine, on_cuda=on_cuda),
+        working=_working(config, need, dtype, engine, on_cuda=on_cuda),
         cache=need.cache_bytes(dtype, 1),
-        spare=_spare(profile.engine, on_cuda=on_cuda),
-        layers=network.num_layers,
-        reads=(reads,) * WIDEST,
-        blocks=head.writes_blocks,
+        spare=engine_named(engine).spare if on_cuda else 1.0,
+        layers=layers,
+        reads=reads,
+        blocks=False,
         engine=choice.name,
         why=choice.why,
-        longest=network.longest,
     )
 
 
 def _working(config: Any, need: Estimate, dtype: str, engine: Engine, *, on_cuda: bool) -> int:
-    """States in and around one layer, each token's input, its norm, queries and keys, and the three products of its
-    feed-forward part; then float32 logits, probabilities and two sums of them; then what an empty cache's model takes.
-    """
+    """Bytes of the states around one layer (input, norm, queries, keys, three products of the feed-forward part), of
+    float32 logits, probabilities and two sums of them, and of `working_bytes` with an empty cache."""
     hidden = int(config.hidden_size)
     inner = largest(config, "intermediate_size") or 4 * hidden
     tokens = min(PROMPT, context_length(config) or PROMPT)
     states = tokens * (4 * hidden + 3 * inner) * ITEM_BYTES[dtype]
-    laws = WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]
-    return states + laws + working_bytes(need, dtype, 0, engine, on_cuda=on_cuda, first=False)
+    distributions = WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]
+    return states + distributions + working_bytes(need, dtype, 0, engine, on_cuda=on_cuda, first=False)
 
 
-def _spare(engine: Engine, *, on_cuda: bool) -> float:
-    return engine_named(engine).spare if on_cuda else 1.0
+def _where(facts: ModelFacts, quantised: str | None = None) -> Where:
+    return Where(tuple(facts.devices), sum(facts.devices.values()), quantised)
 
 
 def _dtype(facts: ModelFacts) -> str:
@@ -250,12 +259,12 @@ def _dtype(facts: ModelFacts) -> str:
     return facts.dtype
 
 
-def _skeleton(table: ModelTable, facts: ModelFacts) -> "PreTrainedModel":
+def _skeleton(member: PairMember, facts: ModelFacts) -> "PreTrainedModel":
     """A model without weights, in the dtype that they will have."""
     import torch
 
-    checkpoint = locate(table, facts.key)
-    made: Any = skeleton(checkpoint, table.trust_remote_code)
+    assert member.checkpoint is not None, "it was located"
+    made: Any = skeleton(member.checkpoint, member.table.trust_remote_code)
     model: PreTrainedModel = made.to(getattr(torch, _dtype(facts)))
     return model
 
@@ -273,10 +282,10 @@ class Room:
         device: its name.
         free: before anything is loaded.
         weights: of all models.
-        context: how many tokens the caches are counted for; that of a draft with a shorter context, for as many.
-        caches: of all models, for that length, with the room that they keep for more.
-        working: what passes need beside both.
-        tokens: for how many tokens there is room; None where nothing grows with them.
+        context: the length in tokens that caches are counted for; a draft's shorter context counts for its own cache.
+        caches: of all models at that length, with the room that they keep for more.
+        working: needed by passes besides both.
+        tokens: the length in tokens for which there is room; None where nothing grows with it.
     """
 
     device: str

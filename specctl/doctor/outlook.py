@@ -70,11 +70,7 @@ class Bandwidth:
 
 
 def published(label: str) -> Bandwidth | None:
-    """What the maker of a card publishes; None for cards that are not in the table.
-
-    Args:
-        label: the driver's name of the card.
-    """
+    """The bandwidth that the maker of a card publishes, by the driver's name of the card; None for unknown cards."""
     name = label
     for word in ("NVIDIA ", "GeForce ", "Tesla "):
         name = name.replace(word, "")
@@ -85,8 +81,8 @@ def published(label: str) -> Bandwidth | None:
 def measured(device: str, size: int) -> float:
     """Bytes a second, the fastest of a few tries that take a second at most in all.
 
-    A CPU sums the bytes with torch's threads, which reads them as a pass reads weights: few bytes come from its caches,
-    as weights do that fit in there. Other devices copy them, which reads and writes.
+    A CPU sums the bytes with torch's threads, which reads them like a pass reads weights: a few bytes come from its
+    caches, like weights that fit in there. Other devices copy them, which reads and writes.
 
     Args:
         device: named as in torch.
@@ -110,13 +106,9 @@ def measured(device: str, size: int) -> float:
 
 
 def bandwidth(device: DeviceMemory, size: int, *, here: bool, measure: Measure = measured) -> Bandwidth | None:
-    """A device's bandwidth: measured if torch can use it, else published; None if neither is known.
+    """A device's bandwidth: measured if torch can use it (``here``), else published; None if neither is known.
 
-    Args:
-        device: the device.
-        size: bytes of the weights whose reading is to be priced.
-        here: whether torch can use it.
-        measure: measures one that it can use.
+    ``size`` is the bytes of the weights whose reading is to be priced.
     """
     if here and device.free >= 4 * LEAST:
         return Bandwidth(measure(device.name, min(size, device.free // 4)), "measured")
@@ -149,10 +141,10 @@ class Outlook:
             or a bandwidth is not known.
         verify_ms: the least time of the target's pass over 6 tokens; None likewise.
         cost_ratio: a pass of the draft over one of the target, by bytes; None without a draft or a time.
-        layer_ratio: the draft's layers over the target's, which is the ratio where the launching of kernels takes the
-            time and not memory; None without a draft that has layers.
+        layer_ratio: the draft's layers over the target's: the cost ratio where launching kernels takes the time and not
+            memory. None without a draft that has layers.
         pays_from: the acceptance rate from which drafts save time, at `cost_ratio`; None if none is high enough.
-        pays_from_full: the same with as many tokens in the caches as both hold.
+        pays_from_full: the same with the caches as full as both models' contexts allow.
         pays_from_launched: the same at `layer_ratio`.
         gains: for each of `RATES`.
     """
@@ -168,11 +160,8 @@ class Outlook:
 
 
 def outlook(models: Sequence[Expectation], bandwidths: Mapping[str, Bandwidth | None]) -> Outlook:
-    """What can be told of the target and its first draft.
-
-    Args:
-        models: the target first.
-        bandwidths: by device.
+    """The outlook of the target and its first draft; the target is the first of ``models``, ``bandwidths`` are by
+    device.
     """
     target, *drafts = models
     step_ms = {one.key: milliseconds(one, bandwidths, 1) for one in models}
@@ -197,7 +186,7 @@ def outlook(models: Sequence[Expectation], bandwidths: Mapping[str, Bandwidth | 
 
 
 def _at(target: Expectation, draft: Expectation, bandwidths: Mapping[str, Bandwidth | None], cached: int) -> CostTable:
-    """The costs with so many tokens in the caches, where all passes have times."""
+    """The costs with a number of tokens in the caches, where all passes have times."""
     most = min(draft.longest or LONGEST, LONGEST)
     steps = [milliseconds(target, bandwidths, width, cached) or 0.0 for width in range(1, most + 2)]
     return priced(milliseconds(draft, bandwidths, 1, cached) or 0.0, steps, blocks=draft.blocks)
@@ -206,11 +195,11 @@ def _at(target: Expectation, draft: Expectation, bandwidths: Mapping[str, Bandwi
 def milliseconds(
     model: Expectation, bandwidths: Mapping[str, Bandwidth | None], width: int, cached: int = CACHED
 ) -> float | None:
-    """The least time of a pass over some tokens behind ``cached`` others: what reading its weights and cache takes.
+    """The least time of a pass over some tokens after ``cached`` others: the time to read its weights and cache.
 
-    A model that is spread over devices of one kind has its parts read one after the other. None where some of its
-    weights wait in the memory of the CPU or on disk for another device, for they come by a bus that nobody measured,
-    and where a bandwidth is not known.
+    A model that is spread over devices of one kind has its parts read one after the other. None where a bandwidth is
+    not known, and where some of its weights wait in the memory of the CPU or on disk for another device: the bus
+    between them was not measured.
     """
     if not model.reads:
         return 0.0
@@ -223,7 +212,7 @@ def milliseconds(
 
 
 def priced(draft_ms: float, verify_ms: Sequence[float], *, blocks: bool) -> CostTable:
-    """A table without overhead for drafts of 0, 1, ... tokens.
+    """A cost table without overhead for drafts of 0, 1, ... tokens.
 
     Args:
         draft_ms: of one pass of the draft.
@@ -236,7 +225,7 @@ def priced(draft_ms: float, verify_ms: Sequence[float], *, blocks: bool) -> Cost
 
 
 def best_gain(table: CostTable, acceptance_rate: float) -> Gain:
-    """The draft length that brings most if each token is accepted with this probability, whatever the others are.
+    """The draft length with the highest speedup if each token is accepted with this probability, independently.
 
     A round of K draft tokens then brings 1 + a + ... + a^K tokens (Leviathan et al. 2023, arXiv 2211.17192, equation 1;
     its Theorem 3.8 is the speedup where every verification takes as long as a pass over one token).
@@ -249,7 +238,7 @@ def best_gain(table: CostTable, acceptance_rate: float) -> Gain:
 
 
 def pays_from(table: CostTable) -> float | None:
-    """The least acceptance rate, in steps of `PRECISION`, at which some draft is faster than none; None if none is."""
+    """The least acceptance rate, in steps of `PRECISION`, at which drafts save time; None if there is none."""
     for step in range(round(1 / PRECISION) + 1):
         if best_gain(table, step * PRECISION).speedup > 1:
             return step * PRECISION
