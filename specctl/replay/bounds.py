@@ -1,4 +1,4 @@
-"""The best stopping rule on the draft's entropy and top probability, found by backward induction on traces."""
+"""Bounds on traces: the fewest target passes, and the best stopping rule on two signals. No torch here."""
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
@@ -33,11 +33,11 @@ HALVINGS = 30
 
 @dataclass(slots=True)
 class Solved(Rule):
-    """Stops where the value of continuing, tabulated over log S and the class of the last token, is not above 0.
+    """Stops where the value of continuing is not above 0; it is tabulated over log S and the class of the last token.
 
     Attributes:
-        weights: ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index in the logit
-            of its acceptance.
+        weights: ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index; their sum
+            is the logit of the token's acceptance.
         cuts: ``(LEVELS - 1,)`` predicted acceptance at the borders between classes.
         continuing: ``(61, LEVELS)`` value of drafting one more token, in tokens.
         limit: the longest draft; 0 where not even the first token pays.
@@ -84,14 +84,14 @@ def best_stopping(
 ) -> Solved:
     """The rule with the most tokens per second, fitted to the very traces on which it is to be replayed.
 
-    The acceptance probability a of each token is fitted (logistic in log-odds of the top probability and sqrt(entropy),
-    and for a draft head, whose tokens depend on where the round began, in log of the token's index), and tokens are
-    sorted by it into classes z. T(z'|z) is the share of class z' among the tokens after an accepted token of class z.
-    S is the probability that all draft tokens so far are accepted, c the cost of one more draft token, and rho the
-    speed in tokens per millisecond. Continuing is worth sum_z' T(z'|z) (S a(z') + V(S a(z'), z')) - rho c, and V is the
-    larger of this value and 0. rho is found by bisection so that the value of a round, 1 + V at its start, equals rho
-    times the time of a target pass. Times are assumed linear in the draft length; what the first draft token costs
-    beyond c is paid once.
+    The acceptance probability a of each token is fitted: logistic in log-odds of the top probability and in
+    sqrt(entropy), and for a draft head, whose tokens depend on where the round began, in log of the token's index.
+    Tokens are sorted by it into classes z. T(z'|z) is the share of class z' among the tokens after an accepted token of
+    class z. S is the probability that all draft tokens so far are accepted, c the cost of one more draft token, and rho
+    the speed in tokens per millisecond. Continuing is worth sum_z' T(z'|z) (S a(z') + V(S a(z'), z')) - rho c, and V is
+    the larger of this value and 0. Bisection finds the rho at which the value of a round, 1 + V at its start, equals
+    rho times the time of a target pass. Times are assumed to be linear in the draft length; what the first draft token
+    costs beyond c is paid once.
 
     Args:
         traces: at least one.
@@ -121,14 +121,14 @@ def best_stopping(
     overall = (follows.sum(0) + 1e-9) / (follows.sum() + 1e-9 * LEVELS)
     follows = (follows + SMOOTHING * overall) / (follows.sum(1, keepdims=True) + SMOOTHING)
     longest = min([longest, *(draft.longest for draft in (t.draft for t in traces) if draft.longest is not None)])
-    law = _Law(accepted, follows, first / first.sum(), longest, one_step)
+    acceptance = _Acceptance(accepted, follows, first / first.sum(), longest, one_step)
     step, beginning, target = _linear(traces, costs)
     low, high = 0.0, (LONGEST + 1) / target
     for _ in range(HALVINGS):
         rho = (low + high) / 2
-        _, start = _solve(law, rho * step)
+        _, start = _solve(acceptance, rho * step)
         low, high = (rho, high) if 1 + max(0.0, start - rho * beginning) > rho * target else (low, rho)
-    continuing, start = _solve(law, low * step)
+    continuing, start = _solve(acceptance, low * step)
     return Solved(weights, cuts, continuing, longest if start > low * beginning else 0)
 
 
@@ -142,10 +142,7 @@ def _rows(run: Judged) -> Floats:
 
 
 def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float, float]:
-    """Milliseconds of one more drafted token, of beginning to draft, and of a round without any drafted token.
-
-    They are those at the mean context of the traces.
-    """
+    """At the mean context, the milliseconds of one more draft token, of beginning to draft and of an empty round."""
     context = float(np.mean([trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces]))
     draft, target = costs.at(context)
     drafting, verify = (
@@ -159,8 +156,8 @@ def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float, fl
     return draft + reading + max(0.0, slope), max(0.0, beginning), target + costs.overhead_ms
 
 
-class _Law(NamedTuple):
-    """How acceptance goes in a round: `best_stopping` explains a, T and the classes.
+class _Acceptance(NamedTuple):
+    """The distribution of acceptance in a round; `best_stopping` explains a, T and the classes.
 
     Attributes:
         accepted: a, ``(LEVELS,)``.
@@ -177,37 +174,39 @@ class _Law(NamedTuple):
     one_step: bool
 
 
-def _solve(law: _Law, price: float) -> tuple[Floats, float]:
+def _solve(acceptance: _Acceptance, price: float) -> tuple[Floats, float]:
     """The value of continuing ``(61, LEVELS)`` and of drafting a round's first token, in tokens."""
     survival = np.exp(SURVIVALS)
-    arrives = SURVIVALS[:, None] + np.log(np.maximum(law.accepted, 1e-9))  # (61, LEVELS)
+    arrives = SURVIVALS[:, None] + np.log(np.maximum(acceptance.accepted, 1e-9))  # (61, LEVELS)
 
     def after(value: Floats) -> Floats:
         columns = [np.interp(arrives[:, z], SURVIVALS, value[:, z]) for z in range(LEVELS)]
         return np.stack(columns, axis=1)
 
-    gain = survival[:, None] * law.accepted  # (61, LEVELS): expected tokens from a next draft token of each class
-    continuing: Floats = gain @ law.follows.T - price
-    if not law.one_step:
-        for _ in range(law.longest - 2):
-            better: Floats = (gain + after(np.maximum(0.0, continuing))) @ law.follows.T - price
+    gain = (
+        survival[:, None] * acceptance.accepted
+    )  # (61, LEVELS): expected tokens from a next draft token of each class
+    continuing: Floats = gain @ acceptance.follows.T - price
+    if not acceptance.one_step:
+        for _ in range(acceptance.longest - 2):
+            better: Floats = (gain + after(np.maximum(0.0, continuing))) @ acceptance.follows.T - price
             if np.abs(better - continuing).max() < 1e-6:
                 break
             continuing = better
     # With one_step, too, a round is worth everything that the rule earns in it.
     value = np.zeros_like(gain)
-    for _ in range(law.longest - 1):
-        value = np.where(continuing > 0, (gain + after(value)) @ law.follows.T - price, 0.0)
-    return continuing, float((law.accepted + after(value)[-1]) @ law.first) - price
+    for _ in range(acceptance.longest - 1):
+        value = np.where(continuing > 0, (gain + after(value)) @ acceptance.follows.T - price, 0.0)
+    return continuing, float((acceptance.accepted + after(value)[-1]) @ acceptance.first) - price
 
 
 def oracle(trace: Trace, levels: int = 1) -> Replay:
     """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
 
-    No draft token is rejected, and the number of target passes is the smallest possible. Without a draft head it drafts
-    exactly up to each disagreement. With one, where a round begins changes what is drafted in it, and to stop earlier
-    may save a pass later; of the rounds with the fewest passes these are the longest at the beginning. In a hierarchy
-    of ``levels`` drafts, every draft knows where its verifier will disagree.
+    No draft token is rejected, and the number of target passes is the smallest possible: a bound for every policy.
+    Without a draft head, the policy drafts exactly up to each disagreement. With one, where a round begins changes what
+    is drafted in it, and stopping earlier may save a pass later. Among the rounds with the fewest passes, these are the
+    longest at the beginning. In a hierarchy of ``levels`` drafts, every draft knows where its verifier will disagree.
     """
     top, *inner = (Level() for _ in range(levels))
     lengths = _fewest_passes(trace.draft, 0, len(trace.tokens), trace.limit)

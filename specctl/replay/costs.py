@@ -323,10 +323,10 @@ class CostTable:
         return float(np.interp(unread, [0, *known], [0.0, *(self.catch_up_ms[count] for count in known)]))
 
     def _catching_up(self, level: Level, by_model: Sequence[int], prompt_tokens: int) -> float:
-        """Milliseconds of it in the rounds of a sequence, in each of which the model drafted so many tokens."""
+        """Milliseconds of `catching_up` in all rounds, of whose tokens the model drafted ``by_model``."""
         read, total = TextRead(), 0.0
         for start, drafted, own, accepted in zip(level.starts, level.drafted, by_model, level.accepted, strict=True):
-            # A model in whose place the first round is copied is taken to have been wanted.
+            # Where a copy replaces the model's tokens in the first round, the model counts as wanted.
             if unread := read.replayed(prompt_tokens + start, own, accepted, wanted=drafted > 0):
                 total += self.catching_up(unread)
         return total

@@ -1,8 +1,8 @@
 """Drafting in parallel on a trace: the steps of PEARL (arXiv 2408.11850), and their time on two devices. No torch here.
 
-What verification reads is the same as in turns, token after token to the first rejected one, so the text is cut into
-*stretches*: from where the draft begins afresh to the token that the target corrects, or to the end of the text. A
-stretch of V tokens, V - 1 of them accepted, takes
+Verification reads the same tokens as in turns, up to the first rejected one. So the text is cut into *stretches*, each
+from where the draft begins afresh to the token that the target corrects, or to the end of the text. A stretch of V
+tokens, V - 1 of them accepted, takes
 
     1 + ceil((V - 1) / K)   steps in parallel: the first verifies one token, each further one K more
     ceil(V / (K + 1))       rounds in turns: each verifies K tokens and adds one
@@ -75,9 +75,9 @@ class Simulated:
 class TwoDevices:
     """The time of steps in which the draft writes K tokens while the target reads, each on a device of its own.
 
-    A step takes as long as the slower of both and as it takes to synchronise them: max(K t_draft, t_target(M)) + sync,
-    M = 1 in the first step of a stretch and K in every other. That neither slows the other down is an assumption, and
-    so is ``sync_ms``.
+    A step takes as long as the slower of both, and the time to synchronise them: max(K t_draft, t_target(M)) + sync,
+    with M = 1 in the first step of a stretch and K in every other. It is assumed that neither slows the other down;
+    ``sync_ms`` is an assumption too.
 
     Args:
         costs: times of the draft, and of target passes by width, on the devices that they are to have.

@@ -12,11 +12,11 @@ from specctl.errors import UsageError
 from specctl.policies import Setting, Signal, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.costs import Clock, CostTable, Replay, columns
-from specctl.replay.traces import Recorded, Trace, agreeing
+from specctl.replay.traces import Recorded, Trace, with_agreement
 
 
 class Block(NamedTuple):
-    """A drafted block: tokens, why it ended, the policy's threshold, inner rounds, and how many tokens are copied."""
+    """A drafted block: steps, why it ended, the policy's threshold, inner rounds, and the number of copied tokens."""
 
     steps: list[DraftStep]
     stop: StopReason
@@ -29,9 +29,9 @@ class ChainedReplay:
     """The rounds of a draft in a chain with a lookup, as `specctl.decoding.copying.chained` plays them.
 
     Args:
-        chaining: keeps for the next text what it learned, as the policy does.
+        chaining: carries over to the next text what it learned, as the policy does.
         policy: of the model.
-        drafting: drafts with the model: its arguments are what is recorded, where the block starts, and the budget.
+        drafting: drafts with the model; it receives what is recorded, where the block starts, and the budget.
         trace: with its prompt.
         eos: ids that end the sequence.
 
@@ -47,10 +47,7 @@ class ChainedReplay:
         trace: Trace,
         eos: Set[int],
     ) -> None:
-        if len(trace.prompt_ids) != trace.prompt_tokens:
-            raise UsageError(
-                "the trace holds no prompts, which a lookup copies from", "record it again, with another --output"
-            )
+        trace.require_prompt()
         self._chaining, self._policy, self._drafting, self._eos = chaining, policy, drafting, eos
         self._text = [*trace.prompt_ids, *trace.tokens]
         self._prompt_tokens = trace.prompt_tokens
@@ -76,7 +73,7 @@ class ChainedReplay:
         return block._replace(steps=list(steps), stop=stop, copied=len(steps) - len(block.steps))
 
     def observe(self, round_: Round) -> None:
-        """Learn from a round, and let the policy do so if it had a part in it."""
+        """Learn from a round; the policy learns too if the model drafted in it."""
         self._chaining.observe(round_)
         if self._asked:
             self._policy.observe(self._chaining.of_model(round_))
@@ -87,7 +84,7 @@ class Player(NamedTuple):
 
     Attributes:
         policy: when the draft stops.
-        once: for a middle draft, whether its block is verified after one inner round.
+        once: of a middle draft, whether its block is verified after one inner round.
         clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
         chaining: of a first draft in a chain with a lookup.
         wait: of a draft alone whose passes several texts share, called before each draft token. It receives the number
@@ -160,7 +157,7 @@ class _Drafting:
         start: int,
         written: Callable[[int], int],
     ) -> Round:
-        """Verify a block: the round that it was drafted in.
+        """Verify a block and return its round.
 
         Args:
             drafted: the block.
@@ -204,24 +201,25 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     """Yield every round that `specctl.decoding.loop.decode` would run, with the times of the players' clocks.
 
     In greedy decoding the rounds are identical to live ones: the target's text is fixed, so a round depends only on
-    where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run; for drafts
-    verified as blocks `specctl.replay.recording.coupling` says why. Where tokens are verified one by one, at
-    every position the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
+    where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run. For drafts
+    verified as blocks, `specctl.replay.recording.coupling` gives the reason. Where tokens are verified one by one, the
+    target's token x, the draft token y and its verdict were drawn jointly at every position, x first. With probability
     min(1, q(x) / p(x)), y = x and y is accepted; otherwise y is drawn from max(q - p, 0) and rejected. This is the
     joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0)
-    after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
-    token that the target writes without a draft token has the distribution p.
+    after a rejection. So the rounds are distributed as in a live run wherever a policy drafts, and a token that the
+    target writes without a draft token has the distribution p.
 
-    A draft head's q at a position depends on where the round began. A trace contains, for each start, y and its
-    verdict at every position up to the first rejected y, drawn in the same way with that start's q, and then how the
-    draft goes on; the token that is fed next is x as long as y is accepted, as in a live run. Given the text, the rows
-    of different starts share nothing but the coin that decides the verdict at a position. The rounds of a replay cover
-    disjoint positions, each with one row, so their coins are independent, as in a live run.
+    A draft head's q at a position depends on where the round began. For each start, a trace has y and its verdict at
+    every position up to the first rejected y, drawn in the same way with the q of that start, and then how the draft
+    continues. The token that is fed next is x as long as y is accepted, as in a live run. Given the text, different
+    starts share only the coin that decides the verdict at a position. The rounds of a replay cover disjoint positions,
+    so their coins are independent, as in a live run.
 
-    A token that a lookup copies behind accepted ones has q = 1, so it is accepted with probability p of it, and after a
-    rejection the target draws from the rest of p: it is accepted where it is the text's own. In block verification too:
-    i or more of the model's k tokens are kept with the same probability whatever is behind them, and with all of them
-    j copied ones with w_k times the product of their p, as if the copy began a block of its own.
+    A token that a lookup copies after accepted ones has q = 1. So it is accepted with the probability that p gives it,
+    and after a rejection the target draws from the rest of p: it is accepted where it is the text's own. The same holds
+    in block verification. There i or more of the model's k tokens are accepted with the same probability, whatever
+    follows them. All of them and j copied ones are accepted with w_k times the product of the copied tokens' p, as if
+    the copy began a block of its own.
 
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
     the lower draft's token at that position is independent of x, as in a live run.
@@ -237,7 +235,7 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
         None if players[0].chaining is None else ChainedReplay(players[0].chaining, top.policy, top.draft, trace, eos)
     )
     tokens, start, index = trace.tokens, 0, 0
-    draft = agreeing(trace) if "agreement" in players[0].policy.signals else trace.draft
+    draft = with_agreement(trace) if "agreement" in players[0].policy.signals else trace.draft
     while start < len(tokens):
         drafted = (chained or top).draft(draft, start, trace.limit - start - 1)
         round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start))
@@ -274,7 +272,7 @@ def replayable(setting: Setting, *, sampled: bool) -> bool:
     """Whether replayed rounds have the distribution of live ones.
 
     They do not when sampling with a middle draft that drops the token at which its policy stops (``keep_trigger =
-    false``): a live run then draws the lower draft's tokens behind it a second time, and a trace contains one draw.
+    false``): a live run then draws the lower draft's tokens after it a second time, and a trace contains one draw.
     """
     return not sampled or all(level.all_values.get("keep_trigger", True) for level in setting.levels[:-1])
 
@@ -290,7 +288,7 @@ def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock
 
 
 def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[int]) -> list[Replay]:
-    """Play policies on each sequence in turn; as in a live run, a policy keeps for the next what it carries over."""
+    """Play policies on each sequence in turn; as in a live run, a policy may carry over what it learned to the next."""
     least = len(_active(players))
     return [Replay(trace, tuple(columns(play(players, trace, eos), least))) for trace in traces]
 

@@ -28,8 +28,8 @@ class TraceHeader:
         provenance: profile, suite, sampling, devices and versions.
         heads: names of the draft's heads; empty if only the profile's own head was recorded, or none.
         verification: how replayed draft tokens are verified, where they are drawn.
-        disco: for each draft its DISCO heads by name, the one that it usually uses first; empty without any. What they
-            predict depends on where a round began, and so is computed in replay.
+        disco: for each draft its DISCO heads by name, its usual one first; empty without any. Their predictions depend
+            on where a round began, so replay computes them.
     """
 
     depth: int
@@ -48,7 +48,7 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class TracedPrompt:
-    """A prompt with the traces of its turns; on one line, so that a file contains all turns of a prompt or none.
+    """A prompt with the traces of its turns, on one line, so that a file contains all turns of a prompt or none.
 
     Attributes:
         prompt: the prompt's id.

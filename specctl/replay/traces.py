@@ -1,13 +1,39 @@
-"""Traces: all that is recorded about one generated text, so that any policy can be replayed on it. No torch here.
+"""Traces: what is recorded about one generated text, so that any policy can be replayed on it. No torch here.
 
-A trace contains the text and what its draft drafts in the rounds that may begin at each position, in a hierarchy every
-draft: see `specctl.replay.traces`.
+A trace has the text, and what its draft drafts in the rounds that may begin at each position; in a hierarchy, what
+every draft drafts.
+
+A round begins with tokens that other rounds share at the same positions. It may end in a branch, which belongs to the
+round and to those that leave the text with the same token. How much rounds share depends on the draft.
+
+The tokens of a draft model depend only on the text before them. Where they are verified one by one, all rounds that
+reach a rejected token share it and what follows it::
+
+    position           0     1     2     3
+    text      tokens   the   cat   sat   down
+    draft     along    the   cat   ran   down
+              branches             off   and  ...      (what the draft drafts after "the cat ran")
+
+A round that begins at position 0 and drafts four tokens drafts ``the cat ran off``. Two are accepted, and the next
+round begins at position 3.
+
+Where the tokens of a draft model are verified as blocks, a round has the tokens of the text until one is rejected. That
+place depends on where the round began, because the balance w of block verification starts anew with each round. But w
+never exceeds 1, and rounds with the same w at a position continue alike. So few of them differ, and several may share a
+branch.
+
+A draft head reads its own approximate states after the last verified token, or draws a whole block at once. So what it
+drafts at a position depends on where the round began. Nothing is shared, and each round is a branch::
+
+    a round   at 0     the   cat   ran   off          two are accepted
+    that      at 1           cat   sat   up           two
+    begins    at 2                 sat   down         two
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -21,12 +47,16 @@ from specctl.records import DraftStep
 
 @dataclass(frozen=True, slots=True)
 class DraftSteps:
-    """Draft tokens at consecutive positions with their signals, as columns.
+    """Draft tokens at consecutive positions with their signals, as columns as long as ``tokens``.
 
-    Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
-    before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
-    ``next_accept_prob`` is what a draft head predicts for the token that it would draft next, None if it does not.
-    ``top_probs`` are the `TOP_PROBS` largest probabilities at each position; None if the draft has no DISCO head.
+    Attributes:
+        tokens: ids.
+        entropy, top_prob, token_prob: as in `specctl.records.DraftStep`.
+        accept_prob: what the draft's head predicts for the token fed just before the position; None without a head.
+        further: by name, the predictions of the draft's other heads.
+        next_accept_prob: what a draft head predicts for the token that it would draft next; None if it does not.
+        top_probs: the `TOP_PROBS` largest probabilities at each position; None without a DISCO head.
+        agreement: see `with_agreement`.
     """
 
     tokens: list[int]
@@ -43,29 +73,22 @@ class DraftSteps:
         return len(self.tokens)
 
     def __getitem__(self, positions: slice) -> "DraftSteps":
-        return DraftSteps(
-            self.tokens[positions],
-            self.entropy[positions],
-            self.top_prob[positions],
-            self.token_prob[positions],
-            None if self.accept_prob is None else self.accept_prob[positions],
-            next_accept_prob=None if self.next_accept_prob is None else self.next_accept_prob[positions],
-            top_probs=None if self.top_probs is None else self.top_probs[positions],
-            agreement=None if self.agreement is None else self.agreement[positions],
-        )
+        columns: dict[str, Any] = {
+            name: None if column is None else column[positions] for name, column in self._columns().items()
+        }
+        return DraftSteps(**columns)
 
     def __add__(self, after: "DraftSteps") -> "DraftSteps":
-        predictors = None
-        if self.accept_prob is not None and after.accept_prob is not None:
-            predictors = self.accept_prob + after.accept_prob
-        return DraftSteps(
-            self.tokens + after.tokens,
-            self.entropy + after.entropy,
-            self.top_prob + after.top_prob,
-            self.token_prob + after.token_prob,
-            predictors,
-            top_probs=None if self.top_probs is None or after.top_probs is None else self.top_probs + after.top_probs,
-        )
+        others = after._columns()
+        columns: dict[str, Any] = {
+            name: None if column is None or others[name] is None else column + others[name]
+            for name, column in self._columns().items()
+        }
+        return DraftSteps(**columns)
+
+    def _columns(self) -> dict[str, Any]:
+        """The columns by name, without the predictions of other heads."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "further"}
 
     def of_predictor(self, name: str) -> "DraftSteps":
         """These steps with the predictions of another head in ``accept_prob``."""
@@ -100,8 +123,13 @@ class DraftSteps:
 
 
 def draft_steps(tokens: list[int], columns: list[list[float]], predictors: Iterable[str]) -> DraftSteps:
-    """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, one for each head's predictions, and in the end,
-    where the draft has a DISCO head, one for each of the largest probabilities."""
+    """Draft steps from columns: `DISTRIBUTION_SIGNALS`, each head's predictions, and perhaps the largest probabilities.
+
+    Args:
+        tokens: ids.
+        columns: each as long as ``tokens``.
+        predictors: names of the heads.
+    """
     names = list(predictors)
     entropy, top_prob, token_prob, *more = columns
     predictions, tops = more[: len(names)], more[len(names) :]
@@ -118,11 +146,11 @@ class Judged(NamedTuple):
     Attributes:
         steps: the tokens with their signals.
         accepted: whether verification accepts each, once it has accepted those before it in the round.
-        outcomes: the probability that it does; in greedy decoding 1 or 0.
+        outcomes: the probability of that; in greedy decoding 1 or 0.
         indices: the number of each token in its round, from 1; all 1 where a token does not depend on where its round
             began, so that any of them may be the first.
         predictions: what the draft's head predicts for each token; None where that is not known.
-        own_predictions: the same of a DISCO head.
+        own_predictions: what a DISCO head predicts.
     """
 
     steps: DraftSteps
@@ -147,41 +175,13 @@ class Judged(NamedTuple):
         return cls(steps, accepted, outcomes, indices, predictions, own)
 
 
-def judged_in_round(
-    row: DraftSteps, run: int, outcomes: Sequence[float] | None, disco: DiscoPredictor | None
-) -> Judged:
-    """The tokens of a round that verification judges: to the first that is rejected.
-
-    Args:
-        row: the tokens of the round, and perhaps further ones.
-        run: how many of them are accepted.
-        outcomes: of `Judged`; None in greedy decoding.
-        disco: predicts too, if there is one.
-    """
-    count = min(run + 1, len(row))
-    accepted = [number < run for number in range(count)]
-    # A head predicts for a token once it is fed, so its prediction stands at the step after.
-    after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
-    after += [None] * (count - len(after))
-    known = list(map(float, accepted)) if outcomes is None else outcomes
-    return Judged.of(row[:count], accepted, known, range(1, count + 1), after, disco)
-
-
-def too_short(index: int) -> UsageError:
-    """The error for a trace that was recorded for drafts of fewer than ``index`` tokens."""
-    return UsageError(
-        f"the trace was not recorded for drafts of {index} tokens",
-        "record a new one, or replay policies with a smaller max_draft",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class TokenChances:
-    """Of tokens verified one by one: the probability of each, once those before it are accepted.
+    """Acceptance probabilities of tokens that are verified one by one, once those before them are accepted.
 
     Attributes:
         along: of the shared token at each position; empty if rounds share none.
-        branches: of each branch, of the tokens that verification judges; empty if it judges shared ones alone.
+        branches: of each branch, of the tokens that verification judges; empty if it judges shared ones only.
     """
 
     in_blocks: ClassVar[Literal[False]] = False
@@ -189,11 +189,18 @@ class TokenChances:
     branches: list[list[float]]
 
     def of_round(self, start: int, shared: int, branch: int | None, count: int) -> tuple[float, ...]:
-        """Of the tokens of a draft of ``count``, so far as they are judged."""
+        """Of the judged tokens of a draft of ``count``.
+
+        Args:
+            start: where the round begins.
+            shared: how many of its tokens stand in ``along``.
+            branch: the number of the branch that follows them.
+            count: the draft length.
+        """
         return tuple(self.as_last(start, shared, branch, count))
 
     def as_last(self, start: int, shared: int, branch: int | None, count: int) -> list[float]:
-        """Of each of the first ``count`` tokens; here, how long the draft is makes no difference."""
+        """Of each of the first ``count`` tokens; the draft length makes no difference here."""
         found = self.along[start : start + min(shared, count)]
         return (
             found + self.branches[branch][: max(0, count - shared)] if self.branches and branch is not None else found
@@ -202,19 +209,19 @@ class TokenChances:
 
 @dataclass(frozen=True, slots=True)
 class BlockChances:
-    """Of n draft tokens in a row from the first of their round on; `rows.host_verdict.passing` has w and h.
+    """Of n consecutive draft tokens from the first of their round; `rows.host_verdict.passing` explains w and h.
 
     Attributes:
-        weights: w_1 to w_n: given the first i tokens alone, the probability that these or more are kept.
-        passing: h_0 to h_(n-1), h_0 = 1: the probability that the first i tokens pass, if the draft goes on.
+        weights: w_1 to w_n: given the first i tokens alone, the probability that these or more are accepted.
+        passing: h_0 to h_(n-1), h_0 = 1: the probability that the first i tokens pass, if the draft continues.
     """
 
     weights: list[float]
     passing: list[float]
 
     def of_round(self, count: int) -> tuple[float, ...]:
-        """Of each token of a draft of the first ``count``, the probability that it is kept, given all of them and that
-        those before it are kept."""
+        """Of each of the first ``count`` tokens, given all of them, the probability that it is accepted after those
+        before it are."""
         if not count:
             return ()
         return tuple(kept_in_turn([*self.passing[1:count], self.weights[count - 1]]))
@@ -230,7 +237,7 @@ class BlockChances:
 
 @dataclass(frozen=True, slots=True)
 class RoundChances:
-    """Of tokens verified as blocks, whose chances depend on where their round began, though the tokens may be shared.
+    """`TokenChances` of tokens that are verified as blocks: they depend on where the round began.
 
     Attributes:
         starts: of the shared tokens of the round that begins at each position; empty if rounds share none.
@@ -262,19 +269,19 @@ class Recorded:
     Trace files hold it as it is.
 
     Attributes:
-        accepted_runs: of the round that begins at each of the N positions, and at the end, how many of its tokens are
-            accepted before one is rejected, if it is long enough.
+        accepted_runs: of the round that begins at each of the N positions, and at the end, the number of tokens that
+            are accepted before one is rejected, if it is long enough.
         shared: of each of these rounds, how many of its first tokens stand in ``along``.
-        tails: of each of these rounds, which of ``branches`` it has behind these; None if no further token is recorded.
-        branches: tokens that follow each other, as many as were recorded.
+        tails: of each of these rounds, the number of the branch that follows; None if no further token is recorded.
+        branches: consecutive tokens, as many as were recorded.
         along: the shared token at each of the N positions; None if rounds share none.
-        chances: how likely tokens are kept, when sampling; None in greedy decoding, for a draft below another one, and
-            where tokens are drawn apart from the text's.
+        chances: acceptance probabilities when sampling; None in greedy decoding, for a draft below another one, and
+            where tokens are drawn independently of the text's.
         below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
         branches_below: in a hierarchy, what the next draft drafts along each branch; empty if nothing was recorded.
         longest: the most tokens that the draft can draft in a round; None for any number.
-        reach: R, where the draft's context ends within the token limit: it drafts no token at position R or behind it.
-            What is recorded by position then covers the first R of them only. None where it does not end.
+        reach: R, where the draft's context ends within the token limit: it drafts no token at position R or after it.
+            What is recorded by position then covers only the first R. None where it does not end.
         disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
@@ -295,32 +302,35 @@ class Recorded:
         return budget if self.reach is None else max(0, min(budget, self.reach - start))
 
     def run(self, start: int) -> int:
-        """`accepted_runs` at a position; 0 behind the draft's context."""
+        """`accepted_runs` at a position; 0 after the draft's context."""
         return self.accepted_runs[start] if start < len(self.accepted_runs) else 0
 
     def step(self, start: int, index: int) -> DraftStep:
         """The ``index``-th step of a round that starts at a position.
 
-        Each is found once, because thousands of settings replay the same steps.
+        Each is made once, because thousands of settings replay the same steps.
 
         Raises:
             UsageError: the trace was recorded for shorter drafts.
         """
         steps = self._steps.setdefault(start, [])
         while len(steps) < index:
-            steps.append(self._find(start, len(steps) + 1))
+            steps.append(self._make_step(start, len(steps) + 1))
         return steps[index - 1]
 
-    def _find(self, start: int, index: int) -> DraftStep:
+    def _make_step(self, start: int, index: int) -> DraftStep:
         shared, tail = self.shared[start], self.tails[start]
         if index <= shared and self.along is not None:
             return self.along.step(start + index - 1, index, self.disco)
         if tail is None or index - shared > len(self.branches[tail]):
-            raise too_short(index)
+            raise UsageError(
+                f"the trace was not recorded for drafts of {index} tokens",
+                "record a new one, or replay policies with a smaller max_draft",
+            )
         return self.branches[tail].step(index - shared - 1, index, self.disco)
 
     def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...] | None:
-        """`specctl.records.Round.chances` of a round of ``drafted`` tokens, of which verification judged the first."""
+        """`specctl.records.Round.chances` of a round of ``drafted`` tokens, the first ``judged`` judged."""
         if self.chances is None:
             return None
         if not drafted:
@@ -334,11 +344,11 @@ class Recorded:
 
     @property
     def by_place(self) -> bool:
-        """Whether tokens and verdicts at a position are the same in every round that comes to it."""
+        """Whether tokens and verdicts at a position are the same in every round that reaches it."""
         return self.along is not None and not (self.chances is not None and self.chances.in_blocks)
 
     def judged(self) -> Iterator[Judged]:
-        """The tokens that verification judges: of every start those up to the first that is rejected.
+        """The tokens that verification judges: for every start, up to the first that is rejected.
 
         Where they are known by their place, the token at every position, as if each were the first of a draft.
         """
@@ -350,7 +360,13 @@ class Recorded:
             return
         for start, run in enumerate(self.accepted_runs[:-1]):
             row = self._row(start, run + 2)
-            yield judged_in_round(row, run, self._outcomes(start, min(run + 1, len(row))), self.disco)
+            count = min(run + 1, len(row))
+            accepted = [number < run for number in range(count)]
+            # A head predicts for a token once it is fed, so its prediction stands at the step after.
+            after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
+            after += [None] * (count - len(after))
+            outcomes = self._outcomes(start, count)
+            yield Judged.of(row[:count], accepted, outcomes, range(1, count + 1), after, self.disco)
 
     def _row(self, start: int, count: int) -> DraftSteps:
         """The first tokens of a round, as many as there are."""
@@ -388,7 +404,7 @@ class Recorded:
         return self._under[tail]
 
     def each(self, change: Callable[[DraftSteps], DraftSteps]) -> "Recorded":
-        """This object with other steps in the place of its own."""
+        """This object with all its steps changed."""
         along = None if self.along is None else change(self.along)
         return replace(self, along=along, branches=[change(branch) for branch in self.branches])
 
@@ -465,7 +481,7 @@ def recorded_by_place(
 
 
 def nothing_recorded(chances: TokenChances | RoundChances | None = None) -> Recorded:
-    """What a draft drafts whose context the prompt fills; ``chances`` of no token where it is sampled."""
+    """What a draft drafts whose context the prompt fills; ``chances`` are of no token."""
     return Recorded([0], [0], [None], [], DraftSteps([], [], [], []), chances, reach=0)
 
 
@@ -481,11 +497,11 @@ def recorded_by_start(
     Args:
         rows: for each of the N positions, the tokens of a round that begins there, accepted or not; fewer than were
             asked for where the token limit or an end of sequence comes first.
-        runs: for each of the N positions, how many tokens of the row are accepted, before the first that is rejected.
-        longest: of `Recorded`.
-        chances: when sampling, for each position, the probability of accepting each token of the row up to the first
+        runs: for each of the N positions, how many tokens of the row are accepted before the first that is rejected.
+        longest: see `Recorded`.
+        chances: when sampling, for each position, the acceptance probability of each token of the row up to the first
             that is rejected, this one included, once those before it are accepted.
-        blocks: when sampling with block verification, what the chances of each row follow from, in place of these.
+        blocks: when sampling with block verification, in place of ``chances``.
     """
     one_by_one = None if chances is None else TokenChances([], chances)
     known = one_by_one if blocks is None else RoundChances([], blocks)
@@ -530,7 +546,7 @@ class Trace:
     """One generated sequence with everything that a policy could have read while it was generated.
 
     Attributes:
-        prompt, category, turn: the prompt's id and category, and which of its turns was generated.
+        prompt, category, turn: the prompt's id and category, and the number of the turn that was generated.
         prompt_tokens: length of the prompt.
         limit: the token limit in force.
         tokens: N ids, the text that the target wrote.
@@ -557,20 +573,26 @@ class Trace:
         """This trace with a DISCO head for each draft, from the top down; itself where no draft has one."""
         return replace(self, draft=self.draft.of_disco(levels)) if any(levels) else self
 
+    def require_prompt(self) -> None:
+        """Raise UsageError if the trace lacks the ids of the prompt."""
+        if len(self.prompt_ids) != self.prompt_tokens:
+            raise UsageError(
+                "the trace holds no prompts, which a lookup copies from", "record it again, with another --output"
+            )
 
-def agreeing(trace: Trace) -> Recorded:
-    """The draft of a trace with the signal at each of its steps: it follows from the tokens, so that no file holds it.
+
+def with_agreement(trace: Trace) -> Recorded:
+    """The draft of a trace with the signal ``agreement`` at each of its steps.
+
+    The signal follows from the tokens, so that no file holds it.
 
     Raises:
         UsageError: the trace lacks the prompt.
     """
-    if len(trace.prompt_ids) != trace.prompt_tokens:
-        raise UsageError(
-            "the trace holds no prompts, which a lookup copies from", "record it again, with another --output"
-        )
+    trace.require_prompt()
     draft, agreement, before = trace.draft, Agreement(), [*trace.prompt_ids]
     along, branches = draft.along, [*draft.branches]
-    # Behind whichever round a shared branch is read, the tokens before it are the same; the last one has fewest.
+    # The tokens before a shared branch are the same in every round that has it; the last of these rounds has fewest.
     last = {tail: start for start, tail in enumerate(draft.tails) if tail is not None}
     tails = {start: tail for tail, start in last.items()}
     found: list[float] = []

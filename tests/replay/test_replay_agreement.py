@@ -20,7 +20,7 @@ from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep
 from specctl.replay.play import play, players_of
-from specctl.replay.traces import agreeing
+from specctl.replay.traces import with_agreement
 from tests.support.toys import Ticks
 from tests.support.traced import live_with
 
@@ -125,7 +125,7 @@ def test_every_step_of_every_round_has_it(toy: Toy, sampling: Sampling) -> None:
     prompt = [1, 0, 1, 1, 0, 0, 0, 1, 0, 1, 1]  # in which all that is drafted occurred before
     for recorded, _ in islice(traces(toy, sampling), 60):
         trace = replace(recorded, prompt_ids=prompt, prompt_tokens=len(prompt))
-        found = agreeing(trace)
+        found = with_agreement(trace)
         for start in range(len(trace.tokens)):
             tail = found.tails[start]
             count = found.shared[start] + (0 if tail is None else len(found.branches[tail]))
