@@ -146,10 +146,8 @@ def start_replicas(
         SpecctlError: they cannot be loaded, or are not here.
     """
     from specctl.text_engine.engine import wait_until_ready
-    from specctl.text_engine.job import Job
-    from specctl.text_engine.model_sources import Sources
+    from specctl.text_engine.job import Job, Sources, gpus_here, gpus_needed, require_gpus, shares
     from specctl.text_engine.processes import ProcessEngine
-    from specctl.text_engine.shares import gpus_here, gpus_needed, require_gpus, shares
 
     with progress.doing("reading the models' files"):
         sources = Sources.of(profile, others)

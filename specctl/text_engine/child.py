@@ -1,21 +1,58 @@
-"""The program of a process of `ProcessEngine`: questions on standard input, answers on what was standard output.
-
-It ends as soon as its standard input does, and so with the process that started it, however that ends.
-"""
+"""The program of a process of `ProcessEngine`: questions on standard input, answers on what was standard output."""
 
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from struct import Struct
 from threading import Event, Lock, Thread
 from typing import Any
 
 from specctl.errors import reason
 from specctl.text_engine.engine import Answered, Part, TextEngine
-from specctl.text_engine.frames import Frames, framed
 from specctl.text_engine.job import Job, portable
+
+_LENGTH = Struct("<Q")
+_BLOCK = 1 << 20
+
+
+def framed(value: Any) -> bytes:
+    """A value as the bytes of a frame."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """The values that arrive on a descriptor; of a frame that was cut off nothing is seen.
+
+    Attributes:
+        ended: whether the other end is closed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._read = bytearray()
+        self.ended = False
+
+    def arrived(self) -> Iterator[Any]:
+        """Read once, which waits where nothing is there, and yield the values that are whole by now."""
+        try:
+            found = os.read(self._descriptor, _BLOCK)
+        except BlockingIOError:
+            return
+        self.ended = not found
+        self._read += found
+        while len(self._read) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._read)[0]
+            if len(self._read) < end:
+                return
+            body = bytes(self._read[_LENGTH.size : end])
+            del self._read[:end]
+            yield pickle.loads(body)
+
 
 FAILED = 3
 """The exit code of a process that failed over a question of a job that `restarts`."""

@@ -23,8 +23,7 @@ from specctl.models.files.checkpoint import files_hash
 from specctl.profile.schema import Profile
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import wait_until_ready
-from specctl.text_engine.job import Job
-from specctl.text_engine.model_sources import Sources
+from specctl.text_engine.job import Job, Sources
 from specctl.text_engine.on_ray import RayEngine
 from tests.text_engine.ray_cluster import cluster
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specctl.processes.children import child_command
-from specctl.text_engine.cluster import alone
+from specctl.text_engine.on_ray import alone
 
 
 def main() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.profile import resolve
-from specctl.text_engine.cluster import connected, running
 from specctl.text_engine.job import Job, ReplicaError
-from specctl.text_engine.on_ray import Actor, RayEngine, described, fingerprint
+from specctl.text_engine.on_ray import Actor, RayEngine, connected, described, fingerprint, running
 
 ECHO = "tests.text_engine.toy_jobs:echo"
 

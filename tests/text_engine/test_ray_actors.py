@@ -8,12 +8,10 @@ import signal
 import psutil
 import pytest
 
-from specctl.text_engine.cluster import connected
 from specctl.text_engine.dispatch import GivenUp, in_order
 from specctl.text_engine.engine import wait_until_ready
-from specctl.text_engine.job import Job
-from specctl.text_engine.model_sources import Sources
-from specctl.text_engine.on_ray import RayEngine
+from specctl.text_engine.job import Job, Sources
+from specctl.text_engine.on_ray import RayEngine, connected
 from tests.faults import clusters
 from tests.text_engine.ray_cluster import cluster
 

@@ -18,8 +18,7 @@ from specctl.outputs import Outputs
 from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records
 from specctl.text_engine.engine import Answered
-from specctl.text_engine.job import Job
-from specctl.text_engine.shares import require_gpus
+from specctl.text_engine.job import Job, require_gpus
 from tests.support.checkpoints import llama_config, save_model
 from tests.text_engine.in_process import InProcess
 

@@ -4,7 +4,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.profile import resolve
-from specctl.text_engine.shares import gpus_here, shares
+from specctl.text_engine.job import gpus_here, shares
 
 
 def given(workers, gpus="", cores=16, environ=None, **overrides):

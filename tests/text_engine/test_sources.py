@@ -15,8 +15,7 @@ from specctl.models.loading.contents import Contents
 from specctl.profile.schema import Profile
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import wait_until_ready
-from specctl.text_engine.job import Job, ReplicaError
-from specctl.text_engine.model_sources import Sources
+from specctl.text_engine.job import Job, ReplicaError, Sources
 from specctl.text_engine.on_ray import STALE, Actor, fingerprint
 from specctl.text_engine.processes import ProcessEngine
 from tests.support.checkpoints import llama_config, save_model
