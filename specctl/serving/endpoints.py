@@ -1,8 +1,9 @@
-"""What answers each path."""
+"""What answers each path: whole, or as events while the text is written."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -13,20 +14,185 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from specctl.decoding.session import TextRequest
-from specctl.serving.answer_body import AnswerBody
-from specctl.serving.answer_text import AnswerText
-from specctl.serving.api_errors import ApiError, told
-from specctl.serving.event_stream import EventStream
-from specctl.serving.hearing import Gone, RequestWaiter
-from specctl.serving.http_manners import AccessLog, Hosts, Key
-from specctl.serving.json_body import json_body
-from specctl.serving.page_files import page_routes
-from specctl.serving.request_body import ChatBody, CompletionBody, TextBody, body_of
-from specctl.serving.server_metrics import ServerMetrics
+from specctl.errors import json_fault, too_deep
+from specctl.serving.answers import AnswerBody, AnswerText, encoded
+from specctl.serving.listening import WIRE
+from specctl.serving.middleware import AccessLog, Hosts, Key, ServerMetrics, page_routes
+from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, TextBody, body_of, told, too_late
 from specctl.serving.service import Service
-from specctl.serving.text_thread import Ended, Ticket
+from specctl.serving.text_thread import Ended, Event, Ticket, Wrote
+
+HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+
+
+class Gone(Exception):  # noqa: N818 - no error: nobody hears of it
+    """The client has gone away."""
+
+
+class RequestWaiter:
+    """Takes what happens, in the event loop: a text costs that nothing until it has ended, or rounds are to be sent.
+
+    Args:
+        receive: of the request, whose body has been read.
+        seconds: until it is too late.
+        rounds: called with those that are heard of at once, and whether the end is heard of with them.
+
+    Attributes:
+        begun: done when a round was heard, or the end.
+        ended: the text; raises what went wrong, `Gone` among it.
+    """
+
+    def __init__(
+        self, receive: Receive, seconds: float, rounds: Callable[[Sequence[Wrote], bool], None] = lambda *_: None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._rounds = rounds
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[Ended] = loop.create_future()
+        self._timer = loop.call_later(seconds, self.hear, [too_late()])
+        self._watching = loop.create_task(self._watch(receive))
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """Something has happened; what comes behind the end is nobody's."""
+        if self.ended.done():
+            return
+        rounds: list[Wrote] = []
+        end: Ended | Exception | None = None
+        for event in events:
+            if not isinstance(event, Wrote):
+                end = event
+                break
+            rounds.append(event)
+        if rounds:
+            try:
+                self._rounds(rounds, end is not None)
+            except Exception as error:
+                end = error
+        if isinstance(end, Ended):
+            self.ended.set_result(end)
+        elif end is not None:
+            self.ended.set_exception(end)
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+    def close(self) -> None:
+        """Nothing more is heard."""
+        self._timer.cancel()
+        self._watching.cancel()
+        if not (self.ended.cancel() or self.ended.cancelled()):
+            self.ended.exception()  # has been heard of
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.hear([Gone()])
+
+
+class EventStream(Response):
+    """Server-sent events: a JSON document each, and ``[DONE]`` at their end.
+
+    Rounds that are heard of at once are one document. It is sent where they are heard of, without a task that wakes for
+    each, if the connection takes it so; those that are heard of with the end are sent with it.
+
+    Args:
+        answer: makes documents.
+        text: makes their pieces.
+        ended: called with a text that has ended.
+    """
+
+    def __init__(self, answer: AnswerBody, text: AnswerText, ended: Callable[[Ended], None]) -> None:
+        super().__init__()
+        self._answer, self._text, self._ended = answer, text, ended
+        self._unsent: list[str] = [] if (begins := answer.first()) is None else [encoded(begins)]
+        self._write: Callable[[bytes], None] | None = None
+        self._more = asyncio.Event()
+
+    def rounds(self, heard: Sequence[Wrote], ended: bool) -> None:
+        """Send what rounds add."""
+        if (document := self._answer.more(self._text.add(heard))) is not None:
+            self._unsent.append(document)
+            if self._write is None:
+                self._more.set()
+            elif not ended:
+                self._write(self._taken())
+
+    def hold(self, hearing: RequestWaiter, held: ExitStack) -> None:
+        """What is heard, and what is closed behind the stream."""
+        self._hearing, self._held = hearing, held
+        hearing.ended.add_done_callback(lambda _: self._more.set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `RequestWaiter` receives
+        log = scope["log"]
+        with self._held:
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                self._write = scope.get(WIRE)
+                ended = await self._until_the_end(send)
+                documents: Iterable[Any] = self._answer.last(ended, self._text.end(ended.completion))
+                self._ended(ended)
+            except Gone:
+                log["gone"] = True
+                return
+            except Exception as error:
+                log["error"] = told(error).message
+                documents = [told(error).body]
+            self._unsent += [*map(encoded, documents), "[DONE]"]
+            await send({"type": "http.response.body", "body": self._taken()})
+
+    async def _until_the_end(self, send: Send) -> Ended:
+        if self._write is not None:
+            if self._unsent:
+                self._write(self._taken())
+            return await self._hearing.ended
+        while True:
+            if self._unsent:
+                await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
+            elif self._hearing.ended.done():
+                return self._hearing.ended.result()
+            else:
+                self._more.clear()
+                await self._more.wait()
+
+    def _taken(self) -> bytes:
+        """The events that were not sent yet."""
+        unsent, self._unsent = self._unsent, []
+        # A lone surrogate in a prompt's echo has no bytes.
+        return "".join([f"data: {document}\n\n" for document in unsent]).encode("utf-8", "replace")
+
+
+async def json_body(request: Request, most: int, seconds: float) -> tuple[Any, int]:
+    """The JSON of a body and its size in bytes; raises ApiError if it is none, too large or too slow."""
+    # Browsers let any page send what names no type, or a plain one, without asking this server first.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        given = f"is {kind[:100]!r}" if kind else "has no content-type"
+        raise ApiError(415, f"the body {given}; send application/json")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time", code="timeout") from None
+    try:
+        data = json.loads(b"".join(parts), parse_constant=_no_number)
+        if too_deep(data):
+            raise RecursionError
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON ({json_fault(error)})", code="invalid_json") from None
+    return data, size
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number that JSON can hold")
+
 
 LONG = 1 << 16
 """Bytes of a body that takes long enough to tokenise that others are not to wait for it."""

@@ -19,10 +19,9 @@ from specctl.models.running.rules.grammar import Compiled, grammars_of, source_o
 from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable, with_one_grammar
 from specctl.record_settings import NAMES
-from specctl.serving.api_errors import ApiError
-from specctl.serving.request_body import ChatBody, CompletionBody, TextBody
+from specctl.serving.answers import Spellings
+from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, TextBody
 from specctl.serving.served import ReplicatedPair, offer, served_engine
-from specctl.serving.spellings import Spellings
 from specctl.serving.text_thread import CLOSING, Affinity, ClosedError, Event, TextThread, Ticket, Told, Wrote
 from specctl.text_engine.engine import TextEngine
 

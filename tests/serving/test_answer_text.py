@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from specctl.decoding.text import decode_after
 from specctl.models.files.tokenizer import light
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason, TokenLogprobs
-from specctl.serving.answer_text import AnswerText, Piece, chat_logprobs, text_logprobs, told_round
-from specctl.serving.spellings import Spellings
+from specctl.serving.answers import AnswerText, Piece, Spellings, chat_logprobs, text_logprobs, told_round
 from specctl.serving.text_thread import Wrote
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.other_tokenizers import byte_level, sentence_pieces

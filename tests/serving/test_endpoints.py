@@ -26,10 +26,8 @@ from specctl.errors import ModelError, UsageError
 from specctl.models.running.grammars import grammar_text
 from specctl.models.running.rules import grammar
 from specctl.models.running.rules.grammar import Grammars
-from specctl.serving.answer_body import encoded
-from specctl.serving.answer_text import AnswerText
-from specctl.serving.endpoints import application
-from specctl.serving.event_stream import EventStream
+from specctl.serving.answers import AnswerText, encoded
+from specctl.serving.endpoints import EventStream, application
 from specctl.serving.listening import Listener, address_of, bound
 from specctl.serving.service import Limits, Service
 from specctl.serving.text_thread import Ended, Event, Ticket, Wrote

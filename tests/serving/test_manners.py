@@ -33,11 +33,9 @@ from specctl.models.running.grammars import trials
 from specctl.models.running.rules import grammar
 from specctl.records import Round
 from specctl.serving import listening as listening_module
-from specctl.serving.connection import WIRE, Connection
 from specctl.serving.endpoints import application
-from specctl.serving.http_manners import AccessLog
-from specctl.serving.listening import Listener, address_of, bound, known_hosts
-from specctl.serving.server_metrics import ServerMetrics
+from specctl.serving.listening import WIRE, Connection, Listener, address_of, bound, known_hosts
+from specctl.serving.middleware import AccessLog, ServerMetrics
 from specctl.serving.service import Service
 from tests.support.hostile import Terminal
 from tests.support.invoked import invoke

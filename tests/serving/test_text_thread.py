@@ -12,7 +12,7 @@ from specctl.decoding.session import TextRequest
 from specctl.errors import RecordError
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
-from specctl.serving.api_errors import told
+from specctl.serving.request_body import told
 from specctl.serving.text_thread import BUSY, Affinity, BusyError, ClosedError, Ended, TextThread, Ticket, Told
 from specctl.text_engine.engine import Answered, Lost, Part
 from specctl.text_engine.job import ReplicaError

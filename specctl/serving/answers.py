@@ -1,0 +1,374 @@
+"""The texts and bodies of answers, whole and in pieces, as OpenAI's clients read them."""
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from secrets import token_hex
+from typing import Any
+
+from specctl.decoding.text import NO_ENDS, UNFINISHED, TextStream, shown_length, silent_ids
+from specctl.models.files.tokenizer import Tokenizer, byte_of, bytes_of_letters
+from specctl.records import Completion, ExtraToken, Round, TokenLogprobs
+from specctl.serving.text_thread import Ended, Wrote
+
+
+class Spellings:
+    """What single tokens spell behind others, kept for the next time.
+
+    Args:
+        tokenizer: the target's.
+        ends: ids that end a text; like special ones they are no part of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ends: Set[int] = frozenset()) -> None:
+        self._tokenizer = tokenizer
+        self._silent = silent_ids(tokenizer) | ends
+        self._known: dict[tuple[int, bool], str] = {}
+
+    def text_of(self, token: int, *, first: bool = False) -> str:
+        """A token's text, with U+FFFD for what is no whole character.
+
+        Args:
+            token: its id.
+            first: whether it begins a text, where SentencePiece drops its space.
+        """
+        key = token, first
+        if key not in self._known:
+            alone = self._decode([token])
+            if not first and self._anchor is not None:
+                before, both = self._decode([self._anchor]), self._decode([self._anchor, token])
+                alone = both[len(before) :] if both.startswith(before) else alone
+            self._known[key] = alone
+        return self._known[key]
+
+    def bytes_of(self, token: int, *, first: bool = False) -> bytes | None:
+        """Its bytes in UTF-8, perhaps of a part of a character; None for one that is no part of a text."""
+        if token in self._silent:
+            return None
+        text = self.text_of(token, first=first)
+        if UNFINISHED in text:
+            name = self._names.get(token, "")
+            if (byte := byte_of(name)) is not None:
+                return bytes([byte])
+            if (found := bytes_of_letters(name)) is not None:
+                return found
+        return text.encode()
+
+    def name_of(self, token: int, *, first: bool = False, marked: bool = False) -> str:
+        """Its text; of one that is no whole characters each byte that is none, as OpenAI writes it.
+
+        Args:
+            token, first: as of `text_of`.
+            marked: whether the latter begins with ``bytes:``, as in completions.
+        """
+        found = self.bytes_of(token, first=first)
+        if found is None:
+            return self.text_of(token, first=first)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" * marked + found.decode(errors="backslashreplace")
+
+    def names_of(self, tokens: Collection[int], *, first: bool = False, marked: bool = False) -> Mapping[int, str]:
+        """Names of several tokens, no two the same: where a name is an earlier one's, it is by the id."""
+        found: dict[int, str] = {}
+        taken: set[str] = set()
+        for token in dict.fromkeys(tokens):
+            name = self.name_of(token, first=first, marked=marked)
+            found[token] = f"token_id:{token}" if name in taken else name
+            taken.add(found[token])
+        return found
+
+    @cached_property
+    def _anchor(self) -> int | None:
+        """A token to stand before others, which are then not the first of a text."""
+        found = self._tokenizer.encode("a", add_special_tokens=False)
+        return found[-1] if found else None
+
+    @cached_property
+    def _names(self) -> Mapping[int, str]:
+        return {token: name for name, token in self._tokenizer.get_vocab().items()}
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A token where it stands in an answer.
+
+    Attributes:
+        text: what it adds, whole characters: of several tokens that are one character, the last one adds it.
+        start: characters before it.
+        first: whether nothing that has text stands before it, prompt included.
+        told: its log-probability, if it was asked for.
+    """
+
+    text: str
+    start: int
+    first: bool
+    told: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of an answer.
+
+    Attributes:
+        text: whole characters, and nothing that may begin a stop string.
+        logprobs: tokens whose text is told by now, with log-probabilities.
+        rounds: each with what its tokens add.
+    """
+
+    text: str
+    logprobs: Sequence[Placed] = ()
+    rounds: Sequence[tuple[Round, Sequence[str]]] = ()
+
+
+@dataclass(slots=True)
+class AnswerText:
+    """Takes rounds and gives pieces, whose texts are together the completion's.
+
+    Attributes:
+        tokenizer: the target's.
+        prompt: its ids.
+        stops: the stop strings.
+        ends: ids that end the text.
+        logprobs, rounds: whether pieces have some.
+    """
+
+    tokenizer: Tokenizer
+    prompt: Sequence[int]
+    stops: Sequence[str]
+    ends: Set[int] = NO_ENDS
+    logprobs: bool = False
+    rounds: bool = False
+    _text: str = ""
+    _shown: int = 0
+    _told: int = 0
+    _placed: list[Placed] = field(default_factory=list)
+    _silent: Set[int] = NO_ENDS
+    _first: bool = False  # of the next token
+    _stream: TextStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stream = TextStream(self.tokenizer, self.prompt, self.ends)
+        if self.logprobs or self.rounds:
+            special = silent_ids(self.tokenizer)
+            self._silent = special | self.ends
+            self._first = all(token in special for token in self.prompt)
+
+    def add(self, heard: Sequence[Wrote]) -> Piece:
+        """What rounds add."""
+        rounds: list[tuple[Round, Sequence[str]]] = []
+        if self.logprobs or self.rounds:
+            rounds += [(wrote.round, self._place(wrote.round, wrote.known)) for wrote in heard]
+        else:
+            self._text += self._stream.push([token for wrote in heard for token in wrote.tokens])
+        before, self._shown = self._shown, shown_length(self._text, self._shown, self.stops)
+        return Piece(self._text[before : self._shown], self._passed(), rounds if self.rounds else ())
+
+    def end(self, completion: Completion) -> Piece:
+        """What is left of a text that has ended; all of it where no rounds were heard."""
+        rounds: list[tuple[Round, Sequence[str]]] = []
+        if (self.logprobs or self.rounds) and not self._placed:
+            rounds = [(one, self._place(one)) for one in completion.rounds]
+        rest = self._placed[self._told : len(completion.tokens)] if self.logprobs else []
+        most = len(completion.text)  # a stop string may end it before the last tokens
+        rest = [one if one.start <= most else replace(one, start=most) for one in rest]
+        return Piece(completion.text[self._shown :], rest, rounds if self.rounds else ())
+
+    def _place(self, round_: Round, known: int = 0) -> Sequence[str]:
+        """Take a round's tokens, but for the first ones that are known; what all of them add, nothing where known."""
+        count = len(self._placed)
+        likely = round_.logprobs or (None,) * len(round_.emitted)
+        for token, told in list(zip(round_.emitted, likely, strict=True))[known:]:
+            text = self._stream.push([token])
+            self._placed.append(Placed(text, len(self._text), self._first, told))
+            self._text += text
+            self._first = self._first and token in self._silent
+        return [""] * known + [one.text for one in self._placed[count:]]
+
+    def _passed(self) -> Sequence[Placed]:
+        if not self.logprobs:
+            return ()
+        start, count = self._told, len(self._placed)
+        while self._told < count and self._ends_at(self._told) <= self._shown:
+            self._told += 1
+        return self._placed[start : self._told]
+
+    def _ends_at(self, number: int) -> int:
+        one = self._placed[number]
+        return one.start + len(one.text)
+
+
+def usage(ended: Ended) -> dict[str, Any]:
+    """Token counts, with how many of the prompt were in the caches, and of the drafted ones accepted."""
+    prompt, tokens = ended.completion.prompt_tokens, len(ended.completion.tokens)
+    drafted, accepted = ended.drafted_and_accepted
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": tokens,
+        "total_tokens": prompt + tokens,
+        "prompt_tokens_details": {"cached_tokens": ended.kept},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def told_round(round_: Round, texts: Sequence[str]) -> dict[str, Any]:
+    """A round as JSON: each token that it wrote with what it adds to the text, and where it comes from."""
+    tokens = [(token, "accepted") for token in round_.kept_tokens]
+    if round_.extra is not None:
+        tokens.append((round_.extra, "corrected" if round_.extra_kind is ExtraToken.CORRECTION else "bonus"))
+    return {
+        "drafted": round_.drafted,
+        "accepted": round_.accepted,
+        "stop": None if round_.stop is None else round_.stop.value,
+        "draft_ms": round(round_.draft_seconds * 1e3, 3),
+        "verify_ms": round(round_.verify_seconds * 1e3, 3),
+        "tokens": [
+            {"id": token, "token": text, "origin": origin} for (token, origin), text in zip(tokens, texts, strict=True)
+        ],
+    }
+
+
+def chat_logprobs(some: Sequence[Placed], spellings: Spellings) -> dict[str, Any]:
+    """Log-probabilities as chats have them."""
+    content = []
+    for one in some:
+        assert one.told is not None
+        every = [(one.told.id, one.told.logprob), *one.told.top]
+        names = spellings.names_of([token for token, _ in every], first=one.first)
+        spelled = [(token, spellings.bytes_of(token, first=one.first)) for token, _ in every]
+        own, *top = [
+            {"token": names[token], "logprob": logprob, "bytes": None if found is None else [*found]}
+            for (_, logprob), (token, found) in zip(every, spelled, strict=True)
+        ]
+        content.append({**own, "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(some: Sequence[Placed], spellings: Spellings) -> Mapping[str, Any]:
+    """Log-probabilities as completions have them, whose likeliest tokens are an object by their names."""
+    told = [(one, one.told) for one in some if one.told is not None]
+    names = [
+        spellings.names_of([likely.id, *(token for token, _ in likely.top)], first=one.first, marked=True)
+        for one, likely in told
+    ]
+    return {
+        "tokens": [each[likely.id] for each, (_, likely) in zip(names, told, strict=True)],
+        "token_logprobs": [likely.logprob for _, likely in told],
+        "top_logprobs": [
+            {each[token]: value for token, value in likely.top} for each, (_, likely) in zip(names, told, strict=True)
+        ],
+        "text_offset": [one.start for one, _ in told],
+    }
+
+
+encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a stream has many events
+_IDS, _NUMBERS = token_hex(12), count(1)
+
+
+@dataclass(slots=True)
+class AnswerBody:
+    """Makes the documents of one answer.
+
+    Attributes:
+        chat: whether it answers a chat.
+        model: as it is served.
+        spellings: of tokens.
+        logprobs, rounds: whether documents have them.
+        with_usage: whether a stream ends with token counts.
+    """
+
+    chat: bool
+    model: str
+    spellings: Spellings
+    logprobs: bool = False
+    rounds: bool = False
+    with_usage: bool = False
+    id: str = field(default_factory=lambda: f"{_IDS}{next(_NUMBERS):08x}")
+    _created: int = field(default_factory=lambda: int(time.time()))
+    _around: tuple[str, str] | None = None  # a piece's text, in documents that have nothing else of their own
+
+    def whole(self, ended: Ended, piece: Piece) -> dict[str, Any]:
+        """The document of a text that has ended; ``piece`` is all of it."""
+        completion = ended.completion
+        choice = self._choice(completion.finish_reason.value)
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(piece)
+        body = self._document("chat.completion" if self.chat else "text_completion", [choice])
+        if self.rounds:
+            body["specctl"] = {"rounds": [told_round(*one) for one in piece.rounds]}
+        return {**body, "usage": usage(ended)}
+
+    def first(self) -> dict[str, Any] | None:
+        """What a stream begins with, if with anything."""
+        return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
+
+    def more(self, piece: Piece) -> str | None:
+        """A piece of a stream, as JSON; None where there is nothing to tell."""
+        if not (piece.text or piece.logprobs or self.rounds):
+            return None
+        if not (self.logprobs or self.rounds):
+            if self._around is None:
+                mark = encoded(f"text of {self.id}")
+                before, _, after = encoded(self._piece(Piece(f"text of {self.id}"), None)).partition(mark)
+                self._around = before, after
+            return self._around[0] + encoded(piece.text) + self._around[1]
+        chunk = self._piece(piece, None)
+        if self.rounds:
+            chunk["specctl"] = {"rounds": [told_round(*one) for one in piece.rounds]}
+        return encoded(chunk)
+
+    def last(self, ended: Ended, piece: Piece) -> list[dict[str, Any]]:
+        """What a stream ends with."""
+        found = [self._piece(piece, None)] if piece.text or piece.logprobs else []
+        found.append(self._piece(Piece(""), ended.completion.finish_reason.value))
+        if self.with_usage:
+            name = "chat.completion.chunk" if self.chat else "text_completion"
+            found.append({**self._document(name, []), "usage": usage(ended)})
+        return found
+
+    def _piece(self, piece: Piece, ended: str | None) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text or piece.logprobs else {}
+        return self._chunk(delta, ended, piece)
+
+    def _chunk(self, delta: dict[str, str], ended: str | None, piece: Piece | None = None) -> dict[str, Any]:
+        choice = self._choice(ended)
+        if self.chat:
+            choice["delta"] = delta
+        else:
+            choice["text"] = delta.get("content", "")
+        choice["logprobs"] = self._logprobs(piece) if piece is not None and piece.logprobs else None
+        body = self._document("chat.completion.chunk" if self.chat else "text_completion", [choice])
+        return {**body, "usage": None} if self.with_usage else body
+
+    def _choice(self, ended: str | None) -> dict[str, Any]:
+        return {"index": 0, "finish_reason": ended}
+
+    def _logprobs(self, piece: Piece) -> Any:
+        if not self.logprobs:
+            return None
+        if self.chat:
+            return chat_logprobs(piece.logprobs, self.spellings)
+        return text_logprobs(piece.logprobs, self.spellings)
+
+    def _document(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        return {
+            "id": f"{prefix}-{self.id}",
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+            "choices": choices,
+        }
