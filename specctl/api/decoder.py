@@ -1,17 +1,17 @@
 """A loaded target with its drafts: what `generate` and `chat` of the command line do, as methods."""
 
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import replace
 from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from specctl.api.many_texts import SeveralTexts
-from specctl.api.python_wording import in_python
+from specctl.batching.pair_rows import why_alone
 from specctl.conversation import Chat
-from specctl.decoding.answers import Answerer
+from specctl.decoding.answers import Answerer, failures_of_a_text
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, TextRequest
@@ -21,11 +21,108 @@ from specctl.jsonl import Record
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
+from specctl.models.running.passes import Passes
 from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve
 from specctl.profile.schema import PolicyTable
 from specctl.profile.wording import shown
 from specctl.records import Completion, Round
-from specctl.text_engine.row_count import Batch
+from specctl.text_engine.dispatch import as_finished, in_order
+from specctl.text_engine.engine import Writer, whole
+from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.row_count import MOST, Batch, chosen_passes
+
+NAMES = {"set": "overrides", "max-new-tokens": "max_new_tokens", "trust-remote-code": "trust_remote_code=True"}
+
+
+def in_python(text: str) -> str:
+    """A message with arguments of `load` in place of flags: ``target=MODEL`` for ``--target MODEL``."""
+
+    def argument(found: re.Match[str]) -> str:
+        name = NAMES.get(found["name"], found["name"].replace("-", "_"))
+        return f"{name}={found['value']}" if found["value"] and "=" not in name else name
+
+    return re.sub(r"(?:flag )?--(?P<name>[a-z][a-z-]*)(?: (?P<value>[A-Z][A-Z=|]+))?", argument, text)
+
+
+AHEAD = 2
+"""Prompts for each row that may be taken before the oldest of them is written."""
+
+
+class SeveralTexts:
+    """What writes several texts with a pair; passes that were made for some stay for the next ones.
+
+    Args:
+        pair: loaded.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._kept: tuple[Batch, list[Passes]] | None = None
+        self._used = False
+
+    def write(
+        self,
+        prompts: Iterable[Any],
+        prepared: Callable[[int, Any], TextRequest],
+        alone: Session,
+        profile: Profile,
+        batch: Batch,
+        *,
+        ordered: bool,
+        warn: Callable[[str], None],
+    ) -> Iterator[tuple[int, Completion | RecordError]]:
+        """The number of each prompt, with its text or the reason why there is none.
+
+        Args:
+            prompts: taken as they are needed.
+            prepared: makes of a prompt and its number what is asked.
+            alone: writes one text at a time.
+            profile: says which drafts are at work.
+            batch: how many texts are written at once.
+            ordered: whether the texts come in the order of the prompts, or as they are finished.
+            warn: receives the reason why that number cannot be.
+        """
+
+        def asked() -> Iterator[tuple[tuple[int, RecordError | None], TextRequest | None]]:
+            for number, prompt in enumerate(prompts):
+                try:
+                    yield (number, None), prepared(number, prompt)
+                except RecordError as error:
+                    yield (number, error), None
+
+        def in_row(row: Pair, _: Callable[[], int]) -> Writer:
+            return _writer(Session(row, None if profile.draft is None else build_drafter(row, profile.draft.setting)))
+
+        texts = len(prompts) if isinstance(prompts, Sized) else MOST
+        settings, used = [] if profile.draft is None else [profile.draft.setting], self._used
+        passes = None if self._kept is None or self._kept[0] != batch or used else self._kept[1]
+        if passes is None or passes[-1].slots > texts or why_alone(self._pair, *settings) is not None:
+            passes = chosen_passes(self._pair, batch, texts, profile.sampling.max_new_tokens, settings, warn)
+        if passes is None:
+            engine, ahead = HereEngine(_writer(alone)), 1
+        else:
+            engine, ahead = HereEngine(None, Rows.over(self._pair, passes, in_row)), AHEAD
+            if not used:
+                self._kept, self._used = (batch, passes), True
+        try:
+            with engine:
+                written = in_order(engine, asked(), ahead * engine.count) if ordered else as_finished(engine, asked())
+                for (number, error), found in written:
+                    yield number, error or found
+        finally:
+            self._used = used  # by another call
+
+
+def _writer(session: Session) -> Writer:
+    def write(request: TextRequest) -> Completion | RecordError:
+        try:
+            with failures_of_a_text():
+                return session.generate(request.prompt, request.settings, seed_offset=request.seed_offset)
+        except RecordError as error:
+            return error
+
+    return whole(write)
+
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a chat, each with ``role`` and ``content``."""
