@@ -13,8 +13,7 @@ from specctl.analysis.readings import read_traces as read_verdicts
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import read_records
-from specctl.observing.findings import Skipped
-from specctl.observing.results import RESULTS, read_results
+from specctl.observing.results import RESULTS, Skipped, read_results
 from specctl.outputs import Outputs
 from specctl.replay.trace_files import TRACES, read_traces
 from specctl.resuming.finished import Finished, finished_rounds

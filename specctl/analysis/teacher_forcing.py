@@ -16,9 +16,9 @@ from specctl.decoding.session import Session
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
 from specctl.observing.prompt_answers import answer_each, prompt_writer
+from specctl.observing.results import Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion

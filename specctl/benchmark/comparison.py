@@ -12,9 +12,21 @@ import numpy as np
 
 from specctl.benchmark.report import reasons
 from specctl.errors import UsageError
-from specctl.observing.candidate import Candidate, candidate_record
-from specctl.observing.results import BASELINE, Header, Run, RunSet, as_record, read_results
-from specctl.observing.speedup import Speedup, paired, speed_figures, speed_ratio, speedup
+from specctl.observing.results import (
+    BASELINE,
+    Candidate,
+    Header,
+    Run,
+    RunSet,
+    Speedup,
+    as_record,
+    candidate_record,
+    paired,
+    read_results,
+    speed_figures,
+    speed_ratio,
+    speedup,
+)
 from specctl.printable import counted
 from specctl.records import CompletionSummary
 from specctl.reporting.placing import times

@@ -8,9 +8,7 @@ import numpy as np
 
 from specctl.benchmark.summaries import Summary, metrics_of
 from specctl.metrics import Level
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import PassTimes, Run, RunSet
-from specctl.observing.speedup import evened
+from specctl.observing.results import Candidate, PassTimes, Run, RunSet, evened
 from specctl.records import RoundSummary
 from specctl.replay.costs import CostTable, columns
 from specctl.replay.pearl import Simulated, TwoDevices

@@ -17,9 +17,7 @@ from specctl.benchmark.cost_model import (
     simulated_speeds,
 )
 from specctl.benchmark.summaries import Summary, summarise
-from specctl.observing.identity import compare
-from specctl.observing.results import BASELINE, Difference, Run, RunSet
-from specctl.observing.speedup import speedup
+from specctl.observing.results import BASELINE, Difference, Run, RunSet, compare, speedup
 from specctl.peers.engines import ASSISTED
 from specctl.printable import counted
 from specctl.replay.pearl import Simulated

@@ -9,8 +9,7 @@ import numpy as np
 from specctl.benchmark.cost_model import CandidateLevels, CostModel
 from specctl.benchmark.digest import Digest, standings
 from specctl.benchmark.summaries import Summary
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import BASELINE, Run
+from specctl.observing.results import BASELINE, Candidate, Run
 from specctl.profile.wording import short_names
 from specctl.records import RoundSummary
 from specctl.reporting.placing import placing

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specctl.errors import UsageError
-from specctl.observing.candidate import Candidate
+from specctl.observing.results import Candidate
 from specctl.peers.engines import PeerSetting, parse_peer
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Setting, Signal, nested
 from specctl.policies.policy_text import policy_table

@@ -13,9 +13,16 @@ from specctl.benchmark.papers import left_out_lines, sources
 from specctl.benchmark.summaries import Latency, Spread, Summary
 from specctl.errors import UsageError
 from specctl.files import SCHEMA_VERSION
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import BASELINE, OF_HIERARCHIES, Difference, Run, RunSet, as_record
-from specctl.observing.run_facts import SCIKIT_LEARN
+from specctl.observing.results import (
+    BASELINE,
+    OF_HIERARCHIES,
+    SCIKIT_LEARN,
+    Candidate,
+    Difference,
+    Run,
+    RunSet,
+    as_record,
+)
 from specctl.peers.engines import MOVING
 from specctl.printable import counted
 from specctl.profile.wording import short_names

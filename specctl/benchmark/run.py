@@ -17,12 +17,23 @@ from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.models.running.slot import Slot
-from specctl.observing.findings import Failed, OraclePasses, Stretches
-from specctl.observing.identity import compare
 from specctl.observing.progress import Progress
-from specctl.observing.results import BASELINE, RESULTS, Header, Run, RunSet
+from specctl.observing.results import (
+    BASELINE,
+    RESULTS,
+    SCIKIT_LEARN,
+    Failed,
+    Header,
+    OraclePasses,
+    Run,
+    RunSet,
+    Stretches,
+    compare,
+    device_name,
+    gather,
+    scikit_learn,
+)
 from specctl.observing.round_robin import PROMPTS_BETWEEN_COSTS, Emit, RoundRobin, turns
-from specctl.observing.run_facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.outputs import OutputFile
 from specctl.peers.engines import MOVING
 from specctl.peers.process import MeasuredPeer, PeerProcess

@@ -7,8 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from specctl.metrics import Metrics
-from specctl.observing.results import BASELINE, Run
-from specctl.observing.speedup import Speedup, evened, speedup
+from specctl.observing.results import BASELINE, Run, Speedup, evened, speedup
 
 
 class Timed(Protocol):

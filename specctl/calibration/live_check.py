@@ -12,8 +12,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import BASELINE, Header, Run, RunSet
-from specctl.observing.speedup import evened, speedup
+from specctl.observing.results import BASELINE, Header, Run, RunSet, evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
@@ -171,8 +170,8 @@ def run_candidates(
         progress: receives a count of runs.
         passes: of several texts at once; None for one text at a time.
     """
+    from specctl.observing.results import gather
     from specctl.observing.round_robin import RoundRobin
-    from specctl.observing.run_facts import gather
 
     header = Header(
         **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),

@@ -11,8 +11,7 @@ from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import BASELINE
-from specctl.observing.speedup import evened, speedup
+from specctl.observing.results import BASELINE, evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt

@@ -130,7 +130,7 @@ def _read(
     from specctl.analysis.readings import judge
     from specctl.analysis.teacher_forcing import read_prompts, read_rounds
     from specctl.decoding.prompt_format import PromptFormat
-    from specctl.observing.run_facts import gather
+    from specctl.observing.results import gather
 
     facts = gather(pair, profile, suite)
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)

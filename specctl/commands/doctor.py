@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specctl.doctor.outlook import Bandwidth, Outlook
     from specctl.models.placing.memory import Graphics
     from specctl.models.running.threads import Threads
-    from specctl.observing.pair_trial import Trial
+    from specctl.observing.pass_times import Trial
     from specctl.profile import Profile
 
 
@@ -146,7 +146,7 @@ def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
 
     pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 
-    from specctl.observing.pair_trial import try_out
+    from specctl.observing.pass_times import try_out
 
     return try_out(pair, profile), pair.threads
 

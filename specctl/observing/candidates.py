@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from specctl.errors import UsageError
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import BASELINE
+from specctl.observing.results import BASELINE, Candidate
 from specctl.peers.engines import ASSISTED, Launch, PeerSetting
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.tree_shape import TreeSize

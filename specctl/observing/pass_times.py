@@ -1,17 +1,27 @@
 """Times of bare forward passes on this machine, without the loop around them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from time import perf_counter
 
 import torch
 
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.session import Session
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.state_predictor import StatePredictor
+from specctl.models.running.around import Around
+from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
+from specctl.models.running.threads import timed
+from specctl.models.sharding import is_sharded
 from specctl.observing.results import PassTimes
+from specctl.profile.schema import Profile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
 
@@ -102,3 +112,123 @@ def _show_zeros(runner: Slot, start: int, count: int) -> None:
     if runner.reads_states and count:
         states = torch.zeros(count, runner.state_size, device=runner.device)
         runner.observe_states(start, dict.fromkeys(runner.layers, states))
+
+
+PROMPT = "Once upon a time, there was a"
+TOKENS = 32
+CONTEXT, TRIED_WIDTHS = 32, (1, 6)
+"""Cached tokens while passes are timed, and tokens of a pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePasses:
+    """How long a model's passes take with an engine.
+
+    Attributes:
+        model: ``target``, or ``draft`` with its number where there are several.
+        engine: its name.
+        milliseconds: by tokens of a pass, the median.
+    """
+
+    model: str
+    engine: str
+    milliseconds: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a trial showed.
+
+    Attributes:
+        tokens: how many were generated, greedily; fewer than `TOKENS` where the text ended.
+        same: whether drafting gave the target's own tokens; None without a draft that is used.
+        difference: between the target after a rollback and a fresh read, as a share of the logits' standard deviation.
+        alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included.
+        acceptance_rate: accepted of drafted tokens.
+        passes: of every model but draft heads and lookups, with the engine that runs it and, where that is another,
+            eagerly.
+    """
+
+    tokens: int
+    same: bool | None
+    difference: float
+    alone_per_second: float
+    drafted_per_second: float | None
+    acceptance_rate: float | None
+    passes: tuple[EnginePasses, ...]
+
+
+def try_out(pair: Pair, profile: Profile) -> Trial:
+    """Generate a few tokens with a pair that was loaded with ``check = true``, and roll the target back at least once.
+
+    Raises:
+        ModelError: the target does not forget rejected tokens.
+    """
+    prompt: list[int] = pair.tokenizer.encode(PROMPT)
+    settings = profile.sampling.model_copy(update={"temperature": 0.0, "max_new_tokens": TOKENS, "stop": []})
+    Session(pair, None).generate(prompt, settings.model_copy(update={"max_new_tokens": 2}))  # the first pass is slow
+    alone = Session(pair, None).generate(prompt, settings)
+    drafter = build_drafter(pair, profile.draft.setting) if profile.draft is not None else None
+    drafted = Session(pair, drafter).generate(prompt, settings) if drafter is not None else None
+    rounds = drafted.rounds if drafted is not None else ()
+    total = sum(round_.drafted for round_ in rounds)
+    return Trial(
+        tokens=len(alone.tokens),
+        same=None if drafted is None else drafted.tokens == alone.tokens,
+        difference=_difference(pair.target, [*prompt, *alone.tokens]),
+        alone_per_second=len(alone.tokens) / alone.total_seconds,
+        drafted_per_second=None if drafted is None else len(drafted.tokens) / drafted.total_seconds,
+        acceptance_rate=sum(round_.accepted for round_ in rounds) / total if total else None,
+        passes=tuple(_passes(pair)),
+    )
+
+
+def _passes(pair: Pair) -> Iterator[EnginePasses]:
+    runners = [pair.target, *(draft for draft in pair.drafts if draft.runs_model)]
+    for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
+        name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
+        engines = {runner.engine: runner}
+        if not is_sharded(model):
+            engines.setdefault("eager", Slot(EagerPasses(model, model.config.get_text_config().vocab_size)))
+        yield from _passes_of(name, engines, ordinary_tokens(CONTEXT, pair.vocabulary, pair.eos))
+
+
+@torch.inference_mode()
+def _passes_of(model: str, engines: Mapping[str, Slot], tokens: Sequence[int]) -> list[EnginePasses]:
+    """Time one model's passes by every engine in turn; the caches are empty afterwards."""
+    for runner in engines.values():
+        fill(runner, tokens)
+
+    def run(choice: tuple[str, int]) -> None:
+        engine, width = choice
+        runner = engines[engine]
+        runner.extend(tokens[:width], keep=width)
+        wait(runner.device)
+        runner.rollback(CONTEXT)
+
+    seconds = timed(run, [*product(engines, TRIED_WIDTHS)])
+    for runner in engines.values():
+        runner.rollback(0)
+    return [
+        EnginePasses(model, engine, {width: median(seconds[engine, width]) * 1e3 for width in TRIED_WIDTHS})
+        for engine in engines
+    ]
+
+
+def _difference(target: Slot, text: list[int]) -> float:
+    """What the check of the target found; where nothing was rejected so far, some of a text is taken back."""
+    checked = target
+    while isinstance(checked, Around) and not isinstance(checked, CheckedRunner):
+        checked = checked.runner
+    assert isinstance(checked, CheckedRunner), "the target is loaded with check"
+    if checked.difference is None:
+        with torch.inference_mode():
+            checked.rollback(0)
+            checked.extend(text[:-1], keep=0)
+            checked.rollback(len(text) - 1)
+            checked.extend([text[-1], *text[:3]], keep=4)
+            checked.rollback(len(text))
+            checked.extend([*text[checked.length :], text[0]], keep=1)
+            checked.rollback(0)
+    assert checked.difference is not None
+    return checked.difference

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from specctl.decoding.answers import Answerer
 from specctl.errors import RecordError
-from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
+from specctl.observing.results import Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion

@@ -1,19 +1,237 @@
-"""The results file of a benchmark: a header, then one line for each finished run. No torch here."""
+"""The results file of a benchmark: what ran where, a header, then one line for each finished run. No torch here."""
 
-from collections.abc import Iterator, Mapping
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
+from math import lcm
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
+from specctl import __version__
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
-from specctl.observing.candidate import Candidate, candidate_of, candidate_record
-from specctl.observing.findings import Failed, OraclePasses, SignalBound, Skipped, Stretches
+from specctl.models.running.engines import engine_report
+from specctl.models.running.pair import Pair
+from specctl.models.running.threads import threads_of
+from specctl.peers.engines import ASSISTED
+from specctl.policies import NONE, Setting
+from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import Profile
+from specctl.profile.wording import distinct_name
 from specctl.prompts.suites import Suite
 from specctl.records import CompletionSummary, RoundSummary
+from specctl.statistics import Floats, Interval, bootstrap
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What competes in a benchmark: a setting on some of the loaded drafts, or a peer.
+
+    Attributes:
+        label: the name in tables, unique in a benchmark.
+        setting: the policies and when they stop; None for a peer.
+        drafts: for each level of the setting, the index of its draft in `Header.drafts`.
+        peer: name of a peer; None for a setting.
+        peer_settings: the peer's arguments; ``draft`` is how one that runs in a process of its own drafts.
+        engine: of a setting that runs eagerly where the others run on another engine; None for the profile's.
+    """
+
+    label: str
+    setting: Setting | None = NONE
+    drafts: tuple[int, ...] = (0,)
+    peer: str | None = None
+    peer_settings: Mapping[str, Any] = field(default_factory=dict)
+    engine: Literal["eager"] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the first draft's policy, or of the peer."""
+        return self.peer or (self.setting.policy if self.setting is not None else "")
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Every value of the first draft's policy, defaults included, or the peer's arguments."""
+        return self.peer_settings if self.setting is None else self.setting.all_values
+
+    @property
+    def way(self) -> str | None:
+        """How a peer in a process of its own drafts; None for any other candidate."""
+        return None if self.setting is not None else self.peer_settings.get("draft")
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether its drafts are trees, whose passes read several tokens."""
+        return self.setting is not None and self.setting.tree is not None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether its draft writes while the target verifies, so that their times do not add up."""
+        return self.setting is not None and self.setting.parallel is not None
+
+    @property
+    def takes_turns_in_chains(self) -> bool:
+        """Whether its passes come one after the other, each of the draft's over one token, and so can be priced."""
+        return not self.drafts_trees and not self.parallel and self.engine is None
+
+    @property
+    def family(self) -> str:
+        """A name shared by all candidates with the same policies on the same models, whatever their values."""
+        if self.setting is None:
+            return f"{self.name}:{self.way}" if self.way is not None else self.name
+        family = self.setting.family if self.engine is None else f"{self.setting.family}, {self.engine}"
+        if self.drafts == (0,):
+            return family
+        return f"{family} on drafts {', '.join(map(str, self.drafts))}"
+
+    def ran_on(self, engines: Mapping[str, str]) -> str | None:
+        """On which engine its passes ran, of those of the models; None where they do not tell.
+
+        Where its models ran on several, each is named with its model: ``target graph, draft eager``.
+        """
+        if self.peer is not None:
+            # transformers calls the models as they are, whatever engine the profile's own passes have.
+            return "eager" if self.peer in ASSISTED else self.peer
+        if self.engine is not None:
+            return self.engine
+        used = () if self.setting == NONE else self.drafts
+        # Levels have the names they have in a profile; loaded drafts have those that they would have as levels.
+        keys = {"target": "target", **{level_key(place): level_key(draft) for place, draft in enumerate(used)}}
+        # Behind the name may stand, in parentheses, why it is no other.
+        ran = {level: engines[key].partition(" (")[0] for level, key in keys.items() if key in engines}
+        if len(set(ran.values())) > 1:
+            return ", ".join(f"{key} {engine}" for key, engine in ran.items())
+        return next(iter(ran.values()), None)
+
+    @property
+    def eagerly(self) -> "Candidate":
+        """The same setting as a candidate that runs eagerly."""
+        return replace(self, label=f"{self.label} (eager)", engine="eager")
+
+
+def level_key(index: int) -> str:
+    """The name of a level below the target, from 0 on, as a profile's tables have it: ``draft``, ``draft.draft``."""
+    return "draft" + ".draft" * index
+
+
+def candidate_record(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
+    named, without trees or a lookup and not in parallel."""
+    record: dict[str, Any] = {
+        "label": candidate.label,
+        "kind": "policy" if candidate.peer is None else "peer",
+        "name": candidate.name,
+        "settings": dict(candidate.values),
+        **({"engine": candidate.engine} if candidate.engine is not None else {}),
+    }
+    levels = candidate.setting.levels if candidate.setting is not None else ()
+    if (
+        len(levels) > 1
+        or candidate.drafts != (0,)
+        or any(level.head or level.tree or level.parallel or level.lookup for level in levels)
+    ):
+        record["levels"] = [
+            {
+                "draft": draft,
+                "policy": level.policy,
+                "settings": level.all_values,
+                "once": level.once,
+                "head": level.head,
+                **({"tree": level.tree.tokens, "tree_beams": level.tree.beams} if level.tree is not None else {}),
+                **({"parallel": level.parallel} if level.parallel is not None else {}),
+                **({"lookup": True, "earlier": level.earlier} if level.lookup else {}),
+            }
+            for draft, level in zip(candidate.drafts, levels, strict=True)
+        ]
+    return record
+
+
+def candidate_of(record: Mapping[str, Any]) -> Candidate:
+    """The candidate that a results file describes."""
+    if not isinstance(record["label"], str):
+        raise TypeError("a candidate's label is not text")
+    if record["kind"] == "peer":
+        return Candidate(record["label"], None, peer=record["name"], peer_settings=record["settings"])
+    alone = {"draft": 0, "policy": record["name"], "settings": record["settings"]}
+    records = record.get("levels") or [alone]
+    heads = [level["head"] for level in records if level.get("head") is not None]
+    setting: Setting | None = None
+    for level in reversed(records):
+        head = level.get("head")
+        setting = replace(
+            Setting.of({**level["settings"], "name": level["policy"]}),
+            once=level.get("once", False),
+            below=setting,
+            head=head,
+            head_label=head and distinct_name(head, heads),
+            tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
+            parallel=level.get("parallel"),
+            lookup=level.get("lookup", False),
+            earlier=level.get("earlier", 0),
+        )
+    drafts = tuple(level["draft"] for level in records)
+    return Candidate(record["label"], setting, drafts, engine=record.get("engine"))
+
+
+@dataclass(frozen=True, slots=True)
+class OraclePasses:
+    """The fewest target passes for a prompt that Theorem 4.1 of SpecDec++ allows, |S| + 1."""
+
+    prompt: str
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.pearl`.
+
+    Attributes:
+        turns: of each, the draft tokens from where the draft begins afresh to the rejected one, or to the text's end.
+    """
+
+    prompt: str
+    turns: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A prompt that cannot be run on these models, with the reason."""
+
+    prompt: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A peer that failed in a run, with the reason; it is not asked again in the same benchmark."""
+
+    candidate: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalBound:
+    """The best stopping rule on entropy and top probability, replayed on one of the baseline's runs of each prompt.
+
+    Attributes:
+        prompts, tokens: number of prompts, and of tokens in their outputs.
+        drafted, passes: number of draft steps and of target passes that the rule makes for these tokens.
+    """
+
+    prompts: int
+    tokens: int
+    drafted: int
+    passes: int
+
 
 BASELINE = "none"
 OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
@@ -286,3 +504,167 @@ def read_results(path: Path) -> RunSet:
     if any(index >= max(1, drafts) for candidate in results.header.candidates for index in candidate.drafts):
         raise UsageError(f"{path}:1: a candidate has a draft that the header does not name")
     return results
+
+
+def compare(results: RunSet) -> list[tuple[Run, Difference | None]]:
+    """Compare every run with the baseline's first run of the same prompt and length; the baseline's repeats too.
+
+    The tokens themselves are compared, so a difference that was not recorded while measuring is still found.
+    """
+    first: dict[tuple[str, int], Run] = {}
+    for run in results.of(BASELINE):
+        first.setdefault((run.prompt, run.length), run)
+    pairs = ((run, first.get((run.prompt, run.length))) for run in results.runs)
+    return [
+        (run, run.difference or _difference(run, baseline))
+        for run, baseline in pairs
+        if run is not baseline and (baseline or run.difference)
+    ]
+
+
+def _difference(run: Run, baseline: Run | None) -> Difference | None:
+    if baseline is None:
+        return None
+    turns = zip_longest((turn.tokens for turn in baseline.turns), (turn.tokens for turn in run.turns), fillvalue=())
+    for number, (expected, found) in enumerate(turns):
+        for position, (ours, theirs) in enumerate(zip_longest(expected, found)):
+            if ours != theirs:
+                return Difference(number, position, ours, theirs, None)
+    return None
+
+
+class Speedup(NamedTuple):
+    """Ratio of a candidate's speed to the baseline's on the prompts that both finished.
+
+    Attributes:
+        of_totals: ratio of total speeds, each being all tokens divided by all seconds.
+        of_prompts: mean over prompts of the ratio of tokens/s.
+        prompts: number of paired prompts.
+    """
+
+    of_totals: Interval
+    of_prompts: Interval
+    prompts: int
+
+
+def evened(runs: Sequence[Run]) -> list[Run]:
+    """The runs, repeated so that every prompt and length has the same number of runs."""
+    cells = list(_cells(runs).values())
+    times = lcm(*map(len, cells))
+    return [run for repeats in cells for run in repeats * (times // len(repeats))]
+
+
+def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
+    """The speedup on the prompts (and lengths) that both finished; None if they have none in common."""
+    by_prompt = paired(runs, baseline, speed_figures)
+    if not by_prompt:
+        return None
+    sums = np.stack(list(by_prompt.values()))  # (prompts, 4)
+    ratios = speed_ratio(sums)
+    prompts = len(ratios)
+
+    def of_totals(weights: Floats) -> Floats:
+        return speed_ratio(weights @ sums)
+
+    def of_prompts(weights: Floats) -> Floats:
+        return weights @ ratios / prompts
+
+    return Speedup(bootstrap(of_totals, prompts), bootstrap(of_prompts, prompts), prompts)
+
+
+def speed_figures(run: Run) -> tuple[float, float]:
+    """Tokens and seconds of a run."""
+    return run.tokens, run.seconds
+
+
+def paired(runs: Iterable[Run], others: Iterable[Run], figures: Callable[[Run], Sequence[float]]) -> dict[str, Floats]:
+    """Figures of runs next to the same figures of other runs, for each prompt that both finished to one length or more.
+
+    A run that lacks a figure has 0 for it; prompts and lengths whose mean is 0 are left out, as there is no ratio.
+
+    Args:
+        figures: N numbers of a run.
+
+    Returns:
+        By prompt (2 N,): the N figures of the runs, then those of the others, each the mean of repeats, summed over
+        lengths.
+    """
+    mine, theirs = _means(runs, figures), _means(others, figures)
+    by_prompt: dict[str, Floats] = {}
+    for cell, numbers in mine.items():
+        if cell in theirs:
+            pair = np.concatenate([numbers, theirs[cell]])
+            by_prompt[cell[0]] = by_prompt.get(cell[0], 0.0) + pair
+    return by_prompt
+
+
+def _cells(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
+    cells: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((run.prompt, run.length), []).append(run)
+    return cells
+
+
+def _means(runs: Iterable[Run], figures: Callable[[Run], Sequence[float]]) -> dict[tuple[str, int], Floats]:
+    """Means of the repeats by prompt and length, without those where one is 0."""
+    means = {cell: np.mean([figures(run) for run in repeats], axis=0) for cell, repeats in _cells(runs).items()}
+    return {cell: numbers for cell, numbers in means.items() if numbers.all()}
+
+
+def speed_ratio(sums: Floats) -> Floats:
+    """Tokens/s over the baseline's tokens/s from rows of tokens, seconds, baseline tokens, baseline seconds."""
+    tokens, seconds, baseline_tokens, baseline_seconds = sums.T
+    ratio: Floats = tokens * baseline_seconds / (seconds * baseline_tokens)
+    return ratio
+
+
+SCIKIT_LEARN = "scikit-learn"
+
+
+def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
+    """The provenance of a run that starts now: arguments, versions, devices, profile and suite."""
+    runners = {"target": pair.target} | {level_key(level): draft for level, draft in enumerate(pair.drafts)}
+    return Facts(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        argv=sys.argv[1:],
+        versions={
+            "python": platform.python_version(),
+            "specctl": __version__,
+            **{package: version(package) for package in ("torch", "transformers")},
+        },
+        devices={key: device_name(runner.device, threads_of(runner)) for key, runner in runners.items()},
+        **of_request(profile, suite),
+        engines={key: engine_report(runner) for key, runner in runners.items()},
+        synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
+        threads=pair.thread_count,
+        others_busy=pair.threads.others_busy if pair.threads is not None else None,
+    )
+
+
+def device_name(device: "torch.device", threads: int) -> str:
+    """The device and its hardware, as text; of a CPU with the threads of a pass."""
+    if device.type == "cuda":
+        import torch
+
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({cpu_name()}, {threads} threads)"
+
+
+def scikit_learn() -> str:
+    """The version of scikit-learn, with which transformers moves the threshold of ``hf-confidence``; else ``none``."""
+    try:
+        return version(SCIKIT_LEARN)
+    except PackageNotFoundError:
+        return "none"
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model; its architecture where the system does not tell the model."""
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

@@ -14,11 +14,18 @@ from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
-from specctl.observing.candidate import Candidate
-from specctl.observing.findings import Failed, Skipped
-from specctl.observing.identity import compare
 from specctl.observing.pass_times import WIDTHS, PassMeter
-from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet
+from specctl.observing.results import (
+    BASELINE,
+    Candidate,
+    Difference,
+    Failed,
+    Run,
+    RunDifference,
+    RunSet,
+    Skipped,
+    compare,
+)
 from specctl.peers.assisted import AssistedPeer
 from specctl.peers.engines import MOVING
 from specctl.peers.process import MeasuredPeer, PeerError

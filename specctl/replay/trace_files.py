@@ -8,8 +8,7 @@ from typing import Any
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
 from specctl.models.predictors.disco_predictor import DiscoPredictor
-from specctl.observing.findings import Skipped
-from specctl.observing.results import of_request
+from specctl.observing.results import Skipped, of_request
 from specctl.policies import Signal
 from specctl.profile.schema import Profile, Verification
 from specctl.prompts.suites import Suite

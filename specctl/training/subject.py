@@ -16,9 +16,9 @@ from specctl.decoding.session import Session
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
-from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Advance, Progress, ignored
 from specctl.observing.prompt_answers import Answered, answer_each, prompt_writer
+from specctl.observing.results import Skipped
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.text_engine.dispatch import GivenUp, in_order

@@ -7,8 +7,7 @@ from typing import Any
 
 from specctl.benchmark import report
 from specctl.benchmark.digest import digest
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import Header, PassTimes, Run, RunSet
+from specctl.observing.results import Candidate, Header, PassTimes, Run, RunSet
 from specctl.policies import Setting, nested
 from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
 from specctl.reporting.table import Table

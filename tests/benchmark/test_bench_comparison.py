@@ -21,8 +21,7 @@ from specctl.benchmark.comparison import (
 )
 from specctl.commands.app import app
 from specctl.errors import UsageError
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import RESULTS, Run, RunSet
+from specctl.observing.results import RESULTS, Candidate, Run, RunSet
 from specctl.statistics import Interval
 
 DATA = Path(__file__).parents[1] / "data"

@@ -32,8 +32,7 @@ from specctl.benchmark.cost_model import (
 )
 from specctl.benchmark.digest import digest
 from specctl.benchmark.summaries import summarise
-from specctl.observing.candidate import Candidate, candidate_record
-from specctl.observing.results import RESULTS, PassTimes, RunSet, read_results
+from specctl.observing.results import RESULTS, Candidate, PassTimes, RunSet, candidate_record, read_results
 from specctl.policies import Setting, nested
 from specctl.reporting.table import as_text
 

@@ -16,9 +16,7 @@ from specctl.benchmark.cost_model import (
 from specctl.benchmark.digest import digest
 from specctl.benchmark.figures import looks, verification_against_discard
 from specctl.benchmark.summaries import summarise
-from specctl.observing.candidate import Candidate
-from specctl.observing.findings import SignalBound
-from specctl.observing.results import PassTimes, Run, RunSet
+from specctl.observing.results import Candidate, PassTimes, Run, RunSet, SignalBound
 from specctl.policies import Setting
 from specctl.policies.tree_shape import TreeSize
 from specctl.reporting.style import style

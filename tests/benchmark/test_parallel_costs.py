@@ -10,8 +10,7 @@ from specctl.benchmark.cost_model import bare_ms, candidate_costs, fit
 from specctl.benchmark.digest import digest
 from specctl.benchmark.figures import verification_against_discard
 from specctl.benchmark.summaries import summarise
-from specctl.observing.findings import Stretches
-from specctl.observing.results import PassTimes, Run, RunSet
+from specctl.observing.results import PassTimes, Run, RunSet, Stretches
 from specctl.policies import Setting
 from specctl.records import RoundSummary, StopReason
 from specctl.reporting.style import MissingDataError

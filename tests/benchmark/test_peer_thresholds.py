@@ -5,8 +5,7 @@ from dataclasses import replace
 from factory import peer, peer_run, plain_run, run_set, tables
 
 from specctl.benchmark.report import threshold_note
-from specctl.observing.results import RunSet
-from specctl.observing.run_facts import SCIKIT_LEARN
+from specctl.observing.results import SCIKIT_LEARN, RunSet
 
 LABEL = "hf-confidence"
 

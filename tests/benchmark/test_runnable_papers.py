@@ -6,8 +6,8 @@ import pytest
 
 from specctl.benchmark.papers import PAPERS, PEERS, RunnablePapers, left_out_lines, runnable_papers, sources
 from specctl.errors import UsageError
-from specctl.observing.candidate import Candidate
 from specctl.observing.candidates import candidates_of
+from specctl.observing.results import Candidate
 from specctl.peers.engines import parse_peer
 from specctl.policies import Setting, nested
 from specctl.profile import resolve

@@ -9,8 +9,7 @@ import pytest
 
 from specctl.benchmark.spec_bench import write_answers
 from specctl.errors import OutputError
-from specctl.observing.candidate import Candidate
-from specctl.observing.results import Header, Run, RunSet
+from specctl.observing.results import Candidate, Header, Run, RunSet
 from specctl.prompts.suites import MT_BENCH
 from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
 

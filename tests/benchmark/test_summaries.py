@@ -4,8 +4,7 @@ from factory import PREFILL_MS, TARGET_MS, drafted_run, peer_run, plain_run
 
 from specctl.benchmark.summaries import Spread, Summary, summarise
 from specctl.calibration.calibration_report import speedup_cells
-from specctl.observing.results import BASELINE, Run
-from specctl.observing.speedup import evened, speedup
+from specctl.observing.results import BASELINE, Run, evened, speedup
 from specctl.reporting.placing import times
 from specctl.statistics import Interval, bootstrap
 

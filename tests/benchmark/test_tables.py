@@ -11,8 +11,7 @@ from rich.console import Console
 
 from specctl.benchmark.digest import digest
 from specctl.benchmark.report import brief_tables
-from specctl.observing.identity import compare
-from specctl.observing.results import RESULTS, Difference, Run, RunSet, read_results
+from specctl.observing.results import RESULTS, Difference, Run, RunSet, compare, read_results
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
 from specctl.terminal.progress import BenchProgress, TerminalProgress

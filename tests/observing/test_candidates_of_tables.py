@@ -4,8 +4,8 @@ import pytest
 
 from specctl.commands.flags import warn_unused
 from specctl.errors import ProfileError, UsageError
-from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
+from specctl.observing.results import Candidate, candidate_of, candidate_record
 from specctl.peers.engines import parse_peer
 from specctl.policies import Setting, nested
 from specctl.policies.tree_shape import TreeSize

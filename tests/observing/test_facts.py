@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specctl.observing.run_facts import cpu_name, device_name
+from specctl.observing.results import cpu_name, device_name
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from specctl.observing.findings import Skipped
+from specctl.observing.results import Skipped
 from specctl.observing.round_robin import RoundRobin
 
 

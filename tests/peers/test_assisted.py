@@ -11,7 +11,7 @@ from transformers.generation import candidate_generator
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.observing import run_facts as facts
+from specctl.observing import results as facts
 from specctl.peers.assisted import AssistedPeer
 from specctl.profile.schema import SamplingTable
 from tests.support.checkpoints import tiny_tokenizer

@@ -12,8 +12,7 @@ from specctl.benchmark.report import tables
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
-from specctl.observing.results import Header, RunSet
-from specctl.observing.run_facts import gather
+from specctl.observing.results import Header, RunSet, gather
 from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.prompts.suites import Suite

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import specctl
-from specctl.observing.run_facts import cpu_name
+from specctl.observing.results import cpu_name
 from specctl.versions import versions
 from tools.measure.page import ROOT, output, page, results, updated
 from tools.measure.parts import PARTS, Part, Step

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from specctl.observing.results import BASELINE, Run, RunSet
-from specctl.observing.speedup import paired, speed_ratio
+from specctl.observing.results import BASELINE, Run, RunSet, paired, speed_ratio
 from specctl.statistics import Interval, bootstrap
 
 Weight = Callable[[Run], float]

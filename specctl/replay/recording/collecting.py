@@ -16,10 +16,9 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.running.pair import Pair
-from specctl.observing.findings import SignalBound, Skipped
 from specctl.observing.progress import SILENT, Advance, Progress
 from specctl.observing.prompt_answers import Answered, answer_each, prompt_writer
-from specctl.observing.run_facts import gather
+from specctl.observing.results import SignalBound, Skipped, gather
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile
