@@ -12,8 +12,7 @@ from typing import NoReturn
 from specctl.errors import OutputError, SpecctlError, reason
 from specctl.models.files.library_calls import hush_imports
 from specctl.outputs import name_standard_output
-from specctl.processes.interrupts import interrupt
-from specctl.processes.limits import exceeded
+from specctl.processes import exceeded, interrupt
 from specctl.streams import Closed, replace_closed
 from specctl.terminal.output import tell
 

@@ -16,7 +16,7 @@ from specctl.jsonl import read_records
 from specctl.observing.results import RESULTS, Skipped, read_results
 from specctl.outputs import Outputs
 from specctl.replay.trace_files import TRACES, read_traces
-from specctl.resuming.finished import Finished, finished_rounds
+from specctl.resuming import Finished, finished_rounds
 
 DATA = Path(__file__).parent / "data"
 READERS = {"results": read_results, "trace": read_traces, "rounds": lambda path: read_verdicts([path])}

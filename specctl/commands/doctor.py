@@ -153,7 +153,7 @@ def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
 
 def _threads_line(threads: "Threads | None") -> str:
     """With how many threads passes on the CPU run, in one line."""
-    from specctl.processes.cores import cores_text, usable_cores
+    from specctl.processes import cores_text, usable_cores
 
     return f"Threads: {threads or f'measured on {cores_text(usable_cores())} when the models are loaded'}."
 

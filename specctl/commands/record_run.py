@@ -16,11 +16,7 @@ from specctl.observing.progress import Tally
 from specctl.outputs import OutputFile, Outputs
 from specctl.printable import counted, printable
 from specctl.record_settings import ignored_setting
-from specctl.resuming.finished import Finished, Survey, finished_rounds
-from specctl.resuming.identities import distinct
-from specctl.resuming.made_by import MadeBy
-from specctl.resuming.run_file import RunFile
-from specctl.resuming.turns_file import TurnsFile
+from specctl.resuming import Finished, MadeBy, RunFile, Survey, TurnsFile, distinct, finished_rounds
 from specctl.terminal.progress import clock, note
 
 if TYPE_CHECKING:

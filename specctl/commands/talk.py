@@ -13,7 +13,7 @@ from specctl.conversation import ESCAPED, SLASHES, Chat, RemoteChat, Turn, is_sl
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Outputs, Sink
 from specctl.printable import printable
-from specctl.processes.interrupts import interruptible
+from specctl.processes import interruptible
 from specctl.profile import resolve
 from specctl.profile.schema import EMBEDDED
 from specctl.records import FinishReason

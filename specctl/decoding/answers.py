@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError, of_onnxruntime, out_of_memory, reason
 from specctl.jsonl import Record
-from specctl.processes.interrupts import interrupt
+from specctl.processes import interrupt
 from specctl.profile.schema import SamplingTable, with_one_grammar
 from specctl.profile.wording import did_you_mean, shown
 from specctl.record_settings import own_settings

@@ -30,9 +30,7 @@ from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rotating import RotatingRunner
 from specctl.models.running.slot import Slot
 from specctl.outputs import locked, remove_abandoned
-from specctl.processes.arrivals import Arrivals
-from specctl.processes.children import child_command
-from specctl.processes.interrupts import interruptible
+from specctl.processes import Arrivals, child_command, interruptible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,8 +14,7 @@ from specctl.jsonl import Record, error_line, result_line
 from specctl.observing.progress import Advance, Tally, ignored
 from specctl.outputs import Sink
 from specctl.records import CompletionSummary
-from specctl.resuming.finished import Finished
-from specctl.resuming.turns_file import TurnsFile
+from specctl.resuming import Finished, TurnsFile
 from specctl.round_trace import trace_line
 from specctl.text_engine.dispatch import Asked, GivenUp, in_order
 from specctl.text_engine.engine import Part, Restarted, TextEngine, Writer

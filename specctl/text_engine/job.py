@@ -14,7 +14,7 @@ from specctl.errors import ModelError, SpecctlError, UsageError, reason
 from specctl.models.files.library_calls import hush_imports
 from specctl.models.loading.contents import Contents
 from specctl.models.placing.memory import nvidia_smi
-from specctl.processes.cores import usable_cores
+from specctl.processes import usable_cores
 from specctl.profile.schema import EMBEDDED, DraftTable, Profile
 from specctl.text_engine.engine import Answer, TextEngine
 

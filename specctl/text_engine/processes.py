@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, Any, Self
 
-from specctl.processes.children import child_command
+from specctl.processes import child_command
 from specctl.text_engine.child import Frames, framed
 from specctl.text_engine.engine import MOST_FAILURES, Answered, Event, Lost, Part, Places, Restarted
 from specctl.text_engine.job import Job, ReplicaError

@@ -16,7 +16,7 @@ import pexpect
 import pytest
 
 from specctl import __main__ as entry
-from specctl.processes.interrupts import interruptible
+from specctl.processes import interruptible
 
 ENVIRONMENT = {
     name: value

@@ -13,7 +13,7 @@ from specctl.doctor import diagnosis
 from specctl.errors import ModelError
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.placing.memory import DeviceMemory
-from specctl.processes.cores import CoreTime
+from specctl.processes import CoreTime
 from tests.support.checkpoints import llama_config, save_model
 
 app = typer.Typer()

@@ -18,7 +18,7 @@ from transformers import MptConfig
 
 from specctl import __main__ as entry
 from specctl.profile.schema import model_path
-from specctl.resuming.finished import Finished
+from specctl.resuming import Finished
 from tests.support.checkpoints import save_model
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"

@@ -20,8 +20,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.observing.record_stream import RecordStream, record_writer
 from specctl.outputs import Outputs
 from specctl.profile.schema import DraftTable, ModelTable, Profile, SamplingTable
-from specctl.resuming.finished import Finished
-from specctl.resuming.identities import distinct
+from specctl.resuming import Finished, distinct
 from specctl.text_engine.here import HereEngine
 from tests.faults.mutations import Tally, main, mutated
 from tests.support.checkpoints import llama_config, save_model

@@ -6,7 +6,7 @@ import torch
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running import threads
 from specctl.models.running.threads import Threads, decided, fastest, timed, use
-from specctl.processes.cores import CoreTime, allowed_cpus, busy_seconds, usable_cores
+from specctl.processes import CoreTime, allowed_cpus, busy_seconds, usable_cores
 from specctl.profile.schema import Profile
 from tests.support.checkpoints import llama_config, save_model
 
@@ -167,7 +167,7 @@ def test_a_system_that_does_not_tell_has_no_core_time(tmp_path: Path) -> None:
 
 
 def test_usable_cores_are_physical_and_within_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.processes.cores.allowed_cpus", lambda: frozenset({0, 1, 2, 3}))
+    monkeypatch.setattr("specctl.processes.allowed_cpus", lambda: frozenset({0, 1, 2, 3}))
     quota = tmp_path / "cpu.max"
     assert usable_cores(tmp_path, quota) == 4
     for cpu in range(4):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from specctl.processes.arrivals import Arrivals
+from specctl.processes import Arrivals
 
 
 @pytest.fixture

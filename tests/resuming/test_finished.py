@@ -6,7 +6,7 @@ import pytest
 
 from specctl.errors import RecordError, UsageError
 from specctl.jsonl import DUPLICATE, Record, error_line
-from specctl.resuming.finished import Finished, Survey, finished_rounds
+from specctl.resuming import Finished, Survey, finished_rounds
 
 DONE = '{"id": "a", "completion": ""}\n{"id": "z", "completion": ""}\n{"id": null, "line": 4, "error": {}}\n'
 

@@ -4,7 +4,7 @@ import random
 import tracemalloc
 
 from specctl.jsonl import Record
-from specctl.resuming.identities import Identities, distinct, hash_of
+from specctl.resuming import Identities, distinct, hash_of
 
 
 def test_what_was_put_is_found_and_nothing_else():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specctl.processes.children import child_command
+from specctl.processes import child_command
 from specctl.text_engine.on_ray import alone
 
 

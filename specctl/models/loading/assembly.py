@@ -40,7 +40,7 @@ from specctl.models.running.rules.ruled import RuledRunner, TokenRule
 from specctl.models.running.rules.text_rules import repetition_rule
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import LARGE, choose, decided, share_of, tell_torch, threads_of
-from specctl.processes.cores import CoreTime
+from specctl.processes import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.slot import Slot
-from specctl.processes.cores import CoreTime, cores_text, usable_cores
+from specctl.processes import CoreTime, cores_text, usable_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

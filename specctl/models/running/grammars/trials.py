@@ -21,7 +21,7 @@ from threading import Event, Lock, Thread
 from typing import IO, Any
 from weakref import finalize
 
-from specctl.processes.children import child_command
+from specctl.processes import child_command
 
 SECONDS = (0.1, 1.0, 10.0)
 """Processor time of the first try of a grammar, and of those behind it."""
