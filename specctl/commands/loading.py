@@ -221,8 +221,7 @@ class Answering:
 
     def answerer(self, pair: "Pair | None" = None) -> "Answerer":
         """One whose policies have learnt nothing yet; with another ``pair`` of the same models, over that."""
-        from specctl.decoding.answers import Answerer
-        from specctl.decoding.named_drafters import NamedDrafters
+        from specctl.decoding.answers import Answerer, NamedDrafters
         from specctl.decoding.session import Session
 
         pair = pair or self.pair

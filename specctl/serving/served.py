@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from specctl.decoding.named_drafters import NamedDrafters
+from specctl.decoding.answers import NamedDrafters
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import TextRequest
 from specctl.errors import ProfileError, UsageError

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
 
-from specctl.decoding.answers import failures_of_a_text
-from specctl.decoding.named_drafters import NamedDrafters
+from specctl.decoding.answers import NamedDrafters, failures_of_a_text
 from specctl.decoding.session import Session, TextRequest
 from specctl.errors import RecordError, SpecctlError
 from specctl.models.running.context import common_beginning

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
+from specctl.decoding.answers import KEPT, NamedDrafters
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.named_drafters import KEPT, NamedDrafters
 from specctl.errors import RecordError
 from specctl.jsonl import Record, deciding
 from specctl.models.running.pair import Pair
