@@ -27,9 +27,9 @@ from tests.faults.trials import PACKAGE, ROOT, Trial, copied, preload
 
 ROOMS = (
     "decoding", "policies", "models/running", "models/passes", "models/translation", "batching", "replay",
-    "calibration", "api", "replicas",
+    "calibration", "api", "text_engine",
 )  # fmt: skip
-NEEDED = {"replicas/on_ray.py": "ray"}
+NEEDED = {"text_engine/on_ray.py": "ray"}
 """Packages without which the tests of a module skip."""
 ENOUGH = 0.95
 """The share of faults that must be seen."""
