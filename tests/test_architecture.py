@@ -13,15 +13,11 @@ PACKAGE = ROOT / "specctl"
 PARTED = {"models"}
 """Folders whose own folders are rooms."""
 IN_CIRCLES = {
-    "specctl.decoding.rows.certain_rows",
-    "specctl.decoding.rows.device_judging",
-    "specctl.decoding.rows.device_rows",
-    "specctl.decoding.rows.host_rows",
-    "specctl.decoding.rows.judging",
-    "specctl.decoding.rows.reading",
-    "specctl.decoding.rows.rows",
-    "specctl.decoding.rows.rows_of",
-    "specctl.decoding.rows.several_texts",
+    "specctl.decoding.logits.host",
+    "specctl.decoding.logits.device",
+    "specctl.decoding.logits.judging",
+    "specctl.decoding.logits.token_sampler",
+    "specctl.decoding.logits.logits",
     "specctl.decoding.sampling",
     "specctl.models.running.eager",
     "specctl.models.running.engines",

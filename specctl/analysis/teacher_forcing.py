@@ -7,9 +7,8 @@ import numpy as np
 import torch
 
 from specctl.analysis.readings import Judged, Reading, Readings, run_lengths, verdicts
-from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
-from specctl.decoding.draft_tokens import draft_token_generator, draw_along, predict_acceptance
+from specctl.decoding.draft_tokens import draft_token_generator, draw_along, predict_acceptance, read_along
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session

@@ -14,9 +14,9 @@ from transformers import DynamicCache, EosTokenCriteria, MaxLengthCriteria, PreT
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specctl.decoding.composition import Stage, compose_for, predictor_of
+from specctl.decoding.draft import Drafter
+from specctl.decoding.draws import DrawGenerator, generator_on
 from specctl.decoding.loop import decode, read_prompt
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.rows.draws import DrawGenerator, generator_on
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import ProfileError, UsageError

@@ -11,7 +11,7 @@ import torch
 
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.benchmark.plan import Plan
-from specctl.decoding.along import read_along
+from specctl.decoding.draft_tokens import read_along
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair

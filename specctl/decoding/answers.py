@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.draft import Drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.rows.draft import Drafter
 from specctl.errors import ProfileError, RecordError, UsageError, of_onnxruntime, out_of_memory, reason
 from specctl.jsonl import Record
 from specctl.models.running.pair import Pair

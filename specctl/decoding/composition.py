@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from specctl.decoding.copying.chained import ChainedDrafter
 from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.errors import ProfileError
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, first_for, signal_of
 from specctl.models.running.pair import Pair

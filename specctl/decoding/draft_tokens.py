@@ -1,18 +1,117 @@
 """Draft tokens at every position of an existing text, and how likely the target is to accept them."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.along import read_along
-from specctl.decoding.rows.device_laws import draw
-from specctl.decoding.rows.reading import AcceptancePredictor
-from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.logits.device import draw
+from specctl.decoding.logits.judging import logits_of
+from specctl.decoding.logits.token_sampler import AcceptancePredictor
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.forward import Forward
+from specctl.models.passes.forward import Forward, Numbers
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, disco_predictors, state_predictors
 from specctl.models.running.slot import Slot
+from specctl.policies import DISTRIBUTION_SIGNALS
+
+CHUNK = 64
+"""Tokens whose distributions are held at once."""
+
+
+def read_along(
+    runners: Sequence[Slot], prompt: Sequence[int], text: Sequence[int], *, hidden: bool = False, cached: bool = False
+) -> Iterator[tuple[slice, list[Forward]]]:
+    """Have models read what followed a prompt, at most `CHUNK` tokens at a time.
+
+    Row i of a pass over ``text[part]`` is the prediction of ``text[part][i]``, made after everything before it. Run it
+    in inference mode.
+
+    Args:
+        runners: the models.
+        prompt: at least one id.
+        text: T ids.
+        hidden: whether the hidden states of the first model are wanted.
+        cached: whether the caches hold a prefix of the prompt, whatever is behind it, of a text that was begun;
+            otherwise the prompt is read anew.
+
+    Yields:
+        A part of the text, and the pass of each model over it: ``(C, V)`` logits for the C tokens of the part.
+    """
+    for runner in runners:
+        if not cached:
+            runner.begin(len(prompt))
+        runner.rollback(len(prompt) - 1 if cached and not runner.whole_prompts else 0)
+        if (pending := prompt[runner.length : -1]) and not runner.whole_prompts:
+            runner.extend(pending, keep=0)
+    read = [prompt[-1], *text]
+    for start in range(0, len(text), CHUNK):
+        part = slice(start, min(start + CHUNK, len(text)))
+        chunk = read[part]
+        before = () if start else prompt[:-1]
+        yield (
+            part,
+            [
+                runner.extend([*before[runner.length :], *chunk], keep=len(chunk), hidden=hidden and not n)
+                for n, runner in enumerate(runners)
+            ],
+        )
+
+
+NOTHING = (0.0,) * len(DISTRIBUTION_SIGNALS)
+"""The signals of the step before the first token of a text, where none is known."""
+
+
+def token_columns(
+    forward: Forward,
+    chosen: torch.Tensor,
+    previous: Sequence[float] | Sequence[Sequence[float]] | None = None,
+    predictors: Mapping[str, TrainedPredictor] | None = None,
+    *,
+    tops: bool = False,
+) -> torch.Tensor:
+    """The signals of tokens, what heads predict for the tokens fed before them, and what DISCO heads read.
+
+    Args:
+        forward: logits ``(B, V)`` behind which the tokens stand and, for heads that read them, the hidden states
+            ``(B, H)`` of the tokens before.
+        chosen: ``(B,)`` int64, the tokens.
+        previous: for heads, ``(B, 3)`` `DISTRIBUTION_SIGNALS` of the steps that drew the tokens before; ``(3,)``, those
+            of the step before the first, if each further token follows the one in the row before. None for the first
+            tokens of rounds, which no draft token precedes.
+        predictors: the draft's trained heads by name.
+        tops: whether to read the largest probabilities although no DISCO head does.
+
+    Returns:
+        ``(B, W)`` float32: `DISTRIBUTION_SIGNALS`, a prediction of each head that reads hidden states and, where there
+        is a DISCO head, the `specctl.policies.TOP_PROBS` largest probabilities.
+    """
+    predictors = predictors or {}
+    rows = logits_of(forward)
+    found = [_tensor(column) for column in rows.signals(chosen, frozenset(DISTRIBUTION_SIGNALS)).values()]
+    if reading := state_predictors(predictors).values():
+        if previous is None:
+            found += [torch.ones_like(found[0])] * len(reading)
+        else:
+            assert forward.hidden is not None
+            own = torch.stack(found, dim=1)  # (B, 3)
+            before = own.new_tensor(previous)
+            # A row's hidden state is of the token before its position, and so must the signals be.
+            before = torch.cat([before[None], own[:-1]]) if before.ndim == 1 else before
+            found += [predictor.accept_prob(forward.hidden, before) for predictor in reading]
+    if tops or disco_predictors(predictors):
+        found += _tensor(rows.top_probs()).unbind(-1)
+    return torch.stack(found, dim=1)
+
+
+def token_row(forward: Forward, token: int) -> list[float]:
+    """`DISTRIBUTION_SIGNALS` of a token behind a pass of one row."""
+    row: list[float] = token_columns(forward, torch.tensor([token], device=forward.logits.device))[0].tolist()
+    return row
+
+
+def _tensor(column: Numbers) -> torch.Tensor:
+    return column if isinstance(column, torch.Tensor) else torch.from_numpy(column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from specctl.decoding.copying.lookup_agreement import Agreement
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draws import DrawGenerator, Uniforms, sibling
-from specctl.decoding.rows.reading import (
+from specctl.decoding.draft import Draft
+from specctl.decoding.draws import DrawGenerator, Uniforms, sibling
+from specctl.decoding.logits.judging import draft_logits_of, numbers_on, stacked
+from specctl.decoding.logits.token_sampler import (
     AcceptancePredictor,
-    Reader,
+    TokenSampler,
     own_accept_prob,
     packed_signals,
     predictors_read,
@@ -17,7 +18,6 @@ from specctl.decoding.rows.reading import (
     step_of,
     unpack,
 )
-from specctl.decoding.rows.rows_of import columns_of, numbers_on, stacked
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers
@@ -66,7 +66,7 @@ class ModelDrafter:
         self.runner = self._model = runner
         self.policy = policy
         self._agreement = Agreement() if "agreement" in policy.signals | record else None
-        self._signals = (policy.signals | record) - {"agreement"}  # what is read of laws
+        self._signals = (policy.signals | record) - {"agreement"}  # of the draft's distributions
         self._predictor, self._disco = predictors_read(predictor, self._signals)
         self._foresees = "next_accept_prob" in self._signals
         self._foresee = runner.foresee
@@ -83,7 +83,7 @@ class ModelDrafter:
         if self._disco is not None:
             self._read |= {"entropy"}
         self._sampling = Sampling()
-        self._take_readers()
+        self._take_samplers()
         self._eos: Set[int] = frozenset()
         self._generator: DrawGenerator | None = None
         self._uniforms = Uniforms(None)
@@ -92,7 +92,7 @@ class ModelDrafter:
         self._prompt_seconds = 0.0  # of the text's first draft
         self._drafts = False  # in this round
         self._pending: Sequence[int] = ()
-        self._rows: list[Numbers] = []  # the laws of the round's tokens
+        self._rows: list[Numbers] = []  # the distributions of the round's tokens
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
 
     @property
@@ -106,20 +106,20 @@ class ModelDrafter:
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos
         self.runner = sampling.over(self._model)
-        self._take_readers()
+        self._take_samplers()
         self._generator = sibling(generator, None)  # a number of the host reaches the device with the token
         self._uniforms = Uniforms(self._generator)
         self._begins = True
         self.policy.reset()
 
-    def _take_readers(self) -> None:
+    def _take_samplers(self) -> None:
         tops = self._disco is not None
         ids = self.runner.draft_vocabulary
-        self._reader = Reader(self._sampling, self._read, self._predictor, self._foresees, tops, ids)
-        self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
-        more = self._predictor is not None or tops  # than what is read of a law
-        self._taken = None if more else signals_among(self._reader.fields, self._signals)
-        self._model.tells = self._reader.takes_told and self.runner is self._model
+        self._sampler = TokenSampler(self._sampling, self._read, self._predictor, self._foresees, tops, ids)
+        self._blind = replace(self._sampler, predictor=None)  # of steps without a state to predict from
+        more = self._predictor is not None or tops  # than signals of the distribution
+        self._taken = None if more else signals_among(self._sampler.fields, self._signals)
+        self._model.tells = self._sampler.takes_told and self.runner is self._model
 
     def starts(self) -> bool:
         self.policy.reset()
@@ -162,7 +162,7 @@ class ModelDrafter:
         steps, stop = draft_phase(self.policy, budget, self._eos, draw, runner.longest)
         if runs_ahead:
             ahead.end()
-            self._rows = ahead.laws(len(steps))
+            self._rows = ahead.probs(len(steps))
         return Draft(
             [step.token for step in steps],
             stacked(self._rows[: len(steps)]) if steps and self._rows else None,  # (K, N)
@@ -188,41 +188,42 @@ class ModelDrafter:
 
     def _next_step(self, index: int) -> DraftStep:
         """Draw one token, and wait for it."""
-        reader, packed, law = self._drawn(self._pending, index)
+        sampler, packed, probs = self._drawn(self._pending, index)
         numbers = packed if isinstance(packed, list) else packed.tolist()
         self._pending = [int(numbers[0])]
-        if law is not None:
-            self._rows.append(law)
-        return self._step(index, reader, numbers)
+        if probs is not None:
+            self._rows.append(probs)
+        return self._step(index, sampler, numbers)
 
-    def _drawn(self, pending: Fed, index: int) -> "tuple[Reader, list[float] | torch.Tensor, Numbers | None]":
-        """Draw one token after ``pending``: who reads it, what it reads in a single transfer, and the token's law."""
+    def _drawn(self, pending: Fed, index: int) -> "tuple[TokenSampler, list[float] | torch.Tensor, Numbers | None]":
+        """Draw one token after ``pending``: the sampler, its numbers in a single transfer, the distribution."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._predictor is not None and index > 1
         uniform = None if self._sampling.greedy else self._uniforms.next()
         packed: list[float] | torch.Tensor
-        law: Numbers | None
+        probs: Numbers | None
         if len(pending) <= self.runner.widest_read:
-            reader = self._reader
+            sampler = self._sampler
             fed = pending if isinstance(pending, Sequence) else [pending[0]]
             previous = None if self._previous is None else numbers_on(self.runner.device, self._previous)
-            packed, law = self.runner.read(fed, reader, uniform, previous)
+            packed, probs = self.runner.read(fed, sampler, uniform, previous)
         else:
-            reader = self._reader if predicts else self._blind
+            sampler = self._sampler if predicts else self._blind
             fed = cast("Sequence[int]", pending)  # a token on the device is read within its pass
             forward = self.runner.extend(fed, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            packed, law = columns_of(forward).read(reader, uniform, state, self._previous, self._foresee)
+            found, rows = draft_logits_of(forward).sample(sampler, [uniform], state, self._previous, self._foresee)
+            packed, probs = found[0], None if rows is None else rows[0]
         if self._previous is not None:
             self._previous = packed_signals(packed)
-        return reader, packed, law
+        return sampler, packed, probs
 
-    def _step(self, index: int, reader: Reader, numbers: Sequence[float]) -> DraftStep:
-        """A token as a record, from the reader's numbers on the host."""
+    def _step(self, index: int, sampler: TokenSampler, numbers: Sequence[float]) -> DraftStep:
+        """A token as a record, from the sampler's numbers on the host."""
         if self._taken is not None:
             return DraftStep(index, int(numbers[0]), *self._taken((*numbers, None)))
-        found = unpack(numbers, reader.fields)
+        found = unpack(numbers, sampler.fields)
         if self._predictor is not None and index == 1:
             found["accept_prob"] = 1.0
         if self._disco is not None:
@@ -232,15 +233,15 @@ class ModelDrafter:
     def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:
         """Start a step that the host reads later."""
         mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
-        reader, packed, law = self._drawn(pending, index)
+        sampler, packed, probs = self._drawn(pending, index)
         if isinstance(packed, list) or not self.runner.runs_ahead:  # its pass could not be captured
             values = packed if isinstance(packed, list) else packed.tolist()
-            return StartedStep(reader, values, [int(values[0])], law, mark)
-        return StartedStep(reader, self._steps.readback.send(packed), packed[:1], law, mark)
+            return StartedStep(sampler, values, [int(values[0])], probs, mark)
+        return StartedStep(sampler, self._steps.readback.send(packed), packed[:1], probs, mark)
 
     def _read_step(self, index: int) -> DraftStep:
         step, numbers = self._steps.read(index)
-        return self._step(index, step.reader, numbers)
+        return self._step(index, step.sampler, numbers)
 
     def _take_back(self, step: StartedStep, count: int) -> None:
         """Let the next draws be those that they would have been, had a step not been started.

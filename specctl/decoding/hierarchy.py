@@ -3,18 +3,18 @@
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from specctl.decoding.round import prefill, verified_round
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draws import DrawGenerator, sibling
-from specctl.decoding.rows.reading import (
+from specctl.decoding.draft import Draft, Drafter
+from specctl.decoding.draws import DrawGenerator, sibling
+from specctl.decoding.logits.judging import logits_of
+from specctl.decoding.logits.token_sampler import (
     AcceptancePredictor,
-    Reader,
+    TokenSampler,
     own_accept_prob,
     predictors_read,
     step_of,
     unpack,
 )
-from specctl.decoding.rows.rows_of import rows_of
+from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.predictors.disco_predictor import DiscoPredictor
@@ -77,7 +77,7 @@ class PreVerifiedDrafter(Drafter):
         wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
         if self._disco is not None:
             wanted |= {"entropy"}
-        self._reader = Reader(Sampling(), wanted, self._predictor, tops=self._disco is not None)
+        self._sampler = TokenSampler(Sampling(), wanted, self._predictor, tops=self._disco is not None)
         # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
         self._previous: Sequence[float] | torch.Tensor | None = None
         self._sampling = Sampling()
@@ -153,9 +153,9 @@ class PreVerifiedDrafter(Drafter):
         """
         if not self._signals:
             return [DraftStep(first + position, token) for position, token in enumerate(tokens)]
-        rows, last = rows_of(forward).read_tokens(self._reader, tokens, forward.hidden, self._previous)
+        rows, last = logits_of(forward).describe(self._sampler, tokens, forward.hidden, self._previous)
         self._previous = last
-        found = [unpack(row, self._reader.fields) for row in rows]
+        found = [unpack(row, self._sampler.fields) for row in rows]
         if self._predictor is not None and first == 1:
             found[0]["accept_prob"] = 1.0  # no draft token precedes it
         if self._disco is not None:

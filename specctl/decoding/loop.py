@@ -2,10 +2,10 @@
 
 from collections.abc import Generator, Sequence, Set
 
+from specctl.decoding.draft import Drafter
+from specctl.decoding.draws import DrawGenerator
 from specctl.decoding.parallel import ParallelDrafter, ParallelRounds
 from specctl.decoding.round import NOTHING, prefill, verified_round
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.slot import Slot
 from specctl.records import Round

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import perf_counter
 
+from specctl.decoding.draft import Draft
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.draws import DrawGenerator, offspring
+from specctl.decoding.logits.judging import judge
 from specctl.decoding.round import NOTHING, share_of_round, with_logprobs
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draws import DrawGenerator, offspring
-from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.passes.forward import joined_numbers

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.draws import DrawGenerator
-from specctl.decoding.rows.judging import Drafted, judge, judge_of
-from specctl.decoding.rows.rows_of import rows_of
-from specctl.decoding.rows.tree_verification import DraftTree, verify_tree
+from specctl.decoding.draft import Draft, Drafted, Drafter
+from specctl.decoding.draws import DrawGenerator
+from specctl.decoding.logits.judging import judge, judge_of, logits_of
+from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.trees import DraftTree, verify_tree
 from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.watching import cut_states
@@ -146,7 +145,7 @@ def with_logprobs(round_: Round, forward: Forward, path: Sequence[int] | None, m
         most: how many of the likeliest ids are wanted.
     """
     rows = forward if path is None else Forward(forward.rows[path])
-    return replace(round_, logprobs=rows_of(rows).logprobs(round_.emitted, most))
+    return replace(round_, logprobs=logits_of(rows).logprobs(round_.emitted, most))
 
 
 def share_of_round(unread: int, read: int) -> float:

@@ -98,13 +98,13 @@ class Sampling:
         return self.temperature == 1 and not self.filters
 
     def probs(self, logits: "torch.Tensor") -> "torch.Tensor":  # (..., V) -> (..., V)
-        """The processed distribution in float32, as `Rows.laws`; one-hot at the argmax when greedy."""
+        """The processed distribution in float32, see `Logits.distributions`; one-hot at the argmax when greedy."""
         import torch
 
-        from specctl.decoding.rows.rows_of import rows_over
+        from specctl.decoding.logits.judging import logits_over
 
-        laws = rows_over(logits.reshape(-1, logits.shape[-1])).laws(self).numbers
-        return (laws if isinstance(laws, torch.Tensor) else torch.from_numpy(laws)).reshape(logits.shape)
+        probs = logits_over(logits.reshape(-1, logits.shape[-1])).distributions(self).numbers
+        return (probs if isinstance(probs, torch.Tensor) else torch.from_numpy(probs)).reshape(logits.shape)
 
 
 UNPROCESSED = Sampling(1.0)

@@ -5,9 +5,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from specctl.decoding.draft import Drafter
+from specctl.decoding.draws import generator_on
 from specctl.decoding.loop import decode, read_prompt
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.rows.draws import generator_on
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import UsageError

@@ -1,19 +1,161 @@
 """The draft steps of a round, of which the newest may still be under way on the device."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Union
 
-from specctl.decoding.lead import Lead
-from specctl.decoding.rows.draws import Mark
-from specctl.decoding.rows.readback import Readback, Ticket
-from specctl.decoding.rows.reading import Reader
+from specctl.decoding.draws import Mark
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.preparation_time import working_seconds
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Pinned memory for one copy at a time, ``(F,)`` float64, and the event behind the copy."""
+
+    numbers: "torch.Tensor"
+    copied: "torch.cuda.Event"
+
+    @classmethod
+    def of(cls, count: int) -> "_Slot":
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return cls(torch.empty(count, dtype=torch.float64).pin_memory(), event)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Numbers that were sent.
+
+    Attributes:
+        order: how many were sent before them.
+        slot: where they arrive; None where they are here.
+        numbers: the numbers if they are here.
+    """
+
+    order: int
+    slot: _Slot | None = None
+    numbers: tuple[float, ...] = ()
+
+
+class Readback:
+    """Sends small tensors to the host in the order in which the device makes them.
+
+    A copy into pinned memory is queued like a kernel, so sending does not wait; receiving waits for that copy and for
+    what was queued before it, and for nothing behind it. On a CPU there is nothing to wait for.
+
+    Args:
+        device: of the tensors.
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        self._device = device
+        self._free: defaultdict[int, list[_Slot]] = defaultdict(list)  # by F
+        self._sent = 0
+        self._arrived = 0  # so many of those sent are known to be here
+
+    def send(self, values: "torch.Tensor") -> Ticket:
+        """Queue the copy of numbers ``(F,)`` float64, which may be overwritten by what is queued after this call."""
+        order, self._sent = self._sent, self._sent + 1
+        if self._device.type != "cuda":
+            return Ticket(order, numbers=tuple(values.tolist()))
+        import torch
+
+        free = self._free[len(values)]
+        slot = free.pop() if free else _Slot.of(len(values))
+        slot.numbers.copy_(values, non_blocking=True)
+
+        slot.copied.record(torch.cuda.current_stream(self._device))
+        return Ticket(order, slot)
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when the numbers are here, and with them all that were sent before."""
+        if ticket.slot is not None and ticket.order >= self._arrived:
+            ticket.slot.copied.synchronize()
+            self._arrived = ticket.order + 1
+
+    def receive(self, ticket: Ticket) -> list[float]:
+        """Wait for the numbers; once for each ticket."""
+        if ticket.slot is None:
+            return list(ticket.numbers)
+        self.wait(ticket)
+        numbers: list[float] = ticket.slot.numbers.tolist()
+        self._free[len(numbers)].append(ticket.slot)
+        return numbers
+
+    def drop(self, ticket: Ticket) -> None:
+        """Give up numbers that nobody will read, without waiting for them."""
+        if ticket.slot is not None:
+            # A copy that is still under way is over before the next one into the same place: both are on one stream.
+            self._free[len(ticket.slot.numbers)].append(ticket.slot)
+
+
+MEMORY = 16
+"""Of so many steps the quickest counts: others were captured, or another process had the core."""
+PRIOR_STEPS, PRIOR_STOPS = 4.0, 1.0
+"""What is taken to have been seen at each place of a round before anything was."""
+ENOUGH = 64.0
+"""Once a place was seen so often, what was seen there counts half: policies learn, and texts change."""
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=MEMORY)
+
+
+@dataclass(slots=True)
+class Lead:
+    """Whether the device should start a draft step while the host still reads the token before it.
+
+    Between the arrival of a token's numbers and the start of the next step the host asks the policy and prepares the
+    step, h seconds in which the device would stand idle. A step that was started before takes d seconds. If the policy
+    goes on, min(h, d) of them are gained; if it stops there, the verification waits max(d - h, 0) seconds for a step
+    that nobody wants. With p for the probability of a stop, starting pays if (1 - p) min(h, d) > p max(d - h, 0): for a
+    host quicker than a step, if p < h / d. Stops are counted for each place of a round, however they came about.
+
+    What is decided here changes neither a text nor its law, so it may depend on clocks.
+
+    Attributes:
+        host, step: h and d as they were measured lately, in seconds.
+    """
+
+    host: deque[float] = field(default_factory=_recent)
+    step: deque[float] = field(default_factory=_recent)
+    _asked: list[float] = field(default_factory=list)
+    _stopped: list[float] = field(default_factory=list)
+
+    def pays(self, place: int) -> bool:
+        """Whether to start the step behind the ``place``-th token of a round, from 1, before its numbers are read.
+
+        False until a step and the host's work have been timed.
+        """
+        if not self.host or not self.step:
+            return False
+        host, step = min(self.host), min(self.step)
+        stops = self._chance(place)
+        return (1 - stops) * min(host, step) > stops * max(step - host, 0.0)
+
+    def decided(self, place: int, *, stopped: bool) -> None:
+        """The round ended, or did not, with its ``place``-th token, though there was room for another."""
+        while len(self._asked) < place:
+            self._asked.append(0.0)
+            self._stopped.append(0.0)
+        if self._asked[place - 1] >= ENOUGH:
+            self._asked[place - 1] /= 2
+            self._stopped[place - 1] /= 2
+        self._asked[place - 1] += 1
+        self._stopped[place - 1] += stopped
+
+    def _chance(self, place: int) -> float:
+        asked, stopped = (sums[place - 1] if place <= len(sums) else 0.0 for sums in (self._asked, self._stopped))
+        return (stopped + PRIOR_STOPS) / (asked + PRIOR_STEPS)
+
 
 Fed = Union[Sequence[int], "torch.Tensor"]
 """What a step reads: ids, or ``(1,)`` on the device, the token of the step before it."""
@@ -31,14 +173,14 @@ class StartedStep:
     """A draft step whose pass has been started.
 
     Attributes:
-        reader: names its numbers.
-        numbers: of the `Reader`, if they are on the host; else the ticket for them.
+        sampler: names its numbers.
+        numbers: of the `TokenSampler`, if they are on the host; else the ticket for them.
         token: what the next step reads, if it is started before the numbers are read.
         probs: ``(V,)``, the distribution behind the token, if there is one.
         mark: where the draws stood before it; None where nothing may have to be drawn again.
     """
 
-    reader: Reader
+    sampler: TokenSampler
     numbers: Sequence[float] | Ticket
     token: Fed
     probs: Numbers | None
@@ -134,6 +276,6 @@ class StepsAhead:
         if unwanted:
             self._take_back(unwanted[0], read)
 
-    def laws(self, count: int) -> list[Numbers]:
+    def probs(self, count: int) -> list[Numbers]:
         """The distributions ``(V,)`` behind the first tokens of the round; none if steps have none."""
         return [step.probs for step in self._steps[:count] if step.probs is not None]

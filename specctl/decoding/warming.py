@@ -3,9 +3,9 @@
 import torch
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.rows.draws import generator_on
+from specctl.decoding.draws import generator_on
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.predictor_checkpoint import signal_of

@@ -38,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from specctl.decoding.copying.lookup_agreement import Agreement
-from specctl.decoding.rows.draft_verdict import kept_in_turn
+from specctl.decoding.logits.logits import kept_in_turn
 from specctl.errors import UsageError
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import TOP_PROBS

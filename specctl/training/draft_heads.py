@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specctl.decoding.rows.host_laws import TINY
+from specctl.decoding.logits.logits import TINY
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block import BlockHead

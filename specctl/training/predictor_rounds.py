@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specctl.decoding.along import read_along
-from specctl.decoding.draft_tokens import DraftTokens
-from specctl.decoding.rows.draws import sibling
-from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.draft_tokens import DraftTokens, read_along, token_columns
+from specctl.decoding.draws import sibling
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.running.slot import Slot

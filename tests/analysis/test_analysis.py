@@ -14,7 +14,7 @@ from specctl.analysis.readings import Judged, Reading, Readings, judge, read_tra
 from specctl.analysis.report import analysis_tables, draw_analysis
 from specctl.analysis.signal_quality import analyse, bretagnolle_huber, estimate, fit_c, pinsker
 from specctl.analysis.teacher_forcing import compare, read
-from specctl.decoding import along
+from specctl.decoding import draft_tokens
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.jsonl import Record
@@ -115,7 +115,7 @@ def test_reading_in_chunks_is_reading_at_once(monkeypatch: pytest.MonkeyPatch, s
     target = table(1)
     draft = related_table(target, 2)
     prompt, output = [3, 1, 4], [1, 2, 2, 3, 4, 1, 1]
-    monkeypatch.setattr(along, "CHUNK", 3)
+    monkeypatch.setattr(draft_tokens, "CHUNK", 3)
     runners = [TableRunner(logits, prompt + output) for logits in (target, draft)]
     found = read(*runners, prompt, output, sampling)
     text = prompt + output

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from specctl.batching.hub import Hub
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.preparation_time import working_seconds

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from clocked_pairs import LONGEST, WARM, clocked
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.lead import Lead
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.steps_ahead import Lead
 from specctl.models.running.graph import Capturing
 from specctl.policies.base import Rule
 from specctl.policies.rules.constant import Constant

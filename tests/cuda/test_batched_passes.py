@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draws import generator_on
-from specctl.decoding.rows.judging import Drafted, judge_of
-from specctl.decoding.rows.reading import Reader
+from specctl.decoding.draft import Draft
+from specctl.decoding.draws import generator_on
+from specctl.decoding.logits.judging import Drafted, judge_of
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Passes, Request
@@ -23,9 +23,9 @@ ROWS = 4
 PICKED = 4
 """Kernels of two layers that pick the keys and values of some rows; those of all of them are there already."""
 READERS = {
-    "greedy": Reader(Sampling(), frozenset({"entropy"})),
-    "T=1": Reader(Sampling(1.0), frozenset({"entropy"})),
-    "filtered": Reader(Sampling(0.8, top_k=20, top_p=0.9)),
+    "greedy": TokenSampler(Sampling(), frozenset({"entropy"})),
+    "T=1": TokenSampler(Sampling(1.0), frozenset({"entropy"})),
+    "filtered": TokenSampler(Sampling(0.8, top_k=20, top_p=0.9)),
 }
 
 
@@ -50,7 +50,7 @@ def begun(cuda: Devices, engine: str) -> Passes:
     return passes
 
 
-def asked(rows: int, width: int, reader: Reader | None = None) -> list[Request]:
+def asked(rows: int, width: int, reader: TokenSampler | None = None) -> list[Request]:
     uniform = None if reader is None or reader.sampling.greedy else 0.4
     return [
         Request(row, 20 + row, TEXT[20 + row :][:width], 1 if reader else width, reader=reader, about=uniform)

@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.lead import Lead
-from specctl.decoding.rows.judging import judge
+from specctl.decoding.logits.judging import judge
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.steps_ahead import Lead
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
 from tests.support.pretend_cuda import Devices, Tally

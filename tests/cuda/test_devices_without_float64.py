@@ -11,10 +11,10 @@ import torch
 from specctl.batching.pair_rows import passes_of
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.session import Session
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.passes import host_device
 from specctl.models.passes.compilation import missing_compiler

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.lead import Lead
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.steps_ahead import Lead
 from specctl.models.running.graph import Capturing
 from specctl.policies import StoppingPolicy
 from specctl.policies.rules.constant import Constant

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from specctl.decoding.composition import Stage, build_drafter, compose
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.draft_heads.training import Teacher
 from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.running.eager import EagerPasses

@@ -15,11 +15,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 from scipy.stats import chi2
 
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, StoppingPolicy

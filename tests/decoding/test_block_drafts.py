@@ -9,11 +9,11 @@ import torch
 from law_table import FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
 
 from specctl.decoding.composition import Stage, compose
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.draft_heads.block import MARKOV, BlockHead, MarkovKind, SequentialKind

@@ -7,12 +7,12 @@ import torch
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
 
 from specctl.decoding.composition import Stage, compose
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.draft_heads.block import SequentialKind
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape

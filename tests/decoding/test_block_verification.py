@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from law_table import DRAFT, MID, PLAIN, enumerate_decode, error, expected_law
 
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.rows import device_rows, device_verdict, host_verdict, rows_of
-from specctl.decoding.rows.device_laws import draw
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.host_laws import Floats
-from specctl.decoding.rows.host_verdict import Kept, by_block, by_token, passing
-from specctl.decoding.rows.rows_of import verify
+from specctl.decoding.logits import device, host, judging
+from specctl.decoding.logits.device import DeviceLogits, draw
+from specctl.decoding.logits.host import Floats, Kept, by_block, by_token, passing
+from specctl.decoding.logits.judging import verify
+from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
@@ -34,8 +32,9 @@ from specctl.policies.rules.svip import Svip
 from specctl.profile import resolve
 from specctl.profile.schema import Verification
 from tests.support.block_in_fractions import Rows, in_fractions
-from tests.support.enumeration import COINS, law_of, walk
+from tests.support.enumeration import COINS, Tossed, law_of, walk
 from tests.support.toys import TableRunner, seeded
+from tests.support.verdicts import verdict_on
 
 BLOCK = replace(PLAIN, verification="block")
 EXACT, BIASED = 3e-7, 3e-4
@@ -45,7 +44,7 @@ EXACT, BIASED = 3e-7, 3e-4
 def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to come to a verdict."""
     if not request.param:
-        monkeypatch.setattr(rows_of, "on_host", lambda _: False)
+        monkeypatch.setattr(judging, "on_host", lambda _: False)
 
 
 def a_block(seed: int) -> tuple[list[int], Rows, Rows]:
@@ -88,7 +87,7 @@ def accepted_on_average(rule: Verification) -> float:
     draft, target = torch.tensor([[2 / 3, 1 / 3]] * 2), torch.tensor([[1 / 3, 2 / 3]] * 3)
 
     def play() -> int:
-        tokens = torch.stack([device_rows.pick(row, torch.tensor(0.0)) for row in draft])
+        tokens = torch.stack([device.pick(row, torch.tensor(0.0)) for row in draft])
         return verify(tokens, draft, target, None, rule).accepted
 
     return sum(accepted * probability for accepted, probability in walk(play))
@@ -201,7 +200,7 @@ def corrects_as_a_block(
 
 @pytest.mark.parametrize("wrong", [breaks_at_the_first_failure, forgets_the_weight, corrects_as_a_block])
 def test_a_wrong_rule_is_caught(wrong: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_verdict, "by_block", wrong)
+    monkeypatch.setattr(host, "by_block", wrong)
     found = enumerate_decode(three_at_once, BLOCK)
     assert error(found, expected_law(BLOCK)) > BIASED
 
@@ -213,7 +212,7 @@ def test_one_coin_for_two_tokens_is_caught(shared: bool) -> None:
     next_draft, next_target = [[1 / 8, 7 / 8], [1 / 2, 1 / 2]], [[3 / 4, 1 / 4], [1 / 2, 1 / 2]]  # by the first token
 
     def drawn(weights: Sequence[float]) -> int:
-        return int(device_rows.pick(torch.tensor(weights), torch.tensor(0.0)))
+        return int(device.pick(torch.tensor(weights), torch.tensor(0.0)))
 
     def coin() -> int:
         return round((drawn([1.0] * 21) + 0.5) / 21 * COINS)
@@ -224,8 +223,7 @@ def test_one_coin_for_two_tokens_is_caught(shared: bool) -> None:
         target = torch.tensor([first_target, next_target[first], [1 / 2, 1 / 2]])
         tokens = [first, drawn(next_draft[first])]
         coins = [coin()] * 2 if shared else [coin(), coin()]
-        numbers = [*(value / COINS for value in coins), 0.0]
-        verdict = host_verdict.verified(tokens, draft.numpy(), target.numpy(), numbers, "block")
+        verdict = host.verdict(Draft(tokens, draft.numpy(), (), None), target.numpy(), Tossed(coins), "block")
         text = (*tokens[: verdict.accepted], verdict.extra)
         return text[:2] if len(text) > 1 else (*text, drawn(next_target[text[0]]))  # then the target writes alone
 
@@ -251,7 +249,7 @@ def wild_blocks(draw_value: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torc
 def on_device(
     tokens: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, generator: torch.Generator, rule: Verification
 ) -> Verdict:
-    return DeviceRows(target).verify(tokens, draft, generator, rule)
+    return verdict_on(DeviceLogits(target), tokens, draft, generator, rule)
 
 
 def arrays(tokens: torch.Tensor, draft: torch.Tensor, target: torch.Tensor) -> tuple[Floats, Floats, Floats, Floats]:
@@ -291,7 +289,7 @@ def test_the_walk_of_a_device_is_the_product_of_the_host(
     def surplus(weights: torch.Tensor) -> torch.Tensor:
         return (weights[:, None] * target[1 : len(coins)] - draft[1:]).clamp_min(0).sum(-1)
 
-    there = device_verdict.by_block(target_of, draft_of, coins, surplus)
+    there = device.by_block(target_of, draft_of, coins, surplus)
     assert int(there.accepted) == here.accepted
     assert float(there.weight) == pytest.approx(here.weight, rel=1e-6)
     assert there.chances.tolist() == pytest.approx(here.chances, rel=1e-6, abs=1e-9)
@@ -346,7 +344,7 @@ def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         expected.append(tuple(found))  # type: ignore[arg-type]
         return kept
 
-    monkeypatch.setattr(host_verdict, "by_block", by_both)
+    monkeypatch.setattr(host, "by_block", by_both)
     session = Session(pair, build_drafter(pair, Setting.of({"name": "constant", "draft_length": 10})))
     accepted = {"token": 0.0, "block": 0.0}
     for rule in accepted:

@@ -16,14 +16,14 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.copying.chained import ChainedDrafter
 from specctl.decoding.copying.chaining import LONGEST_REST, SHORTEST_REST, Chaining, with_copy
 from specctl.decoding.copying.text_follower import Follower
+from specctl.decoding.draft import Draft
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.draws import HostGenerator
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.logits.device import DeviceLogits
+from specctl.decoding.logits.judging import judge, verify
+from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.loop import decode
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.draws import HostGenerator
-from specctl.decoding.rows.judging import judge
-from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
@@ -46,7 +46,9 @@ from tests.support.toys import (
     noisy_copy,
     random_model,
     round_of,
+    seeded,
 )
+from tests.support.verdicts import verdict_on
 
 EXACT, BIASED = 3e-7, 1e-2
 GREEDY = Sampling()
@@ -132,11 +134,11 @@ def test_rows_that_lack_are_one_hot_on_the_host_and_on_a_device(verification: An
     tokens = [1, 4, 0, 3]
     full = np.concatenate([np.asarray(whole), np.eye(5, dtype=np.float32)[tokens[2:]]])
     for seed in range(20):
-        told = rows_over(target).verify(tokens, full, HostGenerator(seed), verification)
-        assert rows_over(target).verify(tokens, drawn, HostGenerator(seed), verification, vocabulary) == told
-        on_device = rows_over(torch.from_numpy(target))
+        told = verify(tokens, full, target, HostGenerator(seed), verification)
+        assert verify(tokens, drawn, target, HostGenerator(seed), verification, vocabulary) == told
+        on_device = DeviceLogits(torch.from_numpy(target))
         of_torch = [
-            on_device.verify(tokens, torch.from_numpy(probs), torch.Generator().manual_seed(seed), verification, known)
+            verdict_on(on_device, tokens, torch.from_numpy(probs), seeded(seed), verification, known)
             for probs, known in ((full, None), (drawn, vocabulary))
         ]
         assert of_torch[0] == of_torch[1]

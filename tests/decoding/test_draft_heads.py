@@ -6,11 +6,11 @@ import pytest
 import torch
 from law_table import CASES, ENDS, FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
 
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape

@@ -6,8 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from specctl.decoding.along import CHUNK
-from specctl.decoding.draft_tokens import draw_along, predict_acceptance
+from specctl.decoding.draft_tokens import CHUNK, draw_along, predict_acceptance
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot

@@ -9,16 +9,15 @@ import pytest
 import torch
 from law_table import DRAFT, FEW, LENGTH, MID, SAMPLINGS, enumerate_decode, error, expected_law
 
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.logits import judging
+from specctl.decoding.logits.judging import judge, verify
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows import rows_of
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.judging import judge
-from specctl.decoding.rows.rows_of import rows_over, verify
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, trims, vocabulary_of
@@ -51,7 +50,7 @@ TOKENS = 24
 def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both forms of rows."""
     if not request.param:
-        monkeypatch.setattr(rows_of, "on_host", lambda _: False)
+        monkeypatch.setattr(judging, "on_host", lambda _: False)
 
 
 def chain(policy: str = "constant", ids: Sequence[int] = KNOWN, **settings: object) -> Drafter:
@@ -114,7 +113,7 @@ def test_a_verdict_is_the_one_on_the_whole_law(rule: Verification, seed: int) ->
     columns = torch.randint(0, 4, (3,), generator=draws)
     tokens = known.ids_on(draft.device)[columns]
     whole = known.widened(draft, 0.0)
-    found = rows_over(target).verify(tokens, draft, seeded(seed), rule, known)
+    found = verify(tokens, draft, target, seeded(seed), rule, known)
     expected = verify(tokens, whole, target, seeded(seed), rule)
     assert replace(found, chances=None) == replace(expected, chances=None)
     assert found.chances == pytest.approx(expected.chances)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import specctl.decoding
-from specctl.decoding.rows.draws import (
+from specctl.decoding.draws import (
     AT_A_TIME,
     DrawGenerator,
     HostGenerator,
@@ -74,6 +74,6 @@ def test_only_what_has_a_form_for_each_names_numpy_or_torch() -> None:
     room = Path(specctl.decoding.__file__).parent
     for path in sorted(room.rglob("*.py")):
         name, named = path.stem, names_at_import(path)
-        of_torch = name.startswith("device_") or name in ("draft_tokens", "token_columns", "warming")
+        of_torch = name in ("device", "draft_tokens", "warming")
         assert of_torch or "torch" not in named, path
-        assert of_torch or path.parent.name == "rows" or "numpy" not in named, path
+        assert of_torch or path.parent.name == "logits" or "numpy" not in named, path

@@ -8,11 +8,11 @@ import torch
 from law_table import FEW, SAMPLINGS, Case, Enumeration, enumerate_decode, error, expected_law
 from test_draft_heads import PROMPT, play
 
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.glide import GlideHead

@@ -12,10 +12,10 @@ import torch
 from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error
 
 from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary

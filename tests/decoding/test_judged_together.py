@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.decoding.rows import judging, rows_of
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draws import HostGenerator
-from specctl.decoding.rows.judging import Drafted, Judge, judge
+from specctl.decoding.draft import Draft, Drafted
+from specctl.decoding.draws import HostGenerator
+from specctl.decoding.logits import judging
+from specctl.decoding.logits.judging import Judge, judge
 from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
@@ -37,8 +37,7 @@ KINDS = {
 @pytest.fixture(params=["on the host", "as on a device"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param == "as on a device":
-        for module in (rows_of, judging):
-            monkeypatch.setattr(module, "on_host", lambda _: False)
+        monkeypatch.setattr(judging, "on_host", lambda _: False)
     return bool(request.param == "as on a device")
 
 

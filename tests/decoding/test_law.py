@@ -30,13 +30,13 @@ from law_table import (
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.logits.judging import judge
+from specctl.decoding.logits.logits import Verdict
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.round import verified_round
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.judging import judge
-from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed
 from specctl.policies.rules.constant import Constant
@@ -164,7 +164,7 @@ def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> N
 class DraftsTheBest(ModelDrafter):
     """Unlawful on purpose: its tokens are the most probable, and it says that they were drawn."""
 
-    def _drawn(self, pending: Fed, index: int) -> tuple[Reader, list[float], torch.Tensor]:  # noqa: ARG002 - the signature
+    def _drawn(self, pending: Fed, index: int) -> tuple[TokenSampler, list[float], torch.Tensor]:  # noqa: ARG002 - the signature
         assert not isinstance(pending, torch.Tensor)
         logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
         return self._blind, [int(logits.argmax())], PLAIN.probs(logits)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.decoding.lead import ENOUGH, Lead
+from specctl.decoding.steps_ahead import ENOUGH, Lead
 
 
 def timed(host: float, step: float) -> Lead:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.logits.device import DeviceLogits
+from specctl.decoding.logits.host import HostLogits
 from specctl.decoding.loop import decode
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
@@ -67,7 +67,7 @@ def test_who_asks_changes_no_token(name: str | None) -> None:
 
 def test_host_and_device_tell_the_same_and_leave_out_what_cannot_follow() -> None:
     logits = torch.tensor([[0.5, float("-inf"), 2.0, float("-inf")], [1.0, 0.25, -1.0, 3.0]])
-    host, device = HostRows(logits.numpy()).logprobs([0, 3], 3), DeviceRows(logits).logprobs([0, 3], 3)
+    host, device = HostLogits(logits.numpy()).logprobs([0, 3], 3), DeviceLogits(logits).logprobs([0, 3], 3)
     assert [[token for token, _ in one.top] for one in host] == [[2, 0], [3, 0, 1]]
     for one, other in zip(host, device, strict=True):
         assert (one.id, [token for token, _ in one.top]) == (other.id, [token for token, _ in other.top])

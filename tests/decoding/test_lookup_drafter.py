@@ -14,11 +14,11 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose, readable
 from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.logits.judging import judge
+from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.loop import decode
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError

@@ -9,13 +9,11 @@ from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.draws import uniforms
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.rows.device_laws import read_top_probs
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draws import uniforms
-from specctl.decoding.rows.host_laws import Softmax
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.reading import TOP_FIELDS, Reader
+from specctl.decoding.logits.device import DeviceLogits, read_top_probs
+from specctl.decoding.logits.host import HostLogits, Softmax
+from specctl.decoding.logits.token_sampler import TOP_FIELDS, TokenSampler
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.running.eager import EagerPasses
@@ -103,13 +101,13 @@ def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, 
 @pytest.mark.parametrize("vocabulary", [4, 10, 200])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=3)], ids=["greedy", "filtered"])
 def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, vocabulary: int) -> None:
-    reader = Reader(sampling, frozenset({"entropy"}), tops=True)
+    reader = TokenSampler(sampling, frozenset({"entropy"}), tops=True)
     for seed in range(10):
         logits = 3 * torch.randn(vocabulary, generator=seeded(seed))
         uniform = None if sampling.greedy else uniforms((), torch.device("cpu"), seeded(seed))
         number = None if uniform is None else float(uniform)
-        here, _ = HostRows(logits[None].numpy()).read(reader, number)
-        there, _ = DeviceRows(logits[None]).read(reader, number)
+        (here,), _ = HostLogits(logits[None].numpy()).sample(reader, [number])
+        (there,), _ = DeviceLogits(logits[None]).sample(reader, [number])
         several = read_top_probs(torch.stack([logits, logits + 1]))
         assert reader.fields == ("token", "entropy", *TOP_FIELDS)
         torch.testing.assert_close(torch.tensor(here, dtype=torch.float64), there, atol=1e-6, rtol=1e-5)
@@ -117,22 +115,22 @@ def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, vocabulary
         assert sum(here[2:]) <= 1 + 1e-6
         torch.testing.assert_close(several, there[2:].float().expand(2, 10), atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(
-            torch.from_numpy(HostRows(logits[None].numpy()).top_probs())[0], there[2:].float(), atol=1e-6, rtol=1e-5
+            torch.from_numpy(HostLogits(logits[None].numpy()).top_probs())[0], there[2:].float(), atol=1e-6, rtol=1e-5
         )
 
 
-@pytest.mark.parametrize("form", [HostRows, DeviceRows])
+@pytest.mark.parametrize("form", [HostLogits, DeviceLogits])
 def test_suppressed_and_infinite_logits(form: Any) -> None:
     def tops(*logits: float) -> torch.Tensor:
         row = torch.tensor([logits])
-        return torch.as_tensor(form(row.numpy() if form is HostRows else row).top_probs()[0])
+        return torch.as_tensor(form(row.numpy() if form is HostLogits else row).top_probs()[0])
 
     assert tops(0.0, -torch.inf, 1.0, -torch.inf)[2:].tolist() == [0.0] * 8
     assert tops(0.0, torch.inf)[0].isnan()
 
 
 def test_without_being_asked_for_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_: Softmax) -> list[float]:
+    def never(*_: object) -> list[float]:
         raise AssertionError("the largest probabilities were read")
 
     monkeypatch.setattr(Softmax, "tops", never)

@@ -32,13 +32,13 @@ from test_kept_caches import ENGINES
 
 from specctl.decoding import parallel
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.draft import Draft
+from specctl.decoding.logits.host import HostLogits
+from specctl.decoding.logits.judging import logits_of
+from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError
@@ -111,8 +111,8 @@ class OneCoin:
     def judge(
         self, draft: Draft, forward: Forward, sampling: Sampling, _: torch.Generator | None
     ) -> tuple[Verdict, torch.Tensor | None]:
-        coins = HostRows.verify.coins  # type: ignore[attr-defined] # as `enumeration.doors` has put it there
-        laws, tokens = rows_of(forward).laws(sampling), draft.tokens  # (M, V), (M,)
+        coins = HostLogits.verdicts.coins  # type: ignore[attr-defined] # as `enumeration.doors` has put it there
+        laws, tokens = logits_of(forward).distributions(sampling), draft.tokens  # (M, V), (M,)
         probs = torch.as_tensor(laws.numbers)
         assert draft.probs is not None
         ratio = float(probs[0, tokens[0]] / draft.probs[0, tokens[0]])

@@ -7,10 +7,10 @@ import pytest
 import torch
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
 
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import HeadRunner
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draws import uniforms
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.reading import Reader, packed_signals
+from specctl.decoding.draws import uniforms
+from specctl.decoding.logits.device import DeviceLogits
+from specctl.decoding.logits.host import HostLogits
+from specctl.decoding.logits.token_sampler import TokenSampler, packed_signals
 from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.policies import DISTRIBUTION_SIGNALS
@@ -22,15 +22,15 @@ HERE = torch.device("cpu")
     ids=["no head", "a head", "a head that reads signals"],
 )
 def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: StatePredictor | None) -> None:
-    reader = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head, foresees=True)
+    reader = TokenSampler(sampling, frozenset(DISTRIBUTION_SIGNALS), head, foresees=True)
     previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
     for seed in range(20):
         logits, hidden = 3 * torch.randn(200, generator=seeded(seed)), torch.randn(32, generator=seeded(seed + 50))
         uniform = None if sampling.greedy else uniforms((), HERE, seeded(seed))
         given = None if head is None else hidden, previous, lambda token: token / 200
         number = None if uniform is None else float(uniform)
-        there, probs = DeviceRows(logits[None]).read(reader, number, *given)
-        here, same = HostRows(logits[None].numpy()).read(reader, number, *given)
+        (there,), probs = DeviceLogits(logits[None]).sample(reader, [number], *given)
+        (here,), same = HostLogits(logits[None].numpy()).sample(reader, [number], *given)
         assert len(here) == len(reader.fields)
         torch.testing.assert_close(torch.tensor(here, dtype=torch.float64), there, atol=1e-6, rtol=1e-5)
         assert (probs is None) == (same is None) == sampling.greedy
@@ -40,8 +40,8 @@ def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: Stat
 
 
 def test_only_what_is_wanted_is_read() -> None:
-    reader = Reader(Sampling(), frozenset({"top_prob"}))
+    reader = TokenSampler(Sampling(), frozenset({"top_prob"}))
     logits = torch.tensor([0.0, 2.0, 1.0])
-    numbers, probs = HostRows(logits[None].numpy()).read(reader, None)
+    (numbers,), probs = HostLogits(logits[None].numpy()).sample(reader, [None])
     assert (reader.fields, probs) == (("token", "top_prob"), None)
     assert numbers == [1, pytest.approx(float(logits.softmax(-1)[1]))]

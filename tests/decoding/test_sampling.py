@@ -16,13 +16,11 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specctl.decoding.rows import rows_of as module
-from specctl.decoding.rows.device_laws import draw, pick
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, picked, sibling
-from specctl.decoding.rows.host_laws import PART, Softmax, _kept, likeliest
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.rows_of import rows_over
+from specctl.decoding.draws import AT_A_TIME, Uniforms, sibling
+from specctl.decoding.logits import judging as module
+from specctl.decoding.logits.device import DeviceLogits, draw, pick
+from specctl.decoding.logits.host import PART, HostLogits, Softmax, _kept, likeliest, picked
+from specctl.decoding.logits.judging import logits_over
 from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import FILTERS, SamplingTable
@@ -134,7 +132,7 @@ def test_what_is_no_number_stays_none(sampling: Sampling) -> None:
     logits[1, 7] = torch.nan
     probs = sampling.probs(logits)
     assert probs.sum(-1).isnan().tolist() == [False, True, False]
-    assert rows_over(logits).best()[0] == logits.argmax(-1).tolist()
+    assert logits_over(logits).best()[0] == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_suppressed_tokens_are_never_kept(sampling: Sampling) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_first_of_equal_largest_values(dtype: torch.dtype) -> None:
     values = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], dtype=dtype)
-    assert rows_over(values).best() == ([1, 0], [3.0, 2.0])
+    assert logits_over(values).best() == ([1, 0], [3.0, 2.0])
 
 
 @pytest.mark.usefixtures("somewhere")
@@ -176,14 +174,15 @@ def test_the_host_and_a_device_keep_the_same_tokens(sampling: Sampling) -> None:
     """Of ties too, but for top-p: rows of few different numbers. Each row has the bits that it has alone."""
     sampling = replace(sampling, top_p=1.0)
     logits = torch.randn(60, 300, generator=seeded(7)).mul(2).round()
-    there, here = DeviceRows(logits).laws(sampling).numbers, HostRows(logits.numpy()).laws(sampling).numbers
+    there = DeviceLogits(logits).distributions(sampling).numbers
+    here = HostLogits(logits.numpy()).distributions(sampling).numbers
     assert np.array_equal(there.numpy() > 0, here > 0)
     np.testing.assert_allclose(there.numpy(), here, rtol=1e-5, atol=1e-8)
     for rows in (there, here):
         assert np.allclose(np.asarray(rows).sum(-1), 1, atol=1e-5)
     for row in range(0, len(logits), 7):
-        assert np.array_equal(HostRows(logits[row : row + 1].numpy()).laws(sampling).numbers[0], here[row])
-        assert torch.equal(DeviceRows(logits[row : row + 1]).laws(sampling).numbers[0], there[row])
+        assert np.array_equal(HostLogits(logits[row : row + 1].numpy()).distributions(sampling).numbers[0], here[row])
+        assert torch.equal(DeviceLogits(logits[row : row + 1]).distributions(sampling).numbers[0], there[row])
 
 
 def test_a_sampling_has_every_filter_of_a_table() -> None:
@@ -222,7 +221,7 @@ def test_greedy_and_plain(sampling: Sampling, greedy: bool, plain: bool) -> None
 def test_plain_is_the_softmax_itself() -> None:
     """Drafters take their signals from these probabilities instead of computing the softmax a second time."""
     logits = torch.randn(4, 30, generator=seeded(3))
-    assert torch.equal(DeviceRows(logits).laws(Sampling(1.0)).numbers, logits.softmax(-1))
+    assert torch.equal(DeviceLogits(logits).distributions(Sampling(1.0)).numbers, logits.softmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def test_each_index_is_picked_by_the_part_of_the_numbers_that_its_weight_is() ->
         inside = [least + (end - least) * part for part in (0.01, 0.5, 0.99)]
         assert [int(pick(row, torch.tensor(number, dtype=torch.float64))) for number in inside] == [index] * 3
         assert pick(row.expand(3, -1), torch.tensor(inside, dtype=torch.float64)).tolist() == [index] * 3
-        assert [picked(row.numpy(), number) for number in inside] == [index] * 3
+        assert picked(row.expand(3, -1).numpy(), inside) == [index] * 3
 
 
 @pytest.mark.parametrize("count", [40, 64, 65, 700, 5000])
@@ -260,9 +259,9 @@ def test_an_index_among_many_is_where_the_running_sum_passes_the_part(count: int
     weights[count // 3 : count // 2] = weights[-count // 4 :] = 0
     running = weights.cumsum(dtype=np.float64)
     for number in torch.rand(500, generator=seeded(5), dtype=torch.float64).tolist():
-        assert picked(weights, number) == int(running.searchsorted(number * running[-1], side="right"))
+        assert picked(weights[None], [number]) == [int(running.searchsorted(number * running[-1], side="right"))]
     edges = (running / running[-1])[weights > 0]  # where rounding decides between two neighbours
-    assert all(weights[picked(weights, float(edge))] > 0 for edge in [0.0, *edges[:-1], 1 - 2**-53])
+    assert all(weights[picked(weights[None], [float(edge)])] > 0 for edge in [0.0, *edges[:-1], 1 - 2**-53])
 
 
 @pytest.mark.parametrize("weights", [[0.1, 0.7, 0.0], [0.0, 3e-40, 0.0], [1.0, 1e-30, 0.0]])
@@ -271,7 +270,7 @@ def test_the_largest_number_picks_nothing_behind_the_last_weight(weights: list[f
     row = torch.tensor(weights)
     assert row[int(pick(row, largest))] > 0
     assert row[int(pick(row.expand(2, -1), largest.expand(2))[0])] > 0
-    assert row[picked(row.numpy(), float(largest))] > 0
+    assert row[picked(row[None].numpy(), [float(largest)])] > 0
 
 
 def test_numbers_taken_many_at_a_time_are_the_generators() -> None:
@@ -289,12 +288,12 @@ def test_signals_on_the_host_are_those_of_a_device(dtype: torch.dtype) -> None:
     logits[3, 7] = torch.nan
     tokens = torch.tensor([4, 2, 7, 1, 9])
     wanted = frozenset(DISTRIBUTION_SIGNALS)
-    here = {name: torch.from_numpy(values) for name, values in rows_over(logits).signals(tokens, wanted).items()}
+    here = {name: torch.from_numpy(values) for name, values in logits_over(logits).signals(tokens, wanted).items()}
     one = [
-        {name: torch.from_numpy(values)[0] for name, values in rows_over(row[None]).signals([token], wanted).items()}
+        {name: torch.from_numpy(values)[0] for name, values in logits_over(row[None]).signals([token], wanted).items()}
         for row, token in zip(logits, tokens.tolist(), strict=True)
     ]
-    there = DeviceRows(logits).signals(tokens, wanted)
+    there = DeviceLogits(logits).signals(tokens, wanted)
     assert list(here) == list(there) == list(DISTRIBUTION_SIGNALS)
     for name, values in here.items():
         torch.testing.assert_close(values, there[name], atol=2e-6, rtol=1e-5, equal_nan=True)
@@ -304,12 +303,12 @@ def test_signals_on_the_host_are_those_of_a_device(dtype: torch.dtype) -> None:
 
 def test_sums_over_a_large_vocabulary_are_made_in_parts() -> None:
     row = torch.randn(3 * PART + 5, generator=seeded(3))
-    softmax, expected = Softmax(row.numpy()), row.double().softmax(-1)
+    softmax, expected = Softmax(row[None].numpy()), row.double().softmax(-1)
     entropy = float(-(expected * expected.log()).sum())
-    assert softmax.signals(7, set(DISTRIBUTION_SIGNALS)) == pytest.approx(
+    assert softmax.signals(0, 7, set(DISTRIBUTION_SIGNALS)) == pytest.approx(
         [entropy, float(expected.max()), float(expected[7])], rel=1e-5
     )
-    np.testing.assert_allclose(softmax.probs(1.0), expected, rtol=1e-5)
+    np.testing.assert_allclose(softmax.probs(1.0)[0], expected, rtol=1e-5)
 
 
 def test_the_same_seed_draws_the_same() -> None:
@@ -336,5 +335,5 @@ def test_tokens_that_reach_top_p_exactly_are_enough() -> None:
 
 
 def test_a_temperature_beyond_float32_draws_from_what_is_allowed_alike():
-    softmax = Softmax(np.array([3.0, -np.inf, -5.0], dtype=np.float32))
-    np.testing.assert_array_equal(softmax.probs(1e308), np.array([0.5, 0, 0.5], dtype=np.float32))
+    softmax = Softmax(np.array([[3.0, -np.inf, -5.0]], dtype=np.float32))
+    np.testing.assert_array_equal(softmax.probs(1e308)[0], np.array([0.5, 0, 0.5], dtype=np.float32))

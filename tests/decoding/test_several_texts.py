@@ -5,11 +5,11 @@ from math import nextafter
 import numpy as np
 import pytest
 
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.reading import Reader
-from specctl.decoding.rows.several_texts import picked_each, read_rows
+from specctl.decoding.logits.host import HostLogits, picked
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Forward
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 EVERY = frozenset(DISTRIBUTION_SIGNALS)
@@ -36,27 +36,28 @@ def test_a_row_is_read_as_it_is_alone(sampling: Sampling, vocabulary: int) -> No
     rows = logits(5, vocabulary)
     uniforms = [None] * 5 if sampling.greedy else [0.3, 0.0, 0.5, nextafter(1.0, 0.0), 0.77]
     ids = DraftVocabulary(range(0, 2 * vocabulary, 2), 2 * vocabulary)
-    for reader in (
-        Reader(sampling),
-        Reader(sampling, EVERY, tops=True),
-        Reader(sampling, frozenset({"top_prob"}), vocabulary=ids),
+    for sampler in (
+        TokenSampler(sampling),
+        TokenSampler(sampling, EVERY, tops=True),
+        TokenSampler(sampling, frozenset({"top_prob"}), vocabulary=ids),
     ):
-        for row, (numbers, law) in enumerate(read_rows(reader, rows.copy(), uniforms)):
-            wanted, alone = HostRows(rows[row : row + 1]).read(reader, uniforms[row])
+        for row, (numbers, law) in enumerate(sampler.read_rows([Forward(rows.copy())], uniforms)):
+            (wanted,), alone = HostLogits(rows[row : row + 1]).sample(sampler, [uniforms[row]])
             assert numbers == wanted
             assert (law is None) == (alone is None)
             if law is not None and alone is not None:
-                np.testing.assert_array_equal(law, alone)
+                np.testing.assert_array_equal(law, alone[0])
 
 
 def test_rows_that_hold_no_numbers_are_left_to_who_says_so() -> None:
     rows = logits(3, 100)
     rows[1] = np.nan
-    alone = [HostRows(rows[row : row + 1]).read(Reader(Sampling(1.0)), 0.4)[0] for row in range(3)]
-    assert [numbers for numbers, _ in read_rows(Reader(Sampling(1.0)), rows, [0.4] * 3)] == alone
+    sampler = TokenSampler(Sampling(1.0))
+    alone = [HostLogits(rows[row : row + 1]).sample(sampler, [0.4])[0][0] for row in range(3)]
+    assert [numbers for numbers, _ in sampler.read_rows([Forward(rows)], [0.4] * 3)] == alone
 
 
 def test_what_rounds_to_the_whole_is_never_behind_the_last_weight() -> None:
     laws = np.zeros((2, 100), dtype=np.float32)
     laws[0, :3] = laws[1, 97:] = np.float32(1 / 3)
-    assert picked_each(laws, [nextafter(1.0, 0.0)] * 2) == [2, 99]
+    assert picked(laws, [nextafter(1.0, 0.0)] * 2) == [2, 99]

@@ -11,15 +11,14 @@ import pytest
 import torch
 from law_table import ENDS, Case, enumerate_decode, error, expected_law
 
+from specctl.decoding.draft import Draft
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.lead import Lead
+from specctl.decoding.draws import Uniforms
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draws import Uniforms
-from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.steps_ahead import Reach, StartedStep, StepsAhead
+from specctl.decoding.steps_ahead import Lead, Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
@@ -197,7 +196,7 @@ def test_only_the_times_of_wanted_steps_are_learned(
     back: list[int] = []
 
     def start(_: object, number: int, __: bool) -> StartedStep:
-        return StartedStep(Reader(Sampling()), [float(number)], [number], None)
+        return StartedStep(TokenSampler(Sampling()), [float(number)], [number], None)
 
     steps = StepsAhead(start, lambda step, _: back.append(int(step.numbers[0])), torch.device("cpu"))
     wanted = (1, 2) if when == "always" else (2, 3)

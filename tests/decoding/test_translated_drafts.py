@@ -12,10 +12,10 @@ from law_table import SAMPLINGS, enumerate_decode, error, expected_law
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specctl.decoding import round as one_round
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.rows.certain_rows import CertainRows
-from specctl.decoding.rows.draft import Draft, Drafter
+from specctl.decoding.logits.host import CertainLogits
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
@@ -97,12 +97,12 @@ def test_a_law_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_text_that_counts_as_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written is certain, whatever law it was chosen from."""
-    read = CertainRows.read
+    sample = CertainLogits.sample
 
-    def with_a_law(rows: CertainRows, *asked: Any, **named: Any) -> Any:
-        return read(rows, *asked, **named)[0], np.full(rows.numbers.shape[1], 1 / 3, np.float32)
+    def with_a_law(rows: CertainLogits, *asked: Any, **named: Any) -> Any:
+        return sample(rows, *asked, **named)[0], np.full(rows.numbers.shape, 1 / 3, np.float32)
 
-    monkeypatch.setattr(CertainRows, "read", with_a_law)
+    monkeypatch.setattr(CertainLogits, "sample", with_a_law)
     found = enumerate_decode(lambda: chain("one is cut in two", kind="text"), SAMPLINGS["T=1"], LENGTH, LENGTH)
     assert error(found, expected_law(SAMPLINGS["T=1"], LENGTH)) > BIASED
 

@@ -29,19 +29,18 @@ from law_table import (
 from scripted_rounds import scripted_rounds
 from transformers import GenerationConfig
 
-from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
+from specctl.decoding import trees
 from specctl.decoding.composition import Stage, build_drafter, compose
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.draws import host_numbers
+from specctl.decoding.logits import host
+from specctl.decoding.logits.device import DeviceLogits
+from specctl.decoding.logits.host import HostLogits
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill, verified_round
-from specctl.decoding.rows import tree_verification
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draws import host_numbers
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.tree_verification import DraftTree, verify_tree
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import IMPOSSIBLE, ROOT, BeamTree, DraftTree, TreeDrafter, verify_tree
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
 from specctl.models.passes.forward import Forward
@@ -165,36 +164,36 @@ def test_the_likeliest_token_in_the_place_of_a_drawn_one_is_caught() -> None:
 
 
 def test_draws_from_raw_logits_are_caught() -> None:
-    drawn = tree_verification._drawn
+    drawn = trees._drawn
 
     def raw(tree: DraftTree, forward: Forward, sampling: Sampling, generator: Any) -> Any:  # noqa: ARG001 - the signature
         return drawn(tree, forward, PLAIN, generator)
 
-    with patch.object(tree_verification, "_drawn", raw):
+    with patch.object(trees, "_drawn", raw):
         assert wrong_by(drafter, FILTERED) > BIASED
 
 
 def test_the_token_after_a_path_from_raw_logits_is_caught() -> None:
     """EAGLE's bonus token, as its first version drew it to the end."""
-    drawn = tree_verification._drawn
+    drawn = trees._drawn
 
     def bonus_raw(tree: DraftTree, forward: Forward, sampling: Sampling, generator: Any) -> Any:
         processed, raw = drawn(tree, forward, sampling, generator), drawn(tree, forward, PLAIN, generator)
         return lambda number: (processed if tree.children[number] else raw)(number)
 
-    with patch.object(tree_verification, "_drawn", bonus_raw):
+    with patch.object(trees, "_drawn", bonus_raw):
         found = enumerate_decode(drafter, FILTERED)
     assert error(found, expected_law(FILTERED)) > BIASED
 
 
 def test_a_draw_in_the_row_of_another_token_is_caught() -> None:
-    drawn = tree_verification._drawn
+    drawn = trees._drawn
 
     def beside(*given: Any) -> Any:
         look, tree = drawn(*given), given[0]
         return lambda number: look(max(0, number - 1))._replace(chance=0.0) if number else look(len(tree.tokens) - 1)
 
-    with patch.object(tree_verification, "_drawn", beside):
+    with patch.object(trees, "_drawn", beside):
         assert wrong_by(drafter) > BIASED
 
 
@@ -203,10 +202,10 @@ def test_a_draw_in_the_row_of_another_token_is_caught() -> None:
 def test_tokens_of_a_path_are_independent(shared: bool) -> None:
     """What no enumeration sees, which draws by itself: the same number at every depth."""
 
-    def once(_: HostRows, count: int, generator: Any) -> list[float]:
+    def once(count: int, generator: Any) -> list[float]:
         return host_numbers(1 if shared else count, generator) * (count if shared else 1)
 
-    with patch.object(HostRows, "draws", once):
+    with patch.object(host, "host_numbers", once):
         found = fit(sample(drafter("constant", TreeSize(64, 3)), PLAIN, 1500), PLAIN)
     assert (found.p < 1e-9) if shared else (found.p > 1e-3)
 
@@ -271,7 +270,7 @@ def test_host_and_device_draw_alike(seed: int) -> None:
     logits = 2 * torch.randn(7, 5, generator=seeded(seed))
     for sampling in (PLAIN, FILTERED):
         here, there = (
-            rows.look(TREE, sampling, seeded(seed)) for rows in (HostRows(logits.numpy()), DeviceRows(logits))
+            rows.look(TREE, sampling, seeded(seed)) for rows in (HostLogits(logits.numpy()), DeviceLogits(logits))
         )
         for number in range(7):
             assert here(number).token == there(number).token
@@ -402,7 +401,7 @@ def test_rounds_add_up(
         assert round_.nodes <= size.tokens - 1
         assert all(width <= size.beams ** (depth + 1) for depth, width in enumerate(round_.tree))
         assert round_.summary.nodes == round_.nodes
-        assert round_.summary.kept == round_.accepted <= round_.drafted
+        assert round_.summary.accepted == round_.accepted <= round_.drafted
         if round_.chances is not None:
             assert round_.accepted <= len(round_.chances) <= min(round_.accepted + 1, round_.drafted)
         if round_.drafted > 1 and round_.extra is not None:
@@ -598,7 +597,7 @@ def test_laws_are_read_alike_on_another_device() -> None:
     for signals in (frozenset(), frozenset({"entropy", "token_prob"})):
         one = TreeDrafter(TableRunner(DRAFT), Constant(2), TreeSize(9, 3), record=signals)
         here = one._beams_of(rows, 3)
-        there = DeviceRows(rows.logits).beams(3, slice(1), signals, tops=False)
+        there = DeviceLogits(rows.logits).beams(3, slice(1), signals, tops=False)
         assert here.ids == there.ids
         assert np.array(here.logs) == pytest.approx(np.array(there.logs), abs=1e-6)
         assert here.signals.keys() == there.signals.keys() == signals

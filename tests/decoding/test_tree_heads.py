@@ -10,7 +10,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler

@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from specctl.decoding.rows import device_rows, rows_of
-from specctl.decoding.rows.device_laws import draw
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draft_verdict import Verdict, verify_greedy
-from specctl.decoding.rows.rows_of import verify
+from specctl.decoding.logits import device, judging
+from specctl.decoding.logits.device import DeviceLogits, draw
+from specctl.decoding.logits.judging import verify
+from specctl.decoding.logits.logits import Verdict, verify_greedy
 from specctl.decoding.sampling import Sampling
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 from tests.support.enumeration import law_of, walk
 from tests.support.toys import seeded
+from tests.support.verdicts import verdict_on
 
 BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
 
@@ -24,7 +24,7 @@ BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
 def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to come to a verdict."""
     if not request.param:
-        monkeypatch.setattr(rows_of, "on_host", lambda _: False)
+        monkeypatch.setattr(judging, "on_host", lambda _: False)
 
 
 @st.composite
@@ -93,7 +93,7 @@ def test_first_and_second_token_have_the_law_of_the_target(target: list[float], 
     rows, draft_row = torch.tensor([target, SECOND]), torch.tensor(drafted)
 
     def play() -> tuple[int, int | None]:
-        token = device_rows.pick(draft_row, torch.tensor(0.0))
+        token = device.pick(draft_row, torch.tensor(0.0))
         verdict = verify(token[None], draft_row[None], rows, None)
         return (int(token), verdict.extra) if verdict.accepted else (verdict.extra, None)
 
@@ -198,7 +198,7 @@ def test_the_host_and_a_device_come_to_the_same_verdict(seed: int, count: int, s
     target, drafted = sampling.probs(rows[0]), sampling.probs(rows.mean(0))[:count]
     tokens = draw(drafted, seeded(seed + 1))
     found = verify(tokens, drafted, target, seeded(seed + 2))
-    assert found == DeviceRows(target).verify(tokens, drafted, seeded(seed + 2))
+    assert found == verdict_on(DeviceLogits(target), tokens, drafted, seeded(seed + 2))
 
 
 @pytest.mark.usefixtures("somewhere")
@@ -225,6 +225,6 @@ def test_without_a_row_behind_the_draft_host_and_device_agree(
     target, drafted = Sampling(1.0).probs(rows[0]), Sampling(1.0).probs(rows.mean(0))
     tokens = draw(drafted, seeded(seed + 1))
     found = verify(tokens, drafted, target, seeded(seed + 2), verification)
-    there = DeviceRows(target).verify(tokens, drafted, seeded(seed + 2), verification)
+    there = verdict_on(DeviceLogits(target), tokens, drafted, seeded(seed + 2), verification)
     assert replace(found, chances=None) == replace(there, chances=None)
     assert found.chances == pytest.approx(there.chances, abs=1e-4)

@@ -25,9 +25,9 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in (".", "decoding")]
 from law_table import DRAFT, ENDS, HEAD, MID, SAMPLINGS, SETTINGS, enumerate_decode
 
+from specctl.decoding.draft import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.rounding import ROUNDING, widths_apart
 from specctl.policies import POLICIES

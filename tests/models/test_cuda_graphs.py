@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.draws import uniforms
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draws import uniforms
-from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.cuda_capture import CudaCapture
 from specctl.models.placing.engine_table import build_runner
@@ -59,7 +59,7 @@ def test_replayed_passes_say_what_eager_ones_say(family: str) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=20, top_p=0.9)], ids=["greedy", "filtered"])
 def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling) -> None:
     graph, eager = twins("llama")
-    read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), tops=True)
+    read = TokenSampler(sampling, frozenset(DISTRIBUTION_SIGNALS), tops=True)
     with torch.inference_mode():
         for runner in (graph, eager):
             runner.extend(TOKENS[:40], keep=0)

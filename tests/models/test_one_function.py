@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from specctl.decoding.along import read_along
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.draft_tokens import read_along
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import NOTHING

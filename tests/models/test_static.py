@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from specctl.decoding.rows.draws import uniforms
-from specctl.decoding.rows.reading import Reader, packed_signals
+from specctl.decoding.draws import uniforms
+from specctl.decoding.logits.token_sampler import TokenSampler, packed_signals
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
 from specctl.models.passes.tree_sight import WIDEST
@@ -118,7 +118,7 @@ def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
 ) -> None:
     model = random_model("llama")
     fused, plain = ENGINES[engine](model), Slot(EagerPasses(model, VOCABULARY))
-    read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head)
+    read = TokenSampler(sampling, frozenset(DISTRIBUTION_SIGNALS), head)
     previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
     for runner in (fused, plain):
         runner.extend(TOKENS[:10], keep=0)
@@ -247,7 +247,7 @@ def test_a_compiler_is_told_which_passes_read_one_token() -> None:
 
 
 def test_tokens_that_are_read_one_by_one_outgrow_the_buffers() -> None:
-    runner, reader = Slot(StaticPasses(random_model("llama"), VOCABULARY, capacity=8)), Reader(Sampling())
+    runner, reader = Slot(StaticPasses(random_model("llama"), VOCABULARY, capacity=8)), TokenSampler(Sampling())
     runner.extend(TOKENS[:60], keep=0)
     found = [int(runner.read([token], reader, None)[0][0]) for token in TOKENS[60:75]]
     assert found == from_scratch("llama", TOKENS[:75])[60:].argmax(-1).tolist()

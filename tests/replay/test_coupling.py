@@ -24,8 +24,8 @@ from random import Random
 import pytest
 import torch
 
-from specctl.decoding.rows.draft_verdict import kept_in_turn
-from specctl.decoding.rows.host_verdict import passing
+from specctl.decoding.logits.host import passing
+from specctl.decoding.logits.logits import kept_in_turn
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.replay.recording import coupling

@@ -10,9 +10,9 @@ import torch
 from tiers import OTHERS
 
 from specctl.decoding import round as one_round
-from specctl.decoding.rows import host_rows
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.draft import Draft
+from specctl.decoding.logits import host
+from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerPasses
@@ -196,9 +196,9 @@ class FromTrace:
     def __init__(self, trace: Trace) -> None:
         self._trace, self._start, self._index = trace, 0, 0
 
-    def draw(self, *_: object) -> int:
+    def draw(self, *_: object) -> list[int]:
         self._index += 1
-        return self._trace.draft.step(self._start, self._index).token
+        return [self._trace.draft.step(self._start, self._index).token]
 
     def judge(self, block: Draft, *_: object) -> tuple[Verdict, None]:
         accepted = min(len(block.tokens), self._trace.draft.accepted_runs[self._start])
@@ -224,7 +224,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:
-            patched.setattr(host_rows, "picked", chance.draw)
+            patched.setattr(host, "picked", chance.draw)
             patched.setattr(one_round, "judge", chance.judge)
             assert found == [
                 shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, LENGTH, PLAIN)

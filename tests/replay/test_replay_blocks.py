@@ -10,11 +10,10 @@ from test_replay import DEPTH, DRAFTING, HEAD, LENGTH, PROMPT, SAMPLED, VERIFYIN
 from test_replay_grid import PAIRS, toy_pair
 
 from specctl.decoding import round as one_round
-from specctl.decoding.rows import device_rows, host_rows
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.draft_verdict import Verdict, kept_in_turn
-from specctl.decoding.rows.host_verdict import passing
-from specctl.decoding.rows.rows import array
+from specctl.decoding.draft import Draft
+from specctl.decoding.logits import device, host
+from specctl.decoding.logits.host import passing
+from specctl.decoding.logits.logits import Verdict, array, kept_in_turn
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
@@ -73,10 +72,10 @@ class FromTrace:
         self._vocabulary = vocabulary
         self.judged = 0
 
-    def draw(self, *_: object) -> int:
+    def draw(self, *_: object) -> list[int]:
         self._index += 1
         token = self._trace.draft.step(self._start, self._index).token
-        return token if self._vocabulary is None else int(self._vocabulary.columns([token])[0])
+        return [token if self._vocabulary is None else int(self._vocabulary.columns([token])[0])]
 
     def judge(self, block: Draft, forward: Forward, sampling: Sampling, _: object) -> tuple[Verdict, None]:
         count, start = len(block.tokens), self._start
@@ -112,8 +111,8 @@ def test_replayed_blocks_are_those_of_a_live_run_that_draws_alike(kind: str, mon
         chance = FromTrace(trace, pair.drafts[0].draft_vocabulary)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, NO_EOS, clock)]
         with monkeypatch.context() as patched:
-            patched.setattr(host_rows, "picked", chance.draw)
-            patched.setattr(device_rows, "pick", lambda *_, draw=chance.draw: torch.tensor(draw()))  # not on the host
+            patched.setattr(host, "picked", chance.draw)
+            patched.setattr(device, "pick", lambda *_, draw=chance.draw: torch.tensor(draw()))  # not on the host
             patched.setattr(one_round, "judge", chance.judge)
             played = live(pair, Setting.of({"name": name, **settings}), prompt, LENGTH, BLOCK)
         assert found == [shape(one) for one in played]

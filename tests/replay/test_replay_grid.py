@@ -15,7 +15,7 @@ from test_replay import CASES, DRAFTING, VERIFYING, clock
 
 from specctl.analysis.readings import read_traces as read_verdicts
 from specctl.decoding import round as one_round
-from specctl.decoding.along import CHUNK
+from specctl.decoding.draft_tokens import CHUNK
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block import MarkovKind

@@ -4,14 +4,14 @@ Chance enters the program in few places, the *doors*. `walk` plays the program a
 what comes out there, so that together the plays take every way through, each with its exact probability. What the
 program does with what it drew is the real code. `doors` is the one place that knows where the doors are.
 
-The sums by which a token is drawn (`device_laws.pick`, `host_laws.picked`) are not played: the doors give index i with
+The sums by which a token is drawn (`device.pick`, `host.picked`) are not played: the doors give index i with
 probability w_i / sum(w), which is its law, and the tests of sampling tell whether it keeps to it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
@@ -20,13 +20,12 @@ import torch
 
 from specctl.decoding import drafters, hierarchy
 from specctl.decoding import round as one_round
-from specctl.decoding.rows import device_rows, device_verdict, host_rows, host_verdict, several_texts
-from specctl.decoding.rows.device_rows import DeviceRows
-from specctl.decoding.rows.draft_verdict import Verdict
-from specctl.decoding.rows.draws import HostGenerator
-from specctl.decoding.rows.host_laws import Floats
-from specctl.decoding.rows.host_rows import HostRows
-from specctl.decoding.rows.rows import Rows, array
+from specctl.decoding.draft import Draft, Drafted
+from specctl.decoding.draws import HostGenerator
+from specctl.decoding.logits import device, host
+from specctl.decoding.logits.device import DeviceLogits
+from specctl.decoding.logits.host import Floats, HostLogits
+from specctl.decoding.logits.logits import Logits, Verdict, array
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.profile.schema import Verification
@@ -124,15 +123,12 @@ def doors(chance: Chance) -> Iterator[None]:
         return drawn(chance, weights)
 
     with patched(
-        # A draft's token, and one below a tree's.
-        patch.object(device_rows, "pick", pick),
-        patch.object(host_rows, "picked", lambda weights, _: chance.choose(weights.tolist())),
-        patch.object(several_texts, "picked_each", lambda laws, _: [*map(chance.choose, laws.tolist())]),
-        patch.object(device_verdict, "pick", pick),  # a verifier's own token
-        patch.object(host_verdict, "picked", coins.picked),
+        # A draft's token, one below a tree's, and a verifier's own.
+        patch.object(device, "pick", pick),
+        patch.object(host, "picked", coins.picked),
         # Whether a drafted token is kept, by the target or a draft.
-        patch.object(HostRows, "verify", judged_by(coins)),
-        patch.object(DeviceRows, "verify", judged_by(coins)),
+        patch.object(HostLogits, "verdicts", judged_by(coins)),
+        patch.object(DeviceLogits, "verdicts", judged_by(coins)),
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
         patch.object(sequence_recording, "draw", draw),
@@ -208,18 +204,18 @@ class Coins:
         self._verdicts: dict[Hashable, list[Ways]] = {}
         self._asked: dict[Hashable, Asked] = {}
         self._drawn: list[list[float]] = []  # the weights of each draw of the verdict that is being asked for
-        self._verify = {form: form.verify for form in (HostRows, DeviceRows)}
+        self._verdicts_of = {form: form.verdicts for form in (HostLogits, DeviceLogits)}
         self._draw_draft_tokens = coupling.draw_draft_tokens
 
     def verify(
         self,
         tokens: Sequence[int] | torch.Tensor,
         draft_probs: Numbers | None,
-        laws: Rows,
+        laws: Logits,
         rule: Verification,
         vocabulary: DraftVocabulary | None = None,
     ) -> Verdict:
-        """`Rows.verify`, the number of accepted tokens and the token after them chosen.
+        """The verdict on a draft, the number of accepted tokens and the token after them chosen.
 
         The program is asked once for each block and number: what it makes of the same again differs in that token only.
         """
@@ -240,24 +236,40 @@ class Coins:
                 return asked.verdict
             return replace(asked.verdict, extra=self._chance.choose(asked.weights))
         self._drawn.clear()
-        verdict = self._verify[type(laws)](laws, tokens, draft_probs, Tossed(ways[accepted].coins), rule, vocabulary)
+        verdict = self._verify(laws, tokens, draft_probs, Tossed(ways[accepted].coins), rule, vocabulary)
         assert verdict.accepted == accepted
-        if isinstance(laws, HostRows):  # elsewhere it does not draw by `picked`
+        if isinstance(laws, HostLogits):  # elsewhere it does not draw by `picked`
             weights = self._drawn[0] if self._drawn else None
             assert len(self._drawn) == (verdict.extra is not None), "a verdict draws its own token and nothing else"
             self._asked[key, accepted] = Asked(verdict, weights)
         return verdict
 
-    def picked(self, weights: Floats, _: float) -> int:
-        """`host_laws.picked` of a verifier's own token."""
-        self._drawn.append(weights.tolist())
-        return self._chance.choose(self._drawn[-1])
+    def _verify(
+        self,
+        laws: Logits,
+        tokens: Sequence[int] | torch.Tensor,
+        draft_probs: Numbers | None,
+        tossed: HostGenerator,
+        rule: Verification,
+        vocabulary: DraftVocabulary | None,
+    ) -> Verdict:
+        """What the program itself says."""
+        draft = Draft([*map(int, tokens)], draft_probs, (), None, vocabulary=vocabulary)
+        (verdict,) = self._verdicts_of[type(laws)](laws, [Drafted(draft, tossed)], [0, len(laws.numbers)], rule)
+        assert isinstance(verdict, Verdict)
+        return verdict
+
+    def picked(self, weights: Floats, _: Sequence[float]) -> list[int]:
+        """`host.picked`."""
+        rows = weights.tolist()
+        self._drawn += rows
+        return [*map(self._chance.choose, rows)]
 
     def _ways(
         self,
         tokens: Sequence[int] | torch.Tensor,
         draft_probs: Numbers | None,
-        laws: Rows,
+        laws: Logits,
         rule: Verification,
         vocabulary: DraftVocabulary | None,
     ) -> list[Ways]:
@@ -265,11 +277,11 @@ class Coins:
 
         def accepted(coins: Sequence[int]) -> int:
             with (
-                Replaced(device_verdict, "pick", lambda *_: torch.tensor(0)),
-                Replaced(host_verdict, "picked", lambda *_: 0),
+                Replaced(device, "pick", lambda weights, _: torch.zeros(len(weights), dtype=torch.int64)),
+                Replaced(host, "picked", lambda weights, _: [0] * len(weights)),
             ):
                 tossed = Tossed(coins)
-                return self._verify[type(laws)](laws, tokens, draft_probs, tossed, rule, vocabulary).accepted
+                return self._verify(laws, tokens, draft_probs, tossed, rule, vocabulary).accepted
 
         count = len(tokens)
         # Seen with the best coins for the tokens before it and the worst for those behind it, where it decides alone.
@@ -328,21 +340,19 @@ class Coins:
             return bool(self._draw_draft_tokens(torch.tensor([token]), draft, target, None)[1])
 
 
-def judged_by(coins: Coins) -> Callable[..., Verdict]:
-    """`Rows.verify`, as `Coins` have it."""
+def judged_by(coins: Coins) -> Callable[..., list[Verdict]]:
+    """`Logits.verdicts`, as `Coins` have it."""
 
-    def verify(
-        laws: Rows,
-        tokens: Sequence[int] | torch.Tensor,
-        draft_probs: Numbers | None,
-        _: object,
-        rule: Verification = "token",
-        vocabulary: DraftVocabulary | None = None,
-    ) -> Verdict:
-        return coins.verify(tokens, draft_probs, laws, rule, vocabulary)
+    def verdicts(
+        laws: Logits, drafted: Sequence[Drafted], bounds: Sequence[int], rule: Verification = "token"
+    ) -> list[Verdict]:
+        return [
+            coins.verify(each.draft.tokens, each.draft.probs, laws.part(slice(start, end)), rule, each.draft.vocabulary)
+            for each, (start, end) in zip(drafted, pairwise(bounds), strict=True)
+        ]
 
-    verify.coins = coins  # type: ignore[attr-defined] # for who tosses them in another way
-    return verify
+    verdicts.coins = coins  # type: ignore[attr-defined] # for who tosses them in another way
+    return verdicts
 
 
 class Tossed(HostGenerator):

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.parallel import ParallelDrafter
-from specctl.decoding.rows.draft import Drafter
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.loading.model import load_model
 from specctl.models.predictors.predictor_checkpoint import locate_predictor
 from specctl.models.predictors.state_predictor import StatePredictor

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.draft import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
-from specctl.decoding.rows.draft import Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.predictors.state_predictor import StatePredictor

@@ -7,8 +7,8 @@ from time import perf_counter
 
 import torch
 
-from specctl.decoding.rows.device_laws import pick
-from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.draws import uniforms
+from specctl.decoding.logits.device import pick
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Stage
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from specctl.decoding.copying.chaining import Chaining, with_copy
+from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.draws import DrawGenerator
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.watching import States
 from specctl.records import Round

@@ -3,8 +3,8 @@
 from collections.abc import Sequence, Set
 from typing import cast
 
-from specctl.decoding.rows.draft import Draft, Drafter
-from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.draft import Draft, Drafter
+from specctl.decoding.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.slot import Slot
 from specctl.policies import LOOKUP_SIGNALS, Resting, Signal, StoppingPolicy, draft_phase, rests

@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import torch
 
-from specctl.decoding.rows.device_laws import draw
-from specctl.decoding.rows.draws import sibling
-from specctl.decoding.rows.host_laws import TINY
-from specctl.decoding.rows.rows_of import verify
-from specctl.decoding.rows.token_columns import token_row
+from specctl.decoding.draft_tokens import token_row
+from specctl.decoding.draws import sibling
+from specctl.decoding.logits.device import draw
+from specctl.decoding.logits.judging import verify
+from specctl.decoding.logits.logits import TINY
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.running.slot import Slot

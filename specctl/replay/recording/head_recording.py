@@ -6,10 +6,9 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.along import CHUNK
-from specctl.decoding.rows.device_laws import draw
-from specctl.decoding.rows.draws import sibling
-from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.draft_tokens import CHUNK, token_columns
+from specctl.decoding.draws import sibling
+from specctl.decoding.logits.device import draw
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlocksSideBySide

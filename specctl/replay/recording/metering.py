@@ -14,7 +14,7 @@ from specctl.batching.hub import Hub
 from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.rows.judging import judge
+from specctl.decoding.logits.judging import judge
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.ordinary_tokens import ordinary_tokens

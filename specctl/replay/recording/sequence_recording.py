@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from specctl.decoding.along import read_along
-from specctl.decoding.rows.device_laws import draw
-from specctl.decoding.rows.draws import sibling
-from specctl.decoding.rows.token_columns import NOTHING, token_columns, token_row
+from specctl.decoding.draft_tokens import NOTHING, read_along, token_columns, token_row
+from specctl.decoding.draws import sibling
+from specctl.decoding.logits.device import draw
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.rows.reading import Reader
+from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
@@ -400,7 +400,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
     capture = Replays()
     runner, plain = GraphBlockRunner(head, VOCABULARY, capture), BlockRunner(head, VOCABULARY)
     ids = given["ids"].tolist()
-    reader = Reader(Sampling(), frozenset(DISTRIBUTION_SIGNALS), foresees=True)
+    reader = TokenSampler(Sampling(), frozenset(DISTRIBUTION_SIGNALS), foresees=True)
     counts = []
     for start, end in ((0, 3), (3, ANCHOR), (ANCHOR, LATER)):
         for one in (runner, plain):

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import WIDEST, path_to
 from specctl.models.running.eager import EagerPasses

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.rows.host_laws import Softmax
+from specctl.decoding.logits.host import Softmax
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx import runner as runner_module
@@ -56,7 +56,7 @@ def test_they_are_the_hosts_whatever_the_pass_reads(
         assert found.signals is not None
         for row, entropy, top in zip(found.columns, *found.signals, strict=True):
             assert [entropy, top] == pytest.approx(
-                Softmax(np.asarray(row)).signals(0, {"entropy", "top_prob"}), rel=1e-4
+                Softmax(np.asarray(row)[None]).signals(0, 0, {"entropy", "top_prob"}), rel=1e-4
             )
     assert draft.extend([4], 0).signals is None
     found, draft.tells = draft.extend([4], 1), False

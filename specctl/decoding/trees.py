@@ -2,20 +2,101 @@
 
 from collections.abc import Callable, Sequence, Set
 from functools import partial
+from math import exp
 
-from specctl.decoding.beams import ROOT, BeamTree
+from specctl.decoding.draft import Draft
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.reading import AcceptancePredictor, step_of
-from specctl.decoding.rows.rows import Beams
-from specctl.decoding.rows.rows_of import numbers_on, rows_of
+from specctl.decoding.draws import DrawGenerator
+from specctl.decoding.logits.judging import logits_of, numbers_on
+from specctl.decoding.logits.logits import IMPOSSIBLE, Beams, Look, Verdict, require_numbers
+from specctl.decoding.logits.token_sampler import AcceptancePredictor, step_of
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.slot import Slot
 from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.tree_shape import TreeSize
-from specctl.records import DraftStep, Round
+from specctl.records import DraftStep, ExtraToken, Round
+
+ROOT = -1
+"""The number of the newest token, from which a tree grows."""
+
+
+class BeamTree:
+    """Tokens numbered in the order in which they were found, level after level; plain numbers.
+
+    A token's score is the sum of the log-probabilities on its path, an estimate of how likely the target is to get
+    there (EAGLE-2's value, the product of the draft's confidences). All of a level's candidates are kept until the tree
+    is pruned, for one that was not continued may be better than those of a deeper level.
+
+    Attributes:
+        tokens: ids.
+        parents: the number of each token's parent, an earlier one, or `ROOT`.
+        scores: log-probability of each token's path, falling along every path.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.scores: list[float] = []
+        self._ends: list[int] = [0]  # how many tokens there are up to each level
+
+    @property
+    def depth(self) -> int:
+        """How many levels have been found."""
+        return len(self._ends) - 1
+
+    def prob(self, token: int) -> float:
+        """A token's probability in the law at its parent."""
+        return exp(self.scores[token] - self._score(self.parents[token]))
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The number of the token with this id below a parent; None without one."""
+        pairs = zip(self.parents, self.tokens, strict=True)
+        return next((number for number, pair in enumerate(pairs) if pair == (parent, token)), None)
+
+    def grow(self, parents: Sequence[int], ids: Sequence[Sequence[int]], logs: Sequence[Sequence[float]]) -> None:
+        """Add a level.
+
+        Args:
+            parents: B tokens of the last level.
+            ids: of each, its likeliest continuations.
+            logs: their log-probabilities in the laws at the parents.
+        """
+        for parent, some, values in zip(parents, ids, logs, strict=True):
+            above = self._score(parent)
+            for token, value in zip(some, values, strict=True):
+                self.tokens.append(token)
+                self.parents.append(parent)
+                self.scores.append(above + min(value, 0.0))
+        self._ends.append(len(self.tokens))
+
+    def beams(self, count: int, ends: Set[int]) -> list[int]:
+        """The ``count`` best tokens of the last level, the best first, without those that end the sequence.
+
+        Of tokens without a probability one is taken, and only where there is no other.
+        """
+        last = range(self._ends[-2], self._ends[-1])
+        best = sorted((token for token in last if self.tokens[token] not in ends), key=self._falling)[:count]
+        return [token for token in best if self._possible(token)] or best[:1]
+
+    def pruned(self, count: int, depth: int) -> list[int]:
+        """The ``count`` best tokens of the first levels, in order; with each of them its ancestors.
+
+        A token's score is at most its parent's, and where they are equal the parent was found earlier.
+        """
+        known = filter(self._possible, range(self._ends[depth]))
+        return sorted(sorted(known, key=self._falling)[:count])
+
+    def _possible(self, token: int) -> bool:
+        return self.scores[token] > IMPOSSIBLE / 2
+
+    def _score(self, token: int) -> float:
+        return 0.0 if token == ROOT else self.scores[token]
+
+    def _falling(self, token: int) -> tuple[float, int]:
+        return -self.scores[token], token
 
 
 class TreeDrafter(ModelDrafter):
@@ -133,7 +214,7 @@ class TreeDrafter(ModelDrafter):
         """What is read of the laws at so many beams, in a single transfer."""
         # A head may later be asked about any beam, a policy only about the best.
         asked = slice(1 if self._previous is None else None)
-        found = rows_of(forward).beams(self._width, asked, self._read, tops=self._disco is not None)
+        found = logits_of(forward).beams(self._width, asked, self._read, tops=self._disco is not None)
         if not self.runner.marginals or count == 1:
             return found
         # Behind the n-th best beam only so many can be among the best of the level: those better on both counts are.
@@ -173,3 +254,86 @@ class TreeDrafter(ModelDrafter):
     def rollback(self, length: int) -> None:
         self._places = {ROOT: 0}
         super().rollback(length)
+
+
+class DraftTree:
+    """The newest token and a draft's tree behind it, as a verifier reads them in one pass.
+
+    Args:
+        root: the newest token.
+        draft: with `Draft.parents`.
+
+    Attributes:
+        tokens: all N + 1 of them, the root first.
+        parents: of all but the root, as numbers among ``tokens``.
+        children: below each token the numbers of the others by their ids.
+        depths: of each token, 0 for the root.
+    """
+
+    def __init__(self, root: int, draft: Draft) -> None:
+        assert draft.parents is not None
+        self.tokens = [root, *draft.tokens]
+        self.parents = [parent + 1 for parent in draft.parents]
+        self.children: list[dict[int, int]] = [{} for _ in self.tokens]
+        self.depths = [0]
+        for number, parent in enumerate(self.parents, start=1):
+            self.children[parent][self.tokens[number]] = number
+            self.depths.append(self.depths[parent] + 1)
+
+    def levels(self, count: int) -> tuple[int, ...]:
+        """How many tokens there are at each of the first ``count`` depths below the root."""
+        return tuple(self.depths.count(depth) for depth in range(1, count + 1))
+
+
+def verify_tree(
+    tree: DraftTree,
+    levels: int,
+    forward: Forward,
+    sampling: Sampling,
+    eos: Set[int],
+    generator: DrawGenerator | None,
+) -> tuple[Verdict, list[int]]:
+    """The verdict on a tree, and the numbers of the tokens that stay, the root's first.
+
+    Block verification is no other rule here: where the draft's law is one-hot a token is kept with probability p(x) by
+    both.
+
+    Args:
+        tree: of N + 1 tokens.
+        levels: as many chances there are at most, see `specctl.records.Round.tree`.
+        forward: the verifier's, with logits ``(N + 1, V)``.
+        sampling: how tokens are drawn.
+        eos: ids that end the sequence; nothing is looked for below one.
+        generator: for the logits' device.
+
+    Raises:
+        RecordError: the logits hold NaN.
+    """
+    look = _greedy(forward) if sampling.greedy else _drawn(tree, forward, sampling, generator)
+    path = [0]
+    chances: list[float] = []
+    while True:
+        here = path[-1]
+        token, chance = look(here)
+        if chance is not None and len(path) <= levels:
+            chances.append(chance)
+        if (below := tree.children[here].get(token)) is None:
+            kind = ExtraToken.CORRECTION if tree.children[here] else ExtraToken.BONUS
+            break
+        path.append(below)
+        if token in eos:
+            kind = ExtraToken.BONUS
+            break
+    return Verdict(len(path) - 1, token, kind, None if sampling.greedy else tuple(chances)), path
+
+
+def _greedy(forward: Forward) -> Callable[[int], Look]:
+    choices, values = logits_of(forward).best()
+    require_numbers(*values)
+    return lambda number: Look(choices[number], None)
+
+
+def _drawn(
+    tree: DraftTree, forward: Forward, sampling: Sampling, generator: DrawGenerator | None
+) -> Callable[[int], Look]:
+    return logits_of(forward).look(tree, sampling, generator)

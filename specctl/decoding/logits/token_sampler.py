@@ -90,8 +90,8 @@ def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> Dr
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Says what `Rows.read` is to find out; called it does so itself, as a part of a pass that is compiled or captured.
+class TokenSampler:
+    """What `Logits.sample` is to find out; called it does so itself, within a pass that is compiled or captured.
 
     Attributes:
         sampling: how the token is drawn.
@@ -115,6 +115,11 @@ class Reader:
         return self.predictor is not None
 
     @cached_property
+    def unfiltered(self) -> bool:
+        """Whether tokens are drawn from the softmax at some temperature."""
+        return not (self.sampling.greedy or self.sampling.filters)
+
+    @cached_property
     def takes_told(self) -> bool:
         """Whether `Forward.signals` are all that it wants to know of the law."""
         return self.sampling.greedy and bool(self.wanted) and self.wanted <= TOLD and not self.tops
@@ -135,7 +140,7 @@ class Reader:
         previous: "torch.Tensor | None" = None,
         foresee: Foresee | None = None,
     ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-        """One token with its signals, and its distribution ``(N,)``: a `TokenReader`, which `Rows.read` explains.
+        """One token with its signals, and its distribution ``(N,)``: a `TokenReader`, which `Logits.sample` explains.
 
         Args:
             logits: ``(N,)``.
@@ -145,15 +150,17 @@ class Reader:
         Returns:
             The `fields` as ``(F,)`` float64, which holds ids and probabilities alike, and the distribution.
         """
-        from specctl.decoding.rows.rows_of import read_within
+        from specctl.decoding.logits.judging import sampled_within
 
-        return read_within(self, logits, uniform, hidden, previous, foresee)
+        return sampled_within(self, logits, uniform, hidden, previous, foresee)
 
     def read_rows(
         self, forwards: "Sequence[Forward]", about: Sequence[float | None]
     ) -> "list[tuple[list[float], Numbers | None]]":
-        """As of `TokenReader`; each row is given what it is given alone, to the last bit."""
-        from specctl.decoding.rows.several_texts import read_rows
+        """See `TokenReader`; each row gets the result that it would get alone, to the last bit."""
+        from specctl.decoding.logits.judging import logits_over
 
         columns = [forward.columns for forward in forwards]
-        return read_rows(self, columns[0] if len(columns) == 1 else joined_numbers(columns), about)
+        found, probs = logits_over(columns[0] if len(columns) == 1 else joined_numbers(columns)).sample(self, about)
+        rows = found if isinstance(found, list) else found.tolist()
+        return [(row, None if probs is None else probs[place]) for place, row in enumerate(rows)]

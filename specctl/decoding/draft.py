@@ -1,15 +1,18 @@
 """Who drafts for a verifier, and what it hands over."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.watching import States
 from specctl.records import DraftStep, Round, StopReason
+
+if TYPE_CHECKING:
+    import torch
 
 
 # Nobody changes these; frozen ones take four times as long to make, and a round makes several.
@@ -42,6 +45,21 @@ class Draft:
     vocabulary: DraftVocabulary | None = None
     copied: int = 0
     prompt_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Drafted:
+    """A text's draft to be verified.
+
+    Attributes:
+        draft: K tokens.
+        generator: the text's own, for the coins, so that its numbers do not depend on what others draw.
+        numbers: ``(K + 1,)`` that were drawn on a device, where a verdict may be asked for again.
+    """
+
+    draft: Draft
+    generator: DrawGenerator | None
+    numbers: "torch.Tensor | None" = field(default=None, init=False)
 
 
 class Drafter(Protocol):

@@ -1,26 +1,19 @@
-"""Where random numbers come from, on the host without torch, elsewhere from torch's generators; and what one picks."""
+"""Where random numbers come from, on the host without torch, elsewhere from torch's generators."""
 
 import random
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import repeat
-from math import isqrt
 from typing import TYPE_CHECKING, Union, overload
-
-import numpy as np
-import numpy.typing as npt
 
 from specctl.models.passes.host_device import draws
 
 if TYPE_CHECKING:
     import torch
 
-    from specctl.decoding.rows.host_laws import Counts, Floats
 
 AT_A_TIME = 64
 """Numbers that `Uniforms` takes from its generator at a time."""
-NARROWEST = 64
-"""The least width of `blocks`."""
 WORDS = 624
 """Of 32 bits, that a Mersenne twister remembers."""
 
@@ -161,32 +154,3 @@ class Uniforms:
         self._left = list(left)
         if self._generator is not None:
             self._generator.set_state(state)  # type: ignore[arg-type] # each takes what it gave
-
-
-def picked(weights: "Floats", uniform: float) -> int:
-    """`device_laws.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole.
-
-    First the sums of blocks are run over and then the numbers of one of them: numpy takes longer for each number of a
-    running sum than for thirty of a sum.
-    """
-    width, starts = blocks(len(weights))
-    ends = np.add.accumulate(np.add.reduceat(weights, starts, dtype=np.float64))
-    part = uniform * ends.item(-1)
-    block = _passing(ends, part)
-    first = block * width
-    before = ends.item(block - 1) if block else 0.0
-    return first + _passing(np.add.accumulate(weights[first : first + width], dtype=np.float64), part - before)
-
-
-@cache
-def blocks(count: int) -> "tuple[int, Counts]":
-    """The width of the blocks of so many numbers, and where they start."""
-    width = max(NARROWEST, isqrt(count))
-    return width, np.arange(0, count, width)
-
-
-def _passing(running: npt.NDArray[np.float64], part: float) -> int:
-    """The index at which a running sum passes a part of the whole."""
-    index = int(running.searchsorted(part, side="right"))
-    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
-    return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)

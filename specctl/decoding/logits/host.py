@@ -1,0 +1,698 @@
+"""Sampling and verification on the host, by numpy, for any number of texts; `device` has the same by torch.
+
+Sampling a token is a few dozen operations on a few kilobytes, and where a draft step takes 0.2 ms they count. Numpy
+finds a maximum in a tenth of torch's time and starts an operation in a third of it. Exactness rests on the verdict
+here. Below, p and q are the verifier's and the draft's probabilities.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence, Set
+from functools import cache
+from itertools import accumulate, pairwise
+from math import exp, inf, isfinite, isnan, isqrt, log, nan
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from specctl.decoding.draft import Draft, Drafted
+from specctl.decoding.draws import DrawGenerator, host_numbers
+from specctl.decoding.logits.logits import (
+    IMPOSSIBLE,
+    TINY,
+    Beams,
+    Logits,
+    Look,
+    Verdict,
+    array,
+    kept_in_turn,
+    require_numbers,
+    token_logprobs,
+    verdict_of,
+)
+from specctl.decoding.logits.token_sampler import TokenSampler
+from specctl.decoding.sampling import Sampling
+from specctl.errors import RecordError
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.forward import Signals
+from specctl.models.passes.token_reader import Foresee
+from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
+from specctl.profile.schema import Verification
+from specctl.records import ExtraToken, TokenLogprobs
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.decoding.trees import DraftTree
+
+PART = 8192
+"""The most numbers of a dot product at a time."""
+HOTTEST = float(np.finfo(np.float32).max)
+"""The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
+UNDERFLOW = np.float32(-200)
+"""Logits so far below the largest have a probability of 0 in float32."""
+SHARES = (32.0, 0.5)
+"""The least weights that are looked at for top-p, in V-th parts of what it leaves out: first large ones alone, which
+are few; the second is less than 1, for rounding."""
+MOST_BY_ENTROPY = 100
+"""Top-h takes the entropy of this many of the likeliest tokens and keeps no others, as transformers does."""
+BLOCK = 64
+"""The search for the largest numbers starts with the maxima of blocks of this many."""
+NARROWEST = 64
+"""The least width of `blocks`."""
+
+Floats = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class HostLogits:
+    """`Logits` of a float32 array ``(R, V)``. torch is needed for heads alone, whose networks are torch's.
+
+    Args:
+        numbers: the rows.
+        device: of these networks; None for the host.
+        signals: as of `Forward`.
+    """
+
+    __slots__ = ("_device", "_signals", "numbers")
+
+    def __init__(self, numbers: Floats, device: "torch.device | None" = None, signals: Signals | None = None) -> None:
+        self.numbers, self._device, self._signals = numbers, device, signals
+
+    def part(self, rows: slice) -> "HostLogits":
+        return HostLogits(self.numbers[rows], self._device)
+
+    def best(self) -> tuple[list[int], list[float]]:
+        indices = self.numbers.argmax(-1).tolist()
+        return indices, [self.numbers.item(row, index) for row, index in enumerate(indices)]
+
+    def distributions(self, sampling: Sampling) -> "HostLogits":
+        return HostLogits(processed(self.numbers, sampling))
+
+    def sample(
+        self,
+        sampler: TokenSampler,
+        uniforms: Sequence[float | None],
+        hidden: "torch.Tensor | None" = None,
+        previous: "Sequence[float] | torch.Tensor | None" = None,
+        foresee: Foresee | None = None,
+    ) -> tuple[list[list[float]], Floats | None]:
+        logits, sampling, wanted = self.numbers, sampler.sampling, sampler.wanted
+        greedy, unfiltered = uniforms[0] is None, sampler.unfiltered
+        told = self._signals if sampler.takes_told else None
+        softmax = Softmax(logits) if unfiltered or (wanted and told is None) or sampler.tops else None
+        probs: Floats | None = None  # (R, V)
+        if greedy:
+            tokens = logits.argmax(-1).tolist() if softmax is None else softmax.best
+        else:
+            probs = softmax.probs(sampling.temperature) if unfiltered and softmax else processed(logits, sampling)
+            tokens = picked(probs, cast("Sequence[float]", uniforms))
+        ids = sampler.vocabulary
+        found: list[list[float]] = [[token if ids is None else ids.ids.item(token)] for token in tokens]
+        if told is not None:
+            columns = [told[place] for place, name in enumerate(DISTRIBUTION_SIGNALS[:2]) if name in wanted]
+            for row, numbers in enumerate(found):
+                numbers += [column.item(row) for column in columns]
+        elif softmax is not None and wanted:
+            for row, numbers in enumerate(found):
+                numbers += softmax.signals(row, tokens[row], wanted)
+        if sampler.predictor is not None and hidden is not None:
+            before = None if previous is None else self._tensor(previous)
+            found[0].append(sampler.predictor.accept_prob(hidden, before).item())
+        if sampler.foresees and foresee is not None:
+            found[0].append(foresee(self._tensor(found[0][0])).item())
+        if sampler.tops and softmax is not None:
+            for row, numbers in enumerate(found):
+                numbers += softmax.tops(row)
+        return found, probs
+
+    def describe(
+        self,
+        sampler: TokenSampler,
+        tokens: Sequence[int],
+        hidden: "torch.Tensor | None" = None,
+        previous: "Sequence[float] | torch.Tensor | None" = None,
+    ) -> tuple[list[list[float]], Sequence[float] | None]:
+        rows = self.part(slice(len(tokens)))
+        signals = list(rows.signals(tokens, sampler.wanted).values())
+        columns: list[Sequence[object]] = [tokens, *(values.tolist() for values in signals)]
+        last = None
+        if sampler.predictor is not None and hidden is not None:
+            before = None
+            if sampler.predictor.reads_signals:
+                own = np.stack(signals, axis=1)  # (n, 3)
+                # The hidden state in a row belongs to the token before it, and so must the signals.
+                first = np.zeros(own.shape[1]) if previous is None else np.asarray(previous)
+                before, last = (
+                    self._tensor(np.concatenate([first[None].astype(np.float32), own[:-1]])),
+                    own[-1].tolist(),
+                )
+            columns.append(sampler.predictor.accept_prob(hidden[: len(tokens)], before).tolist())
+        tops = rows.top_probs().tolist() if sampler.tops else [()] * len(tokens)
+        return [[*row, *more] for *row, more in zip(*columns, tops, strict=True)], last
+
+    def signals(self, tokens: "Sequence[int] | torch.Tensor", wanted: Set[Signal]) -> dict[Signal, Floats]:
+        if not wanted:
+            return {}
+        pairs = zip(self.numbers, _ids(tokens), strict=True)
+        found = np.array(
+            [Softmax(row[None]).signals(0, token, wanted) for row, token in pairs], dtype=np.float32
+        )  # (R, F)
+        return dict(zip((name for name in DISTRIBUTION_SIGNALS if name in wanted), found.T, strict=True))
+
+    def logprobs(self, tokens: Sequence[int], most: int) -> tuple[TokenLogprobs, ...]:
+        found = []
+        for row, token in zip(self.numbers, tokens, strict=False):
+            ids = likeliest(row, most).tolist() if most else []
+            log, *logs = Softmax(row[None]).logs(0, [token, *ids])
+            found.append(token_logprobs(token, log, ids, logs))
+        return tuple(found)
+
+    def top_probs(self) -> Floats:
+        return np.array([Softmax(row[None]).tops(0) for row in self.numbers], dtype=np.float32).reshape(-1, TOP_PROBS)
+
+    def beams(self, most: int, asked: slice, wanted: Set[Signal], *, tops: bool) -> Beams:
+        ids = [likeliest(row, most).tolist() for row in self.numbers]
+        each = [Softmax(row[None]) for row in self.numbers]  # signals are the very numbers of a chain's steps
+        logs = [one.logs(0, some) for one, some in zip(each, ids, strict=True)]
+        values = [one.signals(0, some[0], wanted) for one, some in zip(each[asked], ids[asked], strict=True)]
+        names = [name for name in DISTRIBUTION_SIGNALS if name in wanted]
+        signals = {name: [row[place] for row in values] for place, name in enumerate(names)}
+        return Beams(ids, logs, signals, each[0].tops(0) if tops else [])
+
+    def verdicts(
+        self, drafted: Sequence[Drafted], bounds: Sequence[int], verification: Verification = "token"
+    ) -> list[Verdict | RecordError]:
+        found: list[Verdict | RecordError] = []
+        for each, (start, end) in zip(drafted, pairwise(bounds), strict=True):
+            try:
+                found.append(verdict(each.draft, self.numbers[start:end], each.generator, verification))
+            except RecordError as error:
+                found.append(error)
+        return found
+
+    def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
+        numbers = host_numbers(max(tree.depths) + 1, generator)
+
+        def look(number: int) -> Look:  # only the rows on the path are processed
+            row = processed(self.numbers[number : number + 1], sampling)  # (1, V)
+            require_numbers(float(row.sum()))
+            chance = float(row[0, [*tree.children[number]]].sum())
+            return Look(picked(row, [numbers[tree.depths[number]]])[0], min(chance, 1.0))
+
+        return look
+
+    def _tensor(self, numbers: "Sequence[float] | Floats | torch.Tensor | float") -> "torch.Tensor":
+        """What a head reads."""
+        import torch
+
+        return torch.as_tensor(numbers).to(device=self._device)
+
+
+class CertainLogits(HostLogits):
+    """`Logits` of a draft that writes text: one certain token a row, with the signals of the draft's own first token.
+
+    Args:
+        numbers: ``(R, V)``, 0 at each row's token and else -inf.
+        own: the logits ``(R, N)`` that the draft began to write the tokens by.
+    """
+
+    __slots__ = ("_own",)
+
+    def __init__(self, numbers: Floats, own: Logits) -> None:
+        super().__init__(numbers)
+        self._own = own
+
+    def part(self, rows: slice) -> "CertainLogits":
+        return CertainLogits(self.numbers[rows], self._own.part(rows))
+
+    def sample(
+        self,
+        sampler: TokenSampler,
+        uniforms: Sequence[float | None],
+        hidden: "torch.Tensor | None" = None,  # noqa: ARG002 - signature of the interface
+        previous: "Sequence[float] | torch.Tensor | None" = None,  # noqa: ARG002
+        foresee: Foresee | None = None,  # noqa: ARG002
+    ) -> tuple[list[list[float]], None]:
+        signals, _ = self._own.sample(
+            TokenSampler(Sampling(), sampler.wanted, tops=sampler.tops), [None] * len(uniforms)
+        )
+        rows = signals if isinstance(signals, list) else signals.tolist()
+        tokens = self.numbers.argmax(-1).tolist()
+        return [[token, *more] for token, (_, *more) in zip(tokens, rows, strict=True)], None
+
+    def signals(self, tokens: "Sequence[int] | torch.Tensor", wanted: Set[Signal]) -> dict[Signal, Floats]:  # noqa: ARG002
+        found = self._own.signals(self._own.best()[0], wanted)
+        return {name: array(column) for name, column in found.items()}
+
+    def top_probs(self) -> Floats:
+        return array(self._own.top_probs())
+
+
+def _ids(tokens: "Sequence[int] | torch.Tensor") -> Sequence[int]:
+    return tokens if isinstance(tokens, Sequence) else tokens.tolist()
+
+
+class Softmax:
+    """The softmax of ``(R, V)`` logits at temperature 1, and what signals need of it.
+
+    It comes right after a model's pass, which has emptied the processor's caches: what counts is how few operations
+    there are. The numbers of a row do not depend on the other rows.
+
+    Args:
+        logits: ``(R, V)``.
+
+    Attributes:
+        best: of each row the index of the largest logit, or of the first NaN.
+    """
+
+    __slots__ = ("_below", "_weights", "_wholes", "best")
+
+    def __init__(self, logits: Floats) -> None:
+        self.best: list[int] = logits.argmax(-1).tolist()
+        tops = [*map(logits.item, range(len(logits)), self.best)]
+        if inf in tops:
+            tops = [nan if top == inf else top for top in tops]
+        self._below = logits - _column(tops)
+        self._weights = np.exp(self._below)
+        self._wholes = _sums(self._weights)
+
+    def probs(self, temperature: float) -> Floats:  # (R, V)
+        """The distributions at a temperature above 0; NaN in a row with a logit that is NaN or infinite."""
+        if temperature == 1:
+            found: Floats = self._weights / _column(self._wholes)
+            return found
+        return _shared_out(np.exp(self._below / np.float32(min(temperature, HOTTEST))))
+
+    def signals(self, row: int, token: int, wanted: Set[Signal]) -> list[float]:
+        """A row's entropy in nats, top probability and a token's probability: those wanted, in the order of
+        `DISTRIBUTION_SIGNALS`."""
+        found: list[float] = []
+        whole = self._wholes[row]
+        if "entropy" in wanted:
+            found.append(log(whole) - self._mean(row))
+        if "top_prob" in wanted:
+            found.append(1 / whole)
+        if "token_prob" in wanted:
+            found.append(self._weights.item(row, token) / whole)
+        return found
+
+    def logs(self, row: int, tokens: Sequence[int]) -> list[float]:
+        """The log-probabilities of tokens: 0 at most, and `IMPOSSIBLE` at least, which stands for NaN too."""
+        whole = log(self._wholes[row])
+        found = (self._below.item(row, token) - whole for token in tokens)
+        return [min(max(value, IMPOSSIBLE), 0.0) if value == value else IMPOSSIBLE for value in found]
+
+    def tops(self, row: int) -> list[float]:
+        """The `TOP_PROBS` largest probabilities, descending, in float32; 0 for those that V is too small for."""
+        weights = self._weights[row]
+        count = min(TOP_PROBS, len(weights))
+        best = np.sort(np.partition(weights, -count)[-count:])[::-1] / np.float32(self._wholes[row])
+        return [*best.tolist(), *[0.0] * (TOP_PROBS - count)]
+
+    def _mean(self, row: int) -> float:
+        """Of the logits less the largest; those that were suppressed, at -inf, have no share."""
+        weights, below = self._weights[row], self._below[row]
+        total = _dot(weights, below)
+        if isnan(total):
+            total = _dot(weights, np.maximum(below, UNDERFLOW))
+        return total / self._wholes[row]
+
+
+def _column(values: Sequence[float]) -> Floats | float:
+    """A number of each row ``(R, 1)``; of a single row the number alone, which is the cheaper operand."""
+    return values[0] if len(values) == 1 else np.array(values, dtype=np.float32)[:, None]
+
+
+def _sum(numbers: Floats) -> float:
+    """The sum ``(V,)`` as a product with ones, which takes a third of the time, and whose code `_mean` runs too."""
+    return _dot(numbers, _ones(len(numbers)))
+
+
+def _sums(rows: Floats) -> list[float]:
+    """`_sum` of each row ``(R, V)``."""
+    return [_sum(rows[0])] if len(rows) == 1 else [_sum(row) for row in rows]
+
+
+@cache
+def _ones(count: int) -> Floats:
+    return np.ones(count, dtype=np.float32)
+
+
+def _dot(one: Floats, other: Floats) -> float:
+    """The sum of products ``(V,)``, in parts short enough that numpy's BLAS does not start its threads for them."""
+    if len(one) <= PART:
+        return float(np.vdot(one, other))
+    return sum(_dot(one[start : start + PART], other[start : start + PART]) for start in range(0, len(one), PART))
+
+
+def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
+    """The processed distributions in float32; one-hot at the argmax when greedy, NaN where a logit is NaN or infinite.
+
+    Without filters they are those of `Softmax.probs`, to the last bit.
+    """
+    if sampling.greedy:
+        found = np.zeros(rows.shape, dtype=np.float32)
+        found[np.arange(len(rows)), rows.argmax(-1)] = 1
+        return found
+    scores = _below(rows)
+    if sampling.temperature != 1:
+        with np.errstate(over="ignore"):
+            scores /= np.float32(min(sampling.temperature, HOTTEST))
+    if not sampling.filters:
+        return _shared_out(np.exp(scores, out=scores))
+    if sampling.top_h > 0:
+        out = np.array([_beyond_entropy(row, sampling.top_h) for row in scores])
+        scores, rows = (np.where(out, np.float32(-inf), numbers) for numbers in (scores, rows))
+    weights = np.exp(scores)
+    if sampling.temperature == 1:
+        scores = rows  # where numbers that hardly differ are not rounded to equal ones
+    if 0 < sampling.top_k < rows.shape[1] or sampling.top_p < 1:
+        for row, own in enumerate(weights):
+            kept = _kept(scores[row], own, sampling.top_k, sampling.top_p)
+            if kept is None:
+                own[:] = np.exp(_below(_sorted_out(scores[row : row + 1], sampling)))[0]
+            else:
+                own *= kept
+    if sampling.min_p > 0:
+        weights *= weights >= np.float32(sampling.min_p)  # of the largest, which is 1
+    laws = _normalised(weights)
+    if sampling.shapes:
+        for law in laws:
+            _shape(law, sampling)
+    return laws
+
+
+def _beyond_entropy(scores: Floats, top_h: float) -> Mask:
+    """The tokens ``(V,)`` that top-h leaves out; of equal ones the first comes first."""
+    falling = likeliest(scores, MOST_BY_ENTROPY)
+    parts = np.add.accumulate(_information(_softmax(scores[None, falling])[0]))
+    out = np.ones(len(scores), dtype=np.bool_)
+    out[falling] = parts > top_h * parts[-1]
+    out[falling[0]] = False  # the likeliest always stays
+    return out
+
+
+def _shape(law: Floats, sampling: "Sampling") -> None:
+    """Apply to a distribution ``(V,)``, in its own memory, the filters that look at what the others have left."""
+    if sampling.typical_p < 1:
+        with np.errstate(divide="ignore"):
+            off = np.abs(-np.log(law.astype(np.float64)) - np.add.reduce(_information(law))).astype(np.float32)
+        order = off.argsort(kind="stable")
+        before = np.add.accumulate(law[order], dtype=np.float64)
+        last = min(int(np.count_nonzero(before < sampling.typical_p)), len(law) - 1)
+        _leave_out(law, off > off[order[last]])
+    if sampling.epsilon_cutoff > 0:
+        _leave_out(law, (law < np.float32(sampling.epsilon_cutoff)) & (law < law.max()))
+    if sampling.eta_cutoff > 0:
+        entropy = float(np.add.reduce(_information(law)))
+        least = min(sampling.eta_cutoff, sampling.eta_cutoff**0.5 * exp(-entropy))
+        _leave_out(law, (law < np.float32(least)) & (law < law.max()))
+
+
+def _information(law: Floats) -> npt.NDArray[np.float64]:
+    """The terms of the entropy in nats."""
+    exact = law.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(exact == 0, 0.0, -exact * np.log(exact))
+
+
+def _leave_out(law: Floats, out: Mask) -> None:
+    law[out] = 0
+    law /= np.add.reduce(law)
+
+
+def likeliest(row: Floats, count: int) -> Counts:
+    """The indices of the ``count`` largest numbers of a row ``(V,)``, falling; of equal ones the first comes first."""
+    if count >= len(row):
+        return (-row).argsort(kind="stable")[:count]
+    blocks = len(row) // BLOCK
+    # As many blocks have a number at least as large as the last of the largest maxima.
+    maxima = row[: blocks * BLOCK].reshape(blocks, BLOCK).max(-1) if blocks > 4 * count else row
+    found = np.flatnonzero(row >= np.partition(maxima, -count)[-count])
+    if len(found) < count:  # there is a NaN
+        return (-row).argsort(kind="stable")[:count]
+    return found[(-row[found]).argsort(kind="stable")[:count]]
+
+
+def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
+    """The scores with -inf for those that top-k and top-p leave out, all of them sorted."""
+    vocabulary = scores.shape[1]
+    if 0 < sampling.top_k < vocabulary:
+        edge = np.partition(scores, vocabulary - sampling.top_k, axis=-1)[:, vocabulary - sampling.top_k, None]
+        scores = np.where(scores < edge, np.float32(-inf), scores)
+    if sampling.top_p == 1:
+        return scores
+    order = scores.argsort(axis=-1, kind="stable")
+    ascending = np.take_along_axis(scores, order, axis=-1)
+    tail = _softmax(ascending).cumsum(-1, dtype=np.float64) <= 1 - sampling.top_p
+    tail[:, -1] = False  # the most probable token always stays
+    dropped = np.empty_like(tail)
+    np.put_along_axis(dropped, order, tail, axis=-1)
+    return np.where(dropped, np.float32(-inf), scores)
+
+
+def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | None:
+    """Which tokens of a row ``(V,)`` top-k and top-p keep.
+
+    None where top-p's edge lies between equal ones, so that it depends on how they are sorted which of them stay.
+
+    Args:
+        scores: logits, or what temperature has made of them.
+        weights: the softmax of these but for a factor; NaN in a row without a distribution, and then all are.
+        top_k, top_p: as in `Sampling`, one of them in force.
+    """
+    if isnan(weights.item(0)):
+        return np.zeros(len(weights), dtype=np.bool_)
+    if 0 < top_k < len(scores):
+        numbers, falling = scores, scores[likeliest(scores, top_k + 1)]
+        if top_p == 1:
+            return np.asarray(scores >= falling[top_k - 1])
+        if falling[top_k - 1] == falling[top_k] > -inf:
+            return None  # top-k keeps both, so that there are more to look at
+        falling = falling[:top_k]
+        ahead = np.exp(falling - falling[0])
+        part = top_p * float(np.add.reduce(ahead))
+    else:
+        whole = float(np.add.reduce(weights))
+        part = top_p * whole
+        numbers, falling = weights, _falling(weights, part, whole - part)
+        ahead = falling
+    before = np.add.accumulate(ahead, dtype=np.float64)
+    before -= ahead
+    count = max(1, int(before.searchsorted(part)))
+    if count < len(falling) and falling[count] == falling[count - 1]:
+        return None
+    return np.asarray(numbers >= falling[count - 1])
+
+
+def _falling(weights: Floats, part: float, rest: float) -> Floats:
+    """The largest weights of a row ``(V,)``, falling, as many as have ``part`` together or some more.
+
+    What weighs less than a V-th part of the ``rest`` is not needed for that, since all of it together is less than the
+    rest.
+    """
+    for share in SHARES:
+        most = weights[weights >= np.float32(share * rest / len(weights))]
+        if share < 1 or float(np.add.reduce(most)) > part:
+            break
+    most.sort()
+    return most[::-1]
+
+
+def _below(rows: Floats) -> Floats:
+    """The logits less the largest of their row; NaN in a row whose largest is no number."""
+    tops = np.maximum.reduce(rows, axis=-1, keepdims=True)  # NaN where there is one
+    if not all(map(isfinite, tops.ravel().tolist())):
+        tops = np.where(np.isfinite(tops), tops, np.float32(nan))
+    found: Floats = rows - tops
+    return found
+
+
+def _softmax(scores: Floats) -> Floats:
+    below = _below(scores)
+    return _normalised(np.exp(below, out=below))
+
+
+def _normalised(weights: Floats) -> Floats:
+    """By sums in pairs, whose rounding is the least: at a filter's edge it tells which tokens stay."""
+    weights /= np.add.reduce(weights, axis=-1, keepdims=True)
+    return weights
+
+
+def _shared_out(weights: Floats) -> Floats:
+    """The distributions of rows of weights ``(R, V)`` by the sums of `Softmax`."""
+    weights /= _column(_sums(weights))
+    return weights
+
+
+def picked(weights: Floats, uniforms: Sequence[float]) -> list[int]:
+    """`device.pick` of rows ``(R, V)``: the index at which a row's running sum passes a part of the whole.
+
+    First the sums of blocks are run over and then the numbers of one of them: numpy takes longer for each number of a
+    running sum than for thirty of a sum.
+
+    Args:
+        weights: at least 0.
+        uniforms: R numbers in [0, 1).
+    """
+    width, starts = blocks(weights.shape[1])
+    ends = np.add.accumulate(np.add.reduceat(weights, starts, 1, np.float64), 1)  # (R, B)
+    found = []
+    for row, uniform in enumerate(uniforms):
+        running = ends[row]
+        part = uniform * running.item(-1)
+        block = _passing(running, part)
+        first = block * width
+        if block:
+            part -= running.item(block - 1)
+        found.append(first + _passing(np.add.accumulate(weights[row, first : first + width], 0, np.float64), part))
+    return found
+
+
+@cache
+def blocks(count: int) -> "tuple[int, Counts]":
+    """The width of the blocks of so many numbers, and where they start."""
+    width = max(NARROWEST, isqrt(count))
+    return width, np.arange(0, count, width)
+
+
+def _passing(running: npt.NDArray[np.float64], part: float) -> int:
+    """The index at which a running sum passes a part of the whole."""
+    index = bisect_right(running, part)
+    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
+    return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
+
+
+class Kept(NamedTuple):
+    """What a rule decides on K draft tokens.
+
+    Attributes:
+        accepted: n, how many are kept, from the first.
+        weight: w, such that after n < K tokens the verifier's own token is drawn from max(w p - q, 0), normalised.
+        chances: of each draft token the probability of being kept, given all K tokens and that those before are kept.
+    """
+
+    accepted: int
+    weight: float
+    chances: Sequence[float]
+
+
+def verdict(
+    draft: Draft, target: Floats, generator: DrawGenerator | None, verification: Verification = "token"
+) -> Verdict:
+    """The verdict on one text's draft; token by token, only the extra token's row is read whole.
+
+    Args:
+        draft: of K tokens.
+        target: ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft that is kept as a whole.
+        generator: for a coin for each token, and the extra token's draw.
+        verification: which of the two rules.
+
+    Raises:
+        RecordError: ``target`` holds NaN.
+    """
+    tokens, vocabulary, count = draft.tokens, draft.vocabulary, len(draft.tokens)
+    *coins, last = host_numbers(count + 1, generator)
+    require_numbers(*target[:, 0].tolist())  # a distribution that holds NaN holds nothing else
+    if not count:
+        return Verdict(0, picked(target[:1], [last])[0], ExtraToken.BONUS, ())
+    given = 0 if draft.probs is None else len(draft.probs)
+    if draft.probs is not None and given == count:
+        probs = array(draft.probs)
+    else:
+        probs = np.zeros((count, target.shape[1]), dtype=np.float32)
+        probs[np.arange(given, count), tokens[given:]] = 1
+        if draft.probs is not None:  # a copied token may have no column in the draft's vocabulary
+            some = array(draft.probs)
+            probs[:given] = some if vocabulary is None else vocabulary.widened(some, 0.0)
+        vocabulary = None
+    columns = tokens if vocabulary is None else vocabulary.columns(tokens)
+    # So few numbers are sooner compared one by one.
+    target_of = [target.item(place, token) for place, token in enumerate(tokens)]
+    draft_of = [probs.item(place, column) for place, column in enumerate(columns)]
+    if verification == "block":
+        kept = by_block(target_of, draft_of, probs, target, coins, vocabulary)
+    else:
+        kept = by_token(target_of, draft_of, coins)
+    if kept.accepted == len(target):
+        return verdict_of(count, None, kept.chances)
+    row = target[kept.accepted]  # (V,)
+    if kept.accepted < count:
+        residual = less(row * np.float32(kept.weight), probs[kept.accepted], vocabulary)
+        np.maximum(residual, 0, out=residual)
+        row = residual if residual[residual.argmax()] else row
+    return verdict_of(kept.accepted, picked(row[None], [last])[0], kept.chances)
+
+
+def less(rows: Floats, draft: Floats, vocabulary: DraftVocabulary | None) -> Floats:
+    """Numbers ``(..., V)``, whose memory may be used, less a draft's probabilities ``(..., N)``."""
+    return np.subtract(rows, draft, out=rows) if vocabulary is None else vocabulary.less(rows, draft)
+
+
+def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Sequence[float]) -> Kept:
+    """Keep token i with probability min(1, p_i / q_i) while all before it are kept (arXiv 2211.17192, Alg. 1).
+
+    Args:
+        target_of, draft_of: p and q of each of K draft tokens.
+        coins: K numbers, uniform in [0, 1).
+    """
+    pairs = list(zip(target_of, draft_of, strict=True))
+    tossed = enumerate(zip(pairs, coins, strict=True))
+    accepted = next((place for place, ((p, q), coin) in tossed if not (p >= q or coin * q < p)), len(pairs))
+    return Kept(accepted, 1.0, [float(np.float32(min(p / max(q, TINY), 1.0))) for p, q in pairs])
+
+
+def by_block(
+    target_of: Sequence[float],
+    draft_of: Sequence[float],
+    draft_probs: Floats,
+    target_probs: Floats,
+    coins: Sequence[float],
+    vocabulary: DraftVocabulary | None = None,
+) -> Kept:
+    """Keep the longest beginning of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
+
+    Whether one of the beginnings passes does not depend on the others, so later ones are looked at even if an early one
+    fails. Given its first i tokens alone, i or more are then kept with probability w_i, see `passing`: the most that
+    leaves the verifier's distribution as it is.
+
+    Args:
+        target_of, draft_of, draft_probs, target_probs, vocabulary: as in `passing`.
+        coins: K numbers, uniform in [0, 1).
+    """
+    weights, chances = passing(target_of, draft_of, draft_probs, target_probs, vocabulary)
+    tossed = enumerate(zip(coins, chances, strict=True), start=1)
+    accepted = max((number for number, (coin, chance) in tossed if coin < chance), default=0)
+    return Kept(accepted, weights[accepted], kept_in_turn(chances))
+
+
+def passing(
+    target_of: Sequence[float],
+    draft_of: Sequence[float],
+    draft_probs: Floats,
+    target_probs: Floats,
+    vocabulary: DraftVocabulary | None = None,
+) -> tuple[list[float], list[float]]:  # K + 1, K
+    """Of block verification, the weights w_0 to w_K and the probabilities h_1 to h_K that a beginning passes.
+
+    w_0 = 1 and w_i = min(w_{i-1} p_i / q_i, 1). The first i < K tokens pass with h_i = Z_i / (Z_i + 1 - w_i), Z_i the
+    sum over x of max(w_i p(x) - q(x), 0) after these tokens, and the whole draft with h_K = w_K.
+
+    Args:
+        target_of, draft_of: p and q of each of K draft tokens.
+        draft_probs: ``(K, N)``, q at each draft token.
+        target_probs: ``(K, V)`` or more, p at each draft token; rows after the last are not read.
+        vocabulary: as of `Logits.verify`.
+    """
+    ratios = [float(p) / max(float(q), TINY) for p, q in zip(target_of, draft_of, strict=True)]
+    weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))
+    chances = weights[1:]
+    for place, weight in enumerate(chances[:-1], start=1):
+        # At 1 it passes: also where p = q and Z / Z has no value, for then a longer beginning passes for certain.
+        if 0 < weight < 1:
+            above = less(target_probs[place] * np.float32(weight), draft_probs[place], vocabulary)  # (V,)
+            surplus = float(np.add.reduce(np.maximum(above, 0, out=above)))
+            chances[place - 1] = surplus / (surplus + (1 - weight))
+    return weights, chances
