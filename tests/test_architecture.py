@@ -13,12 +13,6 @@ PACKAGE = ROOT / "specctl"
 PARTED = {"models"}
 """Folders whose own folders are rooms."""
 IN_CIRCLES = {
-    "specctl.decoding.logits.host",
-    "specctl.decoding.logits.device",
-    "specctl.decoding.logits.judging",
-    "specctl.decoding.logits.token_sampler",
-    "specctl.decoding.logits.logits",
-    "specctl.decoding.sampling",
     "specctl.models.running.eager",
     "specctl.models.running.engines",
     "specctl.models.running.graph",

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from specctl.decoding.draws import DrawGenerator
-from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.watching import States
@@ -13,6 +12,8 @@ from specctl.records import DraftStep, Round, StopReason
 
 if TYPE_CHECKING:
     import torch
+
+    from specctl.decoding.sampling import Sampling
 
 
 # Nobody changes these; frozen ones take four times as long to make, and a round makes several.
@@ -72,7 +73,7 @@ class Drafter(Protocol):
     @property
     def observed(self) -> int | None: ...
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
+    def begin(self, sampling: "Sampling", eos: Set[int], generator: DrawGenerator | None) -> None:
         """Start a new sequence, leaving the caches alone.
 
         Args:

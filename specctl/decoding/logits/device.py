@@ -25,8 +25,6 @@ from specctl.decoding.logits.logits import (
     token_logprobs,
     verdict_of,
 )
-from specctl.decoding.logits.token_sampler import TokenSampler
-from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Numbers
@@ -37,6 +35,8 @@ from specctl.profile.schema import Verification
 from specctl.records import TokenLogprobs
 
 if TYPE_CHECKING:
+    from specctl.decoding.logits.token_sampler import TokenSampler
+    from specctl.decoding.sampling import Sampling
     from specctl.decoding.trees import DraftTree
 
 
@@ -56,12 +56,12 @@ class DeviceLogits:
         choices, values = torch.stack([best.indices.double(), best.values.double()]).tolist()
         return [int(choice) for choice in choices], values
 
-    def distributions(self, sampling: Sampling) -> "DeviceLogits":
+    def distributions(self, sampling: "Sampling") -> "DeviceLogits":
         return DeviceLogits(processed(self.numbers, sampling))
 
     def sample(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         uniforms: Sequence[float | None],
         hidden: torch.Tensor | None = None,
         previous: Sequence[float] | torch.Tensor | None = None,
@@ -78,7 +78,7 @@ class DeviceLogits:
 
     def describe(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         tokens: Sequence[int],
         hidden: torch.Tensor | None = None,
         previous: Sequence[float] | torch.Tensor | None = None,
@@ -229,7 +229,7 @@ class DeviceLogits:
             for text in range(texts)
         ]
 
-    def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
+    def look(self, tree: "DraftTree", sampling: "Sampling", generator: DrawGenerator | None) -> Callable[[int], Look]:
         numbers = uniforms((max(tree.depths) + 1,), self.numbers.device, generator)
         probs = processed(self.numbers, sampling)  # (N + 1, V)
         draws = pick(probs, numbers[self._here(tree.depths, torch.int64)])  # (N + 1,)
@@ -254,7 +254,7 @@ class DeviceLogits:
 
 
 def sampled(
-    sampler: TokenSampler,
+    sampler: "TokenSampler",
     logits: torch.Tensor,
     uniforms: torch.Tensor | None,
     hidden: torch.Tensor | None = None,

@@ -7,6 +7,7 @@ here. Below, p and q are the verifier's and the draft's probabilities.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from math import exp, inf, isfinite, isnan, isqrt, log, nan
@@ -30,8 +31,6 @@ from specctl.decoding.logits.logits import (
     token_logprobs,
     verdict_of,
 )
-from specctl.decoding.logits.token_sampler import TokenSampler
-from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Signals
@@ -43,6 +42,8 @@ from specctl.records import ExtraToken, TokenLogprobs
 if TYPE_CHECKING:
     import torch
 
+    from specctl.decoding.logits.token_sampler import TokenSampler
+    from specctl.decoding.sampling import Sampling
     from specctl.decoding.trees import DraftTree
 
 PART = 8192
@@ -87,12 +88,12 @@ class HostLogits:
         indices = self.numbers.argmax(-1).tolist()
         return indices, [self.numbers.item(row, index) for row, index in enumerate(indices)]
 
-    def distributions(self, sampling: Sampling) -> "HostLogits":
+    def distributions(self, sampling: "Sampling") -> "HostLogits":
         return HostLogits(processed(self.numbers, sampling))
 
     def sample(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         uniforms: Sequence[float | None],
         hidden: "torch.Tensor | None" = None,
         previous: "Sequence[float] | torch.Tensor | None" = None,
@@ -129,7 +130,7 @@ class HostLogits:
 
     def describe(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         tokens: Sequence[int],
         hidden: "torch.Tensor | None" = None,
         previous: "Sequence[float] | torch.Tensor | None" = None,
@@ -192,7 +193,7 @@ class HostLogits:
                 found.append(error)
         return found
 
-    def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
+    def look(self, tree: "DraftTree", sampling: "Sampling", generator: DrawGenerator | None) -> Callable[[int], Look]:
         numbers = host_numbers(max(tree.depths) + 1, generator)
 
         def look(number: int) -> Look:  # only the rows on the path are processed
@@ -229,14 +230,14 @@ class CertainLogits(HostLogits):
 
     def sample(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         uniforms: Sequence[float | None],
         hidden: "torch.Tensor | None" = None,  # noqa: ARG002 - signature of the interface
         previous: "Sequence[float] | torch.Tensor | None" = None,  # noqa: ARG002
         foresee: Foresee | None = None,  # noqa: ARG002
     ) -> tuple[list[list[float]], None]:
         signals, _ = self._own.sample(
-            TokenSampler(Sampling(), sampler.wanted, tops=sampler.tops), [None] * len(uniforms)
+            replace(sampler, predictor=None, foresees=False, vocabulary=None), [None] * len(uniforms)
         )
         rows = signals if isinstance(signals, list) else signals.tolist()
         tokens = self.numbers.argmax(-1).tolist()

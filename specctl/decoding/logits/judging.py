@@ -12,7 +12,6 @@ from specctl.decoding.draft import Draft, Drafted
 from specctl.decoding.draws import DrawGenerator
 from specctl.decoding.logits.host import CertainLogits, HostLogits
 from specctl.decoding.logits.logits import Logits, Verdict, array, not_a_number, verify_greedy
-from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from specctl.decoding.logits.token_sampler import TokenSampler
+    from specctl.decoding.sampling import Sampling
 
 TOGETHER = 1 << 18
 """The most probabilities that one call makes on the host: more leave the processor's cache before they are read."""
@@ -133,7 +133,7 @@ def numbers_on(device: "torch.device", numbers: "Sequence[float] | torch.Tensor"
     return numbers if isinstance(numbers, torch.Tensor) else sent(numbers, device, dtype)
 
 
-def judge(draft: Draft, forward: Forward, sampling: Sampling, generator: DrawGenerator | None) -> Judged:
+def judge(draft: Draft, forward: Forward, sampling: "Sampling", generator: DrawGenerator | None) -> Judged:
     """The verdict on the K draft tokens of one text.
 
     Args:
@@ -152,7 +152,7 @@ def judge(draft: Draft, forward: Forward, sampling: Sampling, generator: DrawGen
     return found
 
 
-def judged(sampling: Sampling, forwards: Sequence[Forward], drafted: Sequence[Drafted]) -> list[Judged | RecordError]:
+def judged(sampling: "Sampling", forwards: Sequence[Forward], drafted: Sequence[Drafted]) -> list[Judged | RecordError]:
     """The verdict on the draft of each text, or an error where its logits hold NaN.
 
     Args:
@@ -208,7 +208,7 @@ class Judge:
         sampling: of the texts.
     """
 
-    sampling: Sampling
+    sampling: "Sampling"
 
     def read_rows(
         self, forwards: Sequence[Forward], about: Sequence[Drafted]

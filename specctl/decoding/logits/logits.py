@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from specctl.decoding.draft import Drafted
 from specctl.decoding.draws import DrawGenerator
-from specctl.decoding.logits.token_sampler import TokenSampler
-from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.token_reader import Foresee
@@ -23,6 +21,8 @@ from specctl.records import ExtraToken, TokenLogprobs
 if TYPE_CHECKING:
     import torch
 
+    from specctl.decoding.logits.token_sampler import TokenSampler
+    from specctl.decoding.sampling import Sampling
     from specctl.decoding.trees import DraftTree
 
 TINY = float(np.finfo(np.float32).tiny)
@@ -148,12 +148,12 @@ class Logits(Protocol):
     def best(self) -> tuple[list[int], list[float]]:
         """The index of each row's largest number, and its value: NaN where a row holds one."""
 
-    def distributions(self, sampling: Sampling) -> "Logits":
+    def distributions(self, sampling: "Sampling") -> "Logits":
         """The processed distributions, float32; one-hot at the argmax when greedy."""
 
     def sample(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         uniforms: Sequence[float | None],
         hidden: "torch.Tensor | None" = None,
         previous: "Sequence[float] | torch.Tensor | None" = None,
@@ -175,7 +175,7 @@ class Logits(Protocol):
 
     def describe(
         self,
-        sampler: TokenSampler,
+        sampler: "TokenSampler",
         tokens: Sequence[int],
         hidden: "torch.Tensor | None" = None,
         previous: "Sequence[float] | torch.Tensor | None" = None,
@@ -237,7 +237,7 @@ class Logits(Protocol):
             The verdicts, and an error where a text's distributions hold NaN.
         """
 
-    def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
+    def look(self, tree: "DraftTree", sampling: "Sampling", generator: DrawGenerator | None) -> Callable[[int], Look]:
         """A draw from a verifier's distribution at each token of a tree, by the token's number.
 
         One number is drawn for each depth, since one token of it is looked at.
