@@ -152,7 +152,7 @@ def test_of_given_rows_the_next_token_has_this_law(seed: int, weight: float) -> 
         assert found.weights[0] == pytest.approx(min(weight * p[found.tokens[0]] / q[found.tokens[0]], 1), abs=1e-6)
         surplus = sum(max(weight * above - own, 0) for above, own in zip(p, q, strict=True))
         assert found.passing[0] == pytest.approx(surplus / (surplus + 1 - weight) if weight < 1 else 1, abs=1e-6)
-        return found.tokens[0], found.kept[0]
+        return found.tokens[0], found.accepted[0]
 
     wanted = [max(own - weight * above, 0) for own, above in zip(q, p, strict=True)]
     for written in range(VOCABULARY):
@@ -181,7 +181,7 @@ def test_tokens_behind_one_that_is_not_kept_have_the_law_that_is_wanted(seed: in
                 drafted.append(int(coupling.verify(*nothing(draft[place_of(drafted)])).extra))
             fresh = drafted[len(tokens) :]
             places = [place_of(drafted[: len(tokens) + number]) for number in range(len(fresh))]
-            found = coupling.draw_unkept(torch.tensor(fresh), draft[places], target[places], after, None)
+            found = coupling.draw_after_rejected(torch.tensor(fresh), draft[places], target[places], after, None)
             tokens += found.tokens
             after = found.weights[-1]
             assert len(found.weights) == len(found.passing) == len(found.tokens)
@@ -247,7 +247,7 @@ def test_detours_from_a_text_and_back() -> None:
     runner.extend(TEXT[:8], keep=0)
     detours = Detours(runner, TEXT)
     for length, tokens in ((5, (40, 41)), (7, (42,)), (6, (43, 44, 45)), (9, (46,))):
-        found = detours.behind(length, tokens, len(tokens))
+        found = detours.after(length, tokens, len(tokens))
         torch.testing.assert_close(found, alone(*TEXT[:length], *tokens, keep=len(tokens)))
     for length in (8, 8):
         detours.come_back(length)

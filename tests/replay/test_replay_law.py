@@ -23,7 +23,7 @@ from specctl.policies import draft_allowance
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play
 from specctl.replay.recording import coupling, head_recording, sequence_recording
-from specctl.replay.recording.coupling import InBlocks, Unkept
+from specctl.replay.recording.coupling import AfterRejected, InBlocks
 from specctl.replay.traces import Trace
 from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from tests.support.other_tokenizers import toy_map
@@ -265,9 +265,9 @@ def test_a_trace_of_tokens_verified_one_by_one_is_none_of_blocks(toy: Toy) -> No
 
 def as_the_draft_goes_on(
     drafted: torch.Tensor, _: torch.Tensor, __: torch.Tensor, weight: float, ___: object
-) -> Unkept:
+) -> AfterRejected:
     """Wrong: what is not kept is no longer a draw of the draft."""
-    return Unkept(drafted.tolist(), [weight] * len(drafted), [weight] * len(drafted))
+    return AfterRejected(drafted.tolist(), [weight] * len(drafted), [weight] * len(drafted))
 
 
 def without_weights(right: Callable[..., InBlocks], *args: Any) -> InBlocks:
@@ -289,7 +289,7 @@ LOOKING: list[Part] = [
 def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_allowance, "FIRST_DRAFTS", 0)  # two tokens have no tail
     if wrong == "tails":
-        monkeypatch.setattr(coupling, "draw_unkept", as_the_draft_goes_on)
+        monkeypatch.setattr(coupling, "draw_after_rejected", as_the_draft_goes_on)
     else:
         for module in (sequence_recording, head_recording):
             monkeypatch.setattr(module, "draw_in_blocks", partial(without_weights, coupling.draw_in_blocks))

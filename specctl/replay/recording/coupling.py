@@ -1,22 +1,23 @@
-"""Draft tokens of a text that is already written, verified as a block: one by one, though a block is judged whole.
+"""Draws draft tokens and verdicts for a text that is already written, in single and in block verification.
 
-Block verification keeps i tokens or more with probability w_i, given the first i (`rows.host_verdict`). What
-has been drafted and kept is the text, so given the next token x of the text, the draft's next token
+Block verification accepts i tokens or more with probability w_i, given the first i (`rows.host_verdict`). It judges a
+block as a whole, but the tokens can be drawn one after another. The tokens accepted so far are the text's. So given the
+next token x of the text, the draft's next token
 
-- is x and kept too with probability min(w_i p(x), q(x)) / (w_i p(x)), and w_(i+1) = min(w_i p(x) / q(x), 1);
-- or is not kept. It is then independent of x, as is all that the draft draws after it. Beyond i tokens none is kept, so
-  a token y counts by q(y) (1 - w_(i+1)(y)) = max(q(y) - w_i p(y), 0): y has this distribution, normalised. p is the
-  verifier's probability behind the draft's own tokens, for w goes on along them; so has each further token.
+- is x and accepted too, with probability min(w_i p(x), q(x)) / (w_i p(x)); then w_(i+1) = min(w_i p(x) / q(x), 1);
+- or is rejected. It is then independent of x, as is all that the draft draws after it. None is accepted after i tokens,
+  so a token y counts by q(y) (1 - w_(i+1)(y)) = max(q(y) - w_i p(y), 0): y has this distribution, normalised. Here p is
+  the verifier's probability after the draft's own tokens, because w continues along them. The same holds for each
+  further token.
 
-Neither line asks how long the draft is. For K tokens that are not kept beyond i, the paper's coins give the probability
-(1 - h_(i+1)) ... (1 - h_(K-1)) (1 - w_K), and its mean over the last token is the same for K - 1 tokens: the mean of
-w_K over q is w_(K-1) - Z_(K-1), so that of 1 - w_K, times 1 - h_(K-1) = (1 - w_(K-1)) / (Z_(K-1) + 1 - w_(K-1)), is
+Neither case depends on the draft length. For K tokens of which i are accepted, the paper's coins give the probability
+(1 - h_(i+1)) ... (1 - h_(K-1)) (1 - w_K). Its mean over the last token is the same for K - 1 tokens: the mean of w_K
+over q is w_(K-1) - Z_(K-1), so that of 1 - w_K, times 1 - h_(K-1) = (1 - w_(K-1)) / (Z_(K-1) + 1 - w_(K-1)), is
 1 - w_(K-1). The products telescope into the distributions above. So one recorded draft serves every policy: cut where
-the policy stops, by whatever it has seen till then, it is the draft of a live round with what is kept of it.
+the policy stops, it is the draft of a live round with the tokens that are accepted of it.
 
-Each round begins with w = 1, so a trace holds what is kept of a round from each position. Such rounds may share coins
-and what follows a token that is not kept: the rounds of one replay cover disjoint positions, and what they share
-belongs to one position.
+Each round begins with w = 1, so a trace holds the accepted tokens of a round from each position. Such rounds may share
+coins and what follows a rejected token, because the rounds of one replay cover disjoint positions.
 """
 
 from collections.abc import Sequence
@@ -77,13 +78,14 @@ class InBlocks(NamedTuple):
     """The next draft token of T rounds.
 
     Attributes:
-        tokens, kept: of each round the token, and whether it is kept, if those before it are.
+        tokens: of each round.
+        accepted: whether the token is accepted, if those before it are.
         weights: w after the token.
-        passing: h before the token: the probability that the tokens before it pass, if the draft goes on.
+        passing: h before the token: the probability that the tokens before it pass, if the draft continues.
     """
 
     tokens: list[int]
-    kept: list[bool]
+    accepted: list[bool]
     weights: list[float]
     passing: list[float]
 
@@ -96,25 +98,25 @@ def draw_in_blocks(
     generator: torch.Generator | None,
     coins: torch.Tensor,
 ) -> InBlocks:
-    """Draw the next draft token of T rounds that keep all their tokens so far, given the verifier's next tokens.
+    """Draw the next draft token of T rounds whose tokens were all accepted, given the verifier's next tokens.
 
     Args:
         verifier_tokens: x, ``(T,)`` int64.
         draft_probs, verifier_probs: q and p, ``(T, V)`` float32, after temperature and truncation.
         weights: w of each round so far, in [0, 1].
         generator: on the device of the arrays.
-        coins: ``(T,)`` float32, uniform in [0, 1), which decide what is kept.
+        coins: ``(T,)`` float32, uniform in [0, 1), which decide the verdicts.
     """
     before = torch.tensor(weights, dtype=torch.float32, device=verifier_probs.device)  # (T,)
     above = verifier_probs * before[:, None]  # (T, V)
     surplus = (above - draft_probs).clamp_min(0).sum(-1)  # (T,)
     # With w p in the place of p it is the step of single tokens, and min(1, w p / q) is the next w.
-    tokens, kept, after = draw_draft_tokens(verifier_tokens, draft_probs, above, generator, coins)
-    return InBlocks(tokens.tolist(), kept.tolist(), after.tolist(), _passing(weights, surplus.tolist()))
+    tokens, accepted, after = draw_draft_tokens(verifier_tokens, draft_probs, above, generator, coins)
+    return InBlocks(tokens.tolist(), accepted.tolist(), after.tolist(), _passing(weights, surplus.tolist()))
 
 
-class Unkept(NamedTuple):
-    """Draft tokens behind one that is not kept, as columns.
+class AfterRejected(NamedTuple):
+    """Draft tokens after a rejected one, as columns.
 
     Attributes:
         tokens: at least one.
@@ -126,17 +128,17 @@ class Unkept(NamedTuple):
     passing: list[float]
 
 
-def draw_unkept(
+def draw_after_rejected(
     drafted: torch.Tensor,
     draft_probs: torch.Tensor,
     verifier_probs: torch.Tensor,
     weight: float,
     generator: torch.Generator | None,
-) -> Unkept:
-    """Draw the tokens behind one that is not kept, from max(q - w p, 0), with few passes of the verifier.
+) -> AfterRejected:
+    """Draw the tokens after a rejected one, from max(q - w p, 0), with few passes of the verifier.
 
-    q alone says how the draft would go on, so it goes on first, and speculative sampling makes the draft's tokens those
-    of the distribution that is wanted: the longest beginning that passes, and one token more if it is not all of them.
+    The draft continues by q first. Speculative sampling then makes its tokens follow the wanted distribution: the
+    longest prefix that passes, and one token more if that is not all of them.
 
     Args:
         drafted: ``(C,)`` int64, drawn from ``draft_probs``, at least one.
@@ -155,10 +157,10 @@ def draw_unkept(
     verdict = verify(drafted, draft_probs, torch.cat([wanted, torch.eye(1, wanted.shape[1]).to(wanted)]), generator)
     count = verdict.accepted
     if count == len(drafted):
-        return Unkept(drafted.tolist(), weights[1:], passing)
+        return AfterRejected(drafted.tolist(), weights[1:], passing)
     assert verdict.extra is not None, "a row follows the last token"
     ratio = float(verifier_probs[count, verdict.extra]) / max(float(draft_probs[count, verdict.extra]), TINY)
-    return Unkept(
+    return AfterRejected(
         [*drafted[:count].tolist(), verdict.extra],
         [*weights[1 : count + 1], min(weights[count] * ratio, 1.0)],
         passing[: count + 1],
@@ -175,23 +177,23 @@ def _passing(weights: Sequence[float], surplus: Sequence[float]) -> list[float]:
 
 
 HELD = 512
-"""Distributions of the draft that are held at once, while it goes on alone."""
+"""Distributions of the draft that are held at once, while it continues alone."""
 
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """Tokens that stand, and behind them tokens as the draft alone goes on, which the verifier has not read yet.
+    """The tokens of a block from the rejected one on: final ones, then tokens that the verifier has not read yet.
 
     Attributes:
         position: of the first token in the text that it departs from.
         room: the most tokens.
-        eos: ids behind which no token can follow.
-        tokens: those that stand, at least one.
-        values: of each `DISTRIBUTION_SIGNALS`, then each head's prediction.
-        weights, passing: of each, see `specctl.replay.recording.coupling.InBlocks`.
-        drafted: tokens behind them.
-        drafted_values: of each of these.
-        logits: ``(V,)`` of each of these.
+        eos: ids that no token can follow.
+        tokens: the final ones, at least one.
+        values: of each final token, `DISTRIBUTION_SIGNALS`, then each head's prediction.
+        weights, passing: of each final token, see `InBlocks`.
+        drafted: the tokens after them, with which the draft alone continued.
+        drafted_values: of each of ``drafted``.
+        logits: ``(V,)`` of each of ``drafted``.
     """
 
     position: int
@@ -212,18 +214,18 @@ class Tail:
         return len(self.tokens) + len(self.drafted) >= self.room or newest in self.eos
 
     def draft(self, token: int, values: list[float], logits: torch.Tensor) -> None:
-        """Note the token with which the draft goes on."""
+        """Add the next token of the draft."""
         self.drafted.append(token)
         self.drafted_values.append(values)
         self.logits.append(logits)
 
     @property
     def to_read(self) -> list[int]:
-        """What the verifier has to read behind the text, so as to give a distribution for each drafted token."""
+        """What the verifier has to read after the text to give a distribution for each drafted token."""
         return [*self.tokens, *self.drafted[:-1]]
 
     def settle(self, verifier_probs: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> None:
-        """Draw which of the drafted tokens stand, and the one in the place of the first that does not.
+        """Draw which of the drafted tokens become final, and the one that replaces the first that does not.
 
         Args:
             verifier_probs: ``(C, V)`` at each of the C drafted tokens.
@@ -234,7 +236,7 @@ class Tail:
         logits = torch.stack(self.logits)  # (C, V)
         drafted = torch.tensor(self.drafted, device=device)  # (C,)
         draft_probs = sampling.probs(logits).to(device)
-        found = draw_unkept(drafted, draft_probs, verifier_probs, self.weights[-1], sibling(generator, device))
+        found = draw_after_rejected(drafted, draft_probs, verifier_probs, self.weights[-1], sibling(generator, device))
         count = len(found.tokens)
         self.values += self.drafted_values[:count]
         if found.tokens[-1] != self.drafted[count - 1]:
@@ -247,7 +249,7 @@ class Tail:
 
 
 class Detours:
-    """Reads behind parts of one text.
+    """Reads tokens that follow a part of a text without being in it, and returns to the text.
 
     Args:
         runner: its cache may hold a prefix of the text.
@@ -258,15 +260,15 @@ class Detours:
         self._runner, self._text = runner, text
         self._shared: int | None = None  # of the cached tokens, how many are of the text; None for all
 
-    def behind(self, length: int, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        """The logits ``(keep, V)`` behind the last of some tokens that follow the first ``length`` of the text."""
+    def after(self, length: int, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        """The logits ``(keep, V)`` after the last of some tokens that follow the first ``length`` of the text."""
         self._go_back(length)
         forward = self._runner.extend([*self._text[self._runner.length : length], *tokens], keep=keep)
         self._shared = length
         return forward.logits
 
     def come_back(self, length: int) -> None:
-        """Have the cache hold the first ``length`` tokens of the text and no other, if it has been on a detour."""
+        """Make the cache hold just the first ``length`` tokens of the text, if it has been on a detour."""
         if self._shared is None:
             return
         self._go_back(length)

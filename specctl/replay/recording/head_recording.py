@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 
@@ -27,38 +26,12 @@ TOKENS = 128
 """Tokens of the blocks in one pass, whose logits are held at once."""
 
 
-class Starts(Protocol):
-    """Runs the draft from some starts at once.
+class OneByOne:
+    """Runs any draft from one start after another, by the calls of a live run.
 
     Attributes:
-        at_once: how many.
+        at_once: the number of starts in a pass.
     """
-
-    at_once: int
-
-    def first(self, starts: Sequence[int]) -> Forward:
-        """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``.
-
-        They go on where those of the last call ended, or are the same once more.
-        """
-
-    def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
-        """The pass over the next token of each round that goes on.
-
-        Args:
-            going: their numbers among the rounds of the pass before.
-            tokens: their newest tokens.
-        """
-
-    def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """What the draft predicts of the token after each of those ``(B,)`` drawn from the pass before.
-
-        See `specctl.models.passes.token_reader.Foresee`; ``(B,)``, or None if the draft does not predict it.
-        """
-
-
-class OneByOne:
-    """Runs any draft from one start after another, by the calls of a live run."""
 
     at_once = 1
 
@@ -71,6 +44,10 @@ class OneByOne:
         draft.rollback(0)
 
     def first(self, starts: Sequence[int]) -> Forward:
+        """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``.
+
+        The starts continue those of the last call, or are the same again.
+        """
         draft, length = self._draft, self._before + starts[0]
         read = length - 1  # the verifier has not read the newest token when a round begins
         draft.rollback(read)
@@ -80,14 +57,24 @@ class OneByOne:
         return draft.extend(self._sequence[draft.length : length], keep=1)
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:  # noqa: ARG002 - there is only one
+        """The pass over the next token of each round that continues.
+
+        Args:
+            going: the numbers of these rounds among those of the pass before.
+            tokens: their newest tokens.
+        """
         return self._draft.extend(tokens, keep=1, hidden=self._hidden)
 
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """What the draft predicts ``(B,)`` about the token after each of those ``(B,)`` drawn from the pass before.
+
+        See `specctl.models.passes.token_reader.Foresee`; None if the draft does not predict it.
+        """
         return None if self._foresee is None else self._foresee(tokens[0])[None]
 
 
 class ManyAtOnce:
-    """Runs a draft head from many starts in one pass."""
+    """`OneByOne` of many starts in one pass, for a draft head."""
 
     def __init__(
         self,
@@ -169,9 +156,9 @@ class ReadText:
             next(self._passes)
         return self._probs[[position - self._first for position in positions]]
 
-    def probs_behind(self, position: int, tokens: Sequence[int], count: int) -> torch.Tensor:
-        """The distributions ``(count, V)`` behind the last of some tokens that follow the text up to a position."""
-        return self._sampling.probs(self._detours.behind(len(self._prompt) + position, tokens, count))
+    def probs_after(self, position: int, tokens: Sequence[int], count: int) -> torch.Tensor:
+        """The distributions ``(count, V)`` after the last of some tokens that follow the text up to a position."""
+        return self._sampling.probs(self._detours.after(len(self._prompt) + position, tokens, count))
 
     def forget(self, position: int) -> None:
         """Forget the distributions before a position."""
@@ -183,7 +170,7 @@ class ReadText:
     def _read(self) -> Iterator[None]:
         before = self._prompt[:-1]
         if before and not self._runner.whole_prompts:
-            self._note(self._runner.extend(before, keep=0), len(before))
+            self._store_states(self._runner.extend(before, keep=0), len(before))
             yield
         read = [self._prompt[-1], *self._text[:-1]]
         for start in range(0, len(read), CHUNK):
@@ -191,38 +178,34 @@ class ReadText:
             if start or not self._runner.whole_prompts:
                 self._detours.come_back(len(self._prompt) - 1 + start)
                 forward = self._runner.extend(part, keep=0 if self._sampling.greedy else len(part))
-                self._note(forward, len(part))
+                self._store_states(forward, len(part))
             else:
                 forward = self._runner.extend([*before, *part], keep=len(part))
-                self._note(forward, len(before) + len(part))
+                self._store_states(forward, len(before) + len(part))
             if not self._sampling.greedy:
                 probs = self._sampling.probs(forward.logits)
                 self._probs = probs if self._probs is None else torch.cat([self._probs, probs])
             yield
 
-    def _note(self, forward: Forward, count: int) -> None:
+    def _store_states(self, forward: Forward, count: int) -> None:
         states = kept_states(forward.states)
         assert states is not None
         self._pending.append((self._known, states))
         self._known += count
 
 
-def starts_of(
-    draft: Slot,
-    verifier: ReadText,
-    sequence: Sequence[int],
-    before: int,
-    *,
-    hidden: bool,
-) -> Starts:
-    """Runs a draft head as well as it can be run.
+Starts = OneByOne | ManyAtOnce
+
+
+def starts_of(draft: Slot, verifier: ReadText, sequence: Sequence[int], before: int, *, hidden: bool) -> Starts:
+    """The fastest way to run a draft head from the positions of a text.
 
     Args:
         draft: the head.
         verifier: gives the states of the text.
         sequence: prompt and text.
         before: length of the prompt.
-        hidden: whether `Starts.further` shall give hidden states.
+        hidden: whether further passes give hidden states.
     """
     if isinstance(draft, DraftHeadRunner):
         return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
@@ -231,19 +214,19 @@ def starts_of(
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The row of one start, as it grows.
+    """The tokens of the round that begins at one position, as they are drawn.
 
     Attributes:
         start: position in the text.
         room: the most tokens that it may have.
-        eos: ids behind which no token can follow.
+        eos: ids that no token can follow.
         tokens: the draft tokens so far.
         values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction, then what DISCO heads read.
         accepted: how many tokens are accepted before the first that is rejected.
-        chances: when sampling, the probability of accepting each judged token; of tokens verified as a block, w.
-        passing: of tokens verified as a block, h before each.
+        chances: when sampling, the acceptance probability of each judged token; in block verification, w.
+        passing: in block verification, h before each token.
         rejected: whether a token is rejected.
-        tail: of tokens verified as a block, the rejected one and those behind it.
+        tail: in block verification, the rejected token and those after it.
         foreseen: what the draft predicts, after each token, for the next; empty if it does not.
     """
 
@@ -287,7 +270,7 @@ class Row:
         return (self.tail.drafted_values or self.tail.values)[-1]
 
     def draft(self, token: int, values: list[float], logits: torch.Tensor) -> None:
-        """Note the next token, which the draft drew from these logits ``(V,)``."""
+        """Add the next token, which the draft drew from these logits ``(V,)``."""
         if self.tail is not None:
             self.tail.draft(token, values, logits)
         else:
@@ -295,13 +278,13 @@ class Row:
             self.values.append(values)
 
     def end_block(self) -> None:
-        """The newest token is the first that a block does not keep."""
+        """Begin the tail with the newest token, which block verification rejects."""
         token, values, weight, passing = self.tokens.pop(), self.values.pop(), self.chances.pop(), self.passing.pop()
         room = self.room - len(self.tokens)
         self.tail = Tail(self.position, room, self.eos, [token], [values], [weight], [passing])
 
     def finish(self) -> None:
-        """Take in the tail."""
+        """Append the tail."""
         if self.tail is not None:
             self.tokens += self.tail.tokens
             self.values += self.tail.values
@@ -328,15 +311,16 @@ def read_grid(
     generator: torch.Generator,
     eos: frozenset[int],
 ) -> Recorded:
-    """The rounds along a text. At each start the draft has observed what it has in a live round: all but the newest.
+    """What a draft head drafts in the round that begins at each position of a text.
 
-    See `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position
-    for all starts, so that starts differ by what they draft and not by luck.
+    At each start the draft has observed the states that it has in a live round: those of all but the newest token. See
+    `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position for
+    all starts, so that starts differ only by what they draft.
 
     Args:
         target: the verifier; its cache is read anew.
-        draft: what drafts from its states.
-        predictors: the draft's trained heads by name, the one that it usually uses first.
+        draft: drafts from its states.
+        predictors: the draft's trained heads by name, its usual one first.
         prompt: at least one id.
         text: N ids, at least one.
         limit: the token limit under which the text was generated.
@@ -358,7 +342,7 @@ def read_grid(
 
 @dataclass(frozen=True, slots=True)
 class GridReading:
-    """Draws tokens and verdicts from the draft's logits and notes them in rows.
+    """Draws tokens and verdicts from the draft's logits and adds them to rows.
 
     Attributes:
         verifier: reads the text.
@@ -384,7 +368,7 @@ class GridReading:
         Args:
             rounds: run the draft.
             rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
-            longest: of `Recorded`.
+            longest: see `Recorded`.
         """
         rows = [Row(start, room, self.eos) for start, room in enumerate(rooms)]
         starting = [row for row in rows if row.room]
@@ -411,7 +395,7 @@ class GridReading:
         )
 
     def _run(self, rounds: Starts, group: Sequence[Row], unfinished: Sequence[Row]) -> None:
-        """Run rounds of a group to their ends; tokens that they have are drafted once more, not drawn."""
+        """Run rounds of a group to their ends; tokens that they have already are fed again and not drawn."""
         alive, place = list(group), 0
         forward = rounds.first([row.start for row in group])
         while True:
@@ -440,8 +424,8 @@ class GridReading:
         Args:
             rows: B rows.
             place: number of the token in its round, from 0.
-            forward: logits ``(B, V)`` behind the token, and the hidden states of the token before it.
-            rounds: gave the pass.
+            forward: logits ``(B, V)`` after the token, and the hidden states of the token before it.
+            rounds: which ran the pass.
         """
         numbers = [number for number, row in enumerate(rows) if len(row) == place]
         if numbers:
@@ -454,7 +438,7 @@ class GridReading:
                     row.foreseen.append(value)
 
     def _extend(self, rows: Sequence[Row], forward: Forward) -> None:
-        """Draw the next token of B rows, which have equally many."""
+        """Draw the next token of B rows of equal length."""
         judged = [number for number, row in enumerate(rows) if not row.rejected]
         logits = forward.logits
         if self.sampling.greedy:
@@ -476,7 +460,7 @@ class GridReading:
     def _sampled(
         self, rows: Sequence[Row], logits: torch.Tensor, judged: Sequence[int]
     ) -> tuple[torch.Tensor, list[bool]]:
-        """Drawn tokens ``(B,)``, and the verdicts on those of the rows without a rejected token."""
+        """Drawn tokens ``(B,)``, and the verdicts in the rows that have no rejected token."""
         assert self.coins is not None
         probs = self.sampling.probs(logits)
         chosen = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
@@ -490,7 +474,7 @@ class GridReading:
             if self.sampling.in_blocks:
                 weights = [rows[number].chances[-1] if rows[number].chances else 1.0 for number in judged]
                 found = draw_in_blocks(written, own, above, weights, generator, coins)
-                tokens, verdicts, chances = torch.tensor(found.tokens), found.kept, found.weights
+                tokens, verdicts, chances = torch.tensor(found.tokens), found.accepted, found.weights
                 for number, passing in zip(judged, found.passing, strict=True):
                     rows[number].passing.append(passing)
             else:
@@ -504,9 +488,9 @@ class GridReading:
         return chosen, verdicts
 
     def _settle(self, row: Row) -> None:
-        """Have the verifier read what the draft alone drafted behind a token that a block does not keep."""
+        """Let the verifier read what the draft alone drafted after a rejected token of a block."""
         if row.tail is None or not row.tail.drafted:
             return
-        above = self.verifier.probs_behind(row.tail.position, row.tail.to_read, len(row.tail.drafted))
+        above = self.verifier.probs_after(row.tail.position, row.tail.to_read, len(row.tail.drafted))
         row.tail.settle(above, self.sampling, self.generator)
         del row.foreseen[len(row) - 1 :]  # the newest may be another token than the one drafted

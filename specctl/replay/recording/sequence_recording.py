@@ -33,7 +33,7 @@ from specctl.replay.traces import (
 
 @dataclass(slots=True)
 class _Rounds:
-    """The rounds that keep all their tokens so far with the same w.
+    """The rounds whose tokens are all accepted so far, with the same w.
 
     Attributes:
         weight: w.
@@ -46,11 +46,11 @@ class _Rounds:
 
 @dataclass(slots=True)
 class BlockReading:
-    """Reads one text.
+    """Reads a text with a draft model whose rounds are verified as blocks.
 
     Attributes:
         target, draft: the models.
-        predictors: the draft's heads by name, the one that it usually uses first.
+        predictors: the draft's heads by name, its usual one first.
         prompt: at least one id.
         text: N ids that the target wrote.
         limit: the token limit under which they were written.
@@ -84,10 +84,10 @@ class BlockReading:
             at_once = max(1, HELD // max(branch.room for branch in growing))
             for begin in range(0, len(growing), at_once):
                 group = growing[begin : begin + at_once]
-                self._go_on(group)
+                self._continue(group)
                 for branch in group:
                     length = len(self.prompt) + branch.position
-                    found = target.behind(length, branch.to_read, len(branch.drafted))
+                    found = target.after(length, branch.to_read, len(branch.drafted))
                     branch.settle(self.sampling.probs(found), self.sampling, self.generator)
         runs, branches = [*self._runs, 0], self._branches
         return Recorded(
@@ -100,7 +100,7 @@ class BlockReading:
         )
 
     def _read_text(self) -> DraftSteps:
-        """The text's tokens as draft tokens; on the way, where each round leaves the text."""
+        """The text's tokens as draft tokens; also finds where each round leaves the text."""
         values: list[list[float]] = []
         readers = [self.draft, self.target]
         for part, (drafting, verifying) in read_along(
@@ -128,12 +128,12 @@ class BlockReading:
         drafting: Forward,
         values: Sequence[float],
     ) -> None:
-        """Draw the next token of all rounds that have come to a position.
+        """Draw the next token of all rounds that have reached a position.
 
         Args:
             position: in the text.
             draft_probs, target_probs: q and p, ``(1, V)``.
-            coin: ``(1,)``, which all the rounds share.
+            coin: ``(1,)``, shared by all the rounds.
             drafting: the draft's pass, one row.
             values: the signals and predictions of the text's own token.
         """
@@ -183,8 +183,8 @@ class BlockReading:
         """The most tokens of a round; the last position under the limit is left to the target."""
         return max(0, min(self.depth, self.limit - start - 1))
 
-    def _go_on(self, branches: Sequence[Tail]) -> None:
-        """Have the draft alone go on with some branches to their ends; the tokens that stand are fed again."""
+    def _continue(self, branches: Sequence[Tail]) -> None:
+        """Let the draft alone continue some branches to their ends; their final tokens are fed again."""
         places = [0] * len(branches)  # of each branch's newest token
 
         def choose(which: Sequence[int], forward: Forward) -> list[int]:
@@ -210,7 +210,7 @@ class BlockReading:
         )
 
     def _draw(self, branches: Sequence[Tail], forward: Forward, rows: Sequence[int], chosen: torch.Tensor) -> None:
-        """The next token of some branches, at their rows of a pass; noted in ``chosen`` ``(B,)`` too."""
+        """Draw the next token of some branches, at their rows of a pass, and write it to ``chosen`` ``(B,)`` too."""
         logits = forward.logits[rows]  # (R, V)
         drawn = draw(self.sampling.probs(logits), sibling(self.generator, logits.device))  # (R,)
         chosen[rows] = drawn
@@ -238,22 +238,22 @@ def read_sequence(
     tops: bool = False,
     logits: bool = False,
 ) -> Recorded:
-    """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
+    """Read a finished text with every model once: what the draft drafts along it, and which tokens are accepted.
 
-    In a hierarchy, each further draft is read along everything that the draft above it would write. See
+    In a hierarchy, each further draft reads everything that the draft above it would write. See
     `specctl.replay.play.play` for the joint distribution when sampling.
 
     Args:
         pair: with a draft.
-        prompt, output: ids.
+        prompt, output: ids, at least one each.
         limit: the token limit under which the output was generated.
         depth: the longest draft that shall be replayed.
         sampling: as the output was generated.
         generator: on the target's device; draws draft tokens and verdicts when sampling.
-        matched: for draft models whose tokens are not drawn jointly with the text's but apart from it, and accepted
-            where they are the same, as some engines do; ``sampling`` is then how the draft chooses them.
-        tops: for draft models, whether steps get ``top_probs`` although no DISCO head reads them.
-        logits: for draft models, whether ``top_prob`` is the largest logit, which some engines look at.
+        matched: whether a draft model's tokens are drawn independently of the text's and accepted where they are the
+            same, as some engines do; ``sampling`` then says how the draft chooses them.
+        tops: whether steps of a draft model get ``top_probs`` although no DISCO head reads them.
+        logits: whether ``top_prob`` of a draft model is the largest logit, which some engines read.
 
     Raises:
         UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
@@ -291,7 +291,7 @@ def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Reads texts with a pair's drafts; each draft's verifier is the model above it."""
+    """Reads texts with a pair's draft models; each draft's verifier is the model above it."""
 
     pair: Pair
     depth: int
@@ -313,7 +313,7 @@ class _Reading:
         """Read a text with one draft, and everything that this draft would write with the drafts below it.
 
         On entry, the caches of this draft, of the drafts below and of its verifier hold a prefix of ``prefix[:-1]``,
-        and possibly other text behind it. On return, they hold nothing but tokens of ``prefix`` and ``text``.
+        perhaps with other text after it. On return, they hold only tokens of ``prefix`` and ``text``.
 
         Args:
             level: which draft.
@@ -321,7 +321,7 @@ class _Reading:
             text: N ids that follow the prefix.
             verifier_tokens: N ids; ``verifier_tokens[i]`` is the verifier's token after ``text[:i]``. This is the text
                 itself, unless the verifier is a draft whose rejected draft tokens are not in the text.
-            last: the last position whose rejected draft token can be followed by another draft token: every round
+            last: the last position whose rejected draft token another draft token can follow, because every round
                 leaves one position to the verifier.
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
         """
