@@ -16,7 +16,7 @@ import typer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
-from specctl.models.onnx.runner import OnnxRunner
+from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
@@ -50,8 +50,9 @@ class PassLog:
     def __init__(self, runners: Sequence[Any]) -> None:
         self.calls: list[partial[Any]] = []
         for runner in runners:
-            assert isinstance(runner.bare, OnnxRunner), "only passes of onnxruntime are run again"
-            setattr(runner.bare.passes, "run", partial(self._run, runner.bare.passes.run))  # noqa: B010 - a method
+            passes = runner.bare.passes
+            assert isinstance(passes, OnnxPasses), "only passes of onnxruntime are run again"
+            setattr(passes, "one", partial(self._run, passes.one))  # noqa: B010 - a method
 
     def _run(self, run: Any, *args: Any, **named: Any) -> Any:
         self.calls.append(partial(run, *args, **named))

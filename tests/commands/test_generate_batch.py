@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specctl.errors import UsageError
-from specctl.models.onnx.passes import PackedPasses
+from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Request
@@ -119,17 +119,17 @@ def test_records_that_cannot_be_written_are_lines_among_the_others(
     """One is longer than the context, of one the first pass fails."""
     records = [{"prompt": "the th"}, {"prompt": "th " * 1500}, {"prompt": "of"}, {"prompt": "a"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    run, files = PackedPasses.run, ("-i", tmp_path / "in.jsonl")
+    forward, files = OnnxPasses.forward, ("-i", tmp_path / "in.jsonl")
     settings = (*pair, "--engine", "onnx", "--policy", "constant", "-n", 8, "--raw", "-q", *files)
     alone = untimed_lines(invoke("generate", *settings, "--batch", 1, code=1).stdout)
     assert [alone[1]["error"]["type"], "error" in alone[2]] == ["prompt_too_long", False]
 
-    def failing(passes: PackedPasses, requests: Sequence[Request]) -> list[Forward]:
+    def failing(passes: OnnxPasses, requests: Sequence[Request]) -> list[Forward]:
         if any((request.slot, request.after) == (2, 0) for request in requests):
             raise RuntimeError("no pass for this text")
-        return run(passes, requests)
+        return forward(passes, requests)
 
-    monkeypatch.setattr(PackedPasses, "run", failing)
+    monkeypatch.setattr(OnnxPasses, "forward", failing)
     found = untimed_lines(invoke("generate", *settings, "--batch", 3, code=1).stdout)
     assert [line["error"]["type"] for line in found if "error" in line] == ["prompt_too_long", "failed_pass"]
     assert [found[0], found[1], found[3]] == [alone[0], alone[1], alone[3]]

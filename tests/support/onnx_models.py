@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.onnx.runner import OnnxRunner
+    from specctl.models.running.slot import Slot
 
 missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (the extra onnx)")
@@ -133,9 +133,7 @@ def _folder() -> "TemporaryDirectory[str]":
     return TemporaryDirectory()
 
 
-def onnx_runner(
-    model: PreTrainedModel, vocabulary: int, quantize: str | None = None, **settings: Any
-) -> "OnnxRunner | None":
+def onnx_runner(model: PreTrainedModel, vocabulary: int, quantize: str | None = None, **settings: Any) -> "Slot | None":
     """A new runner; None where the model cannot have one."""
     from specctl.models.onnx.engine import build_onnx_runner
 
@@ -143,7 +141,7 @@ def onnx_runner(
         return build_onnx_runner(model, vocabulary, "it", EngineSettings(engine="onnx", **settings), quantize)
 
 
-def sure_runner(model: PreTrainedModel, vocabulary: int, **settings: Any) -> "OnnxRunner":
+def sure_runner(model: PreTrainedModel, vocabulary: int, **settings: Any) -> "Slot":
     """As `onnx_runner`, for a model that must have one."""
 
     def refuse(line: str) -> None:

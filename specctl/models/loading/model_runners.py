@@ -90,9 +90,9 @@ def checked_runner(runner: Slot, bare: Slot, target: PairMember, vocabulary: int
     network = target.torch_model
     assert network is not None, "stored graphs were checked when they were made"
     if target.rounding is not None and getattr(network.model, "quantization_method", None) is None:
-        from specctl.models.onnx.runner import OnnxRunner
+        from specctl.models.onnx.passes import OnnxPasses
 
-        assert isinstance(bare, OnnxRunner), "only onnxruntime quantises a model that torch has whole"
+        assert isinstance(bare.passes, OnnxPasses), "only onnxruntime quantises a model that torch has whole"
         return CheckedRunner(runner, bare.fresh, network.name)
     if (sharding := network.sharding) is not None:
         return CheckedRunner(

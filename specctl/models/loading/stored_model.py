@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from specctl.models.loading.model import LoadedModel
-    from specctl.models.onnx.runner import OnnxRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class StoredModel:
         key: its name in the store.
         facts: of the model.
         rounding: how the graph's weights are rounded; None where they are not.
-        no_trees: as of `OnnxRunner`.
+        no_trees: as of `OnnxPasses`.
         ids: of the columns of its logits; None where a column is an id.
     """
 
@@ -92,12 +91,12 @@ class StoredModel:
         """The number of its weights."""
         return self.facts.parameters
 
-    def runner(self, vocabulary: int, threads: Set[int]) -> "OnnxRunner":
+    def runner(self, vocabulary: int, threads: Set[int]) -> Slot:
         """A runner of the graph, as `build_onnx_runner` opens it, with the fastest of some numbers of threads."""
-        from specctl.models.onnx.runner import Opening
+        from specctl.models.onnx.passes import Opening
 
         opening = Opening(HOST, vocabulary, self.facts.context, self.rounding, self.no_trees, self.ids)
-        return opening.fastest(self.path, self.facts.weight_bytes, threads)
+        return Slot(opening.fastest(self.path, self.facts.weight_bytes, threads))
 
 
 def may_be_stored(table: ModelTable) -> bool:
@@ -123,7 +122,7 @@ def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, chec
         tokenizer: the model's own.
         checkpoint: the model's files.
     """
-    path = getattr(runner, "facts", None)
+    path = getattr(getattr(runner, "passes", None), "facts", None)
     if path is None or Kept.read(path) is not None:
         return
     from specctl.models.passes.masks import attends_to_everything

@@ -36,7 +36,7 @@ from specctl.printable import gib
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.onnx.runner import OnnxRunner
+    from specctl.models.onnx.passes import OnnxPasses
 
 NEEDS = ("onnxruntime", "onnxscript")
 """Distributions to install for this engine; onnxscript brings onnx."""
@@ -73,7 +73,7 @@ def build_onnx_runner(
     *,
     keeps: bool = True,
     files: str | None = None,
-) -> "OnnxRunner | None":
+) -> Slot | None:
     """The runner of a model's graph, which is made and kept if it is not there.
 
     Args:
@@ -163,10 +163,10 @@ def _built(
     key: str | None,
     keeps: bool,
     files: str | None,
-) -> "OnnxRunner":
+) -> Slot:
     if why := obstacle(model):
         raise Unable(why)
-    from specctl.models.onnx.runner import Opening
+    from specctl.models.onnx.passes import Opening
     from specctl.models.passes.trimmed_output import vocabulary_of
 
     context = context_length(model) or LONGEST
@@ -184,7 +184,7 @@ def _built(
         # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
         _write(model, context, context + (WIDEST if trees else 0) + opening.narrowest - 1, quantize, path, trees)
         gc.collect()  # what the exporter leaves refers to itself
-        _require_equal(lambda: opening.runner(path), model, vocabulary, quantize, trees=trees)
+        _require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
 
     key = key or key_of(model, quantize, trees=trees, files=files)
     path = graph_path(key, name, settings, write)
@@ -192,11 +192,11 @@ def _built(
         release(model)
     seconds = perf_counter() - began if made else None
     numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
-    runner = opening.fastest(path, weight_bytes(model), numbers, seconds)
+    passes = opening.fastest(path, weight_bytes(model), numbers, seconds)
     store = Store(cache_folder())
     if files is not None and known_by_files(model) and path.parent.parent == store.folder:
-        runner.facts = store.facts(key)
-    return runner
+        passes.facts = store.facts(key)
+    return Slot(passes)
 
 
 def graph_path(key: str, name: str, settings: EngineSettings, write: Callable[[Path], None]) -> Path:
@@ -265,7 +265,7 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
 
 
 def _require_equal(
-    open_runner: "Callable[[], OnnxRunner]",
+    open_passes: "Callable[[], OnnxPasses]",
     model: "PreTrainedModel",
     vocabulary: int,
     quantize: str | None,
@@ -282,9 +282,9 @@ def _require_equal(
     expected = expectations(model, vocabulary, quantize, trees=trees)
     page_out(model.parameters())
     try:
-        runner = open_runner()
-        found = difference(runner.passes, expected, quantize)
-        widths = widths_apart(runner, vocabulary)
+        passes = open_passes()
+        found = difference(passes, expected, quantize)
+        widths = widths_apart(Slot(passes), vocabulary)
     except Exception as error:
         if not (isinstance(error, RuntimeError) or of_onnxruntime(error)):
             raise
@@ -340,7 +340,7 @@ def automatic_runner(
     name: str,
     settings: EngineSettings,
     files: Callable[[], str | None] = lambda: None,
-) -> "OnnxRunner | None":
+) -> Slot | None:
     """The runner of a model's graph, if onnxruntime is installed, able and faster than torch's eager passes.
 
     A graph is made only for a long run, and where memory and disk have room for it, or a notice says that they have

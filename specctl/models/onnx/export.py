@@ -14,7 +14,8 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import AttentionMaskInterface
 
-from specctl.models.onnx.passes import Passes, state_name
+from specctl.models.onnx.graph import state_name
+from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.onnx.rewriting import BITS, MICROSOFT, nearest
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.layer_sizes import sizes
@@ -418,7 +419,7 @@ def expectations(
     return found
 
 
-def difference(passes: Passes, expected: list[Expected], quantize: str | None = None) -> float:
+def difference(passes: OnnxPasses, expected: list[Expected], quantize: str | None = None) -> float:
     """The largest difference between a graph's passes and what its model computes, as `apart` measures it.
 
     Where weights are rounded it is the root of the mean square instead.
@@ -428,14 +429,11 @@ def difference(passes: Passes, expected: list[Expected], quantize: str | None = 
         expected: in this order.
         quantize: how the graph's weights were rounded.
     """
-    most = max(one.before + len(one.block) for one in expected) + 2
-    if most > passes.capacity:
-        passes.grow(most, 0)
     worst = 0.0
     for one in expected:
         width, vocabulary = len(one.block), one.logits.shape[-1]
         wanted = width - one.rows.start  # the last rows of a pass
-        found = passes.run(one.block, one.before, wanted, tuple(one.states), seen=one.seen)
+        found = passes.one(0, one.block, one.before, wanted, tuple(one.states), seen=one.seen)
         pairs = [(torch.as_tensor(found.logits[:, :vocabulary]), one.logits)]
         pairs += [(torch.as_tensor(found.states[layer]), states) for layer, states in one.states.items()]
         worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))

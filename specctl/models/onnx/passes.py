@@ -1,212 +1,92 @@
-"""Where the buffers of a graph's passes lie: on the host they are arrays of numpy. No torch here."""
+"""Passes of ONNX graphs over one sequence or several, in key-value buffers that this process owns."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
-from math import prod
 from pathlib import Path
+from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from specctl.models.onnx.graph import ELEMENTS, ON_HOST, Array, DeviceMemory, Memory, OnnxGraph, state_name
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Forward, Signals
-from specctl.models.passes.host_device import HOST
+from specctl.models.passes.forward import Forward, Signals, joined
 from specctl.models.passes.preparation_time import preparing
-from specctl.models.passes.tree_sight import Seen, gather_path
+from specctl.models.passes.tree_sight import Seen, TreeSight, gather_path
 from specctl.models.passes.watching import LAST, kept_states
-from specctl.models.running.passes import Passes as EnginePasses
-from specctl.models.running.passes import Request
+from specctl.models.running.passes import Passes, Request
+from specctl.models.running.slot import Slot
+from specctl.models.running.threads import fastest, small_round, timed
 
 if TYPE_CHECKING:
     import torch
 
-Integers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-KINDS = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(bfloat16)": "bfloat16",
-    "tensor(int32)": "int32",
-    "tensor(int64)": "int64",
-}
-"""Kinds of tensors by onnxruntime's names, as numpy and torch name them."""
-LINE = 64
-"""Bytes of a line of the processor's caches, at which buffers begin."""
+CAPACITY = 256
+"""Tokens to make room for at first; the buffers double when one of them is full."""
+PIECE = 512
+"""Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
+BOUND_WIDTH = 64
+"""Passes over one sequence that are at most this wide keep their inputs bound for the next of the same kind."""
+SMALL = 64 << 20
+"""Bytes of a graph with its weights up to which several of it are opened, each with weights of its own, for passes over
+fewer sequences and for those that compute signals."""
+SIGNALS_WORTH = 100
+"""Passes that wanted signals before a graph is opened that computes them."""
+FILLER = 0
+"""Read by sequences that have nothing to read, after what they hold; their next token overwrites it."""
+SIZES, SIZE_WORTH = (4, 8), 128
+"""Numbers of sequences for which a graph of their own is opened after this number of passes that could have used it."""
+LATELY = 16
+"""Passes after which a sequence that had nothing to read is taken for an empty place."""
+MOST_BOUND = 64
+"""Choices of several sequences whose buffers stay bound, and kinds of passes over each of several."""
+MOST_KINDS = 256
+"""Kinds of passes over one sequence that stay bound."""
+NARROWEST = 2
+"""The fewest tokens of a pass on a CPU where weights are rounded: onnxruntime, by its own choice, computes a single row
+otherwise than several. Measured on the embedded target, its logits differ by 0.015 (8 bits) and 0.023 (4 bits) of their
+spread. Passes of two and more agreed bit for bit."""
+ONE_THREAD = 16 << 20
+"""Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
+WIDEST = 8
+"""Tokens of a sequence from which on a pass over all is not weighed against others: it is a prompt's."""
+RISING = 1.02
+"""The factor by which the least time of a pass is taken to have risen when the next one is timed."""
+AGAIN = 128
+"""One in this number of decisions takes the way that seems slower, to time it anew."""
 
 
-class Memory(Protocol):
-    """Memory that passes read and write.
-
-    Attributes:
-        device: where it is.
-    """
-
-    @property
-    def device(self) -> "torch.device": ...
-
-    def zeros(self, shape: Sequence[int], kind: str) -> Any:
-        """A buffer; ``kind`` is onnxruntime's name of its numbers, such as ``tensor(float)``."""
-
-    def address(self, buffer: Any) -> int:
-        """Where a buffer begins."""
-
-    def copied(self, rows: Any) -> Any:
-        """Rows in memory of their own."""
-
-    def beside(self, numbers: Integers) -> Any:
-        """A buffer for numbers that are filled in on the host, which takes numpy a tenth of torch's time for so few."""
-
-    def send(self, numbers: Iterable[tuple[Integers, Any]]) -> None:
-        """Bring numbers to the buffers `beside` them, and wait until all that was given to the device is done."""
-
-
-class HostMemory:
-    """`Memory` of the processor's own, which needs nothing to be sent."""
-
-    device = HOST
-
-    def zeros(self, shape: Sequence[int], kind: str) -> npt.NDArray[Any]:
-        dtype = np.dtype(KINDS[kind])
-        size = prod(shape) * dtype.itemsize
-        whole = np.zeros(size + LINE, dtype=np.uint8)
-        start = -self.address(whole) % LINE
-        found: npt.NDArray[Any] = whole[start : start + size].view(dtype).reshape(shape)
-        return found
-
-    def address(self, buffer: npt.NDArray[Any]) -> int:
-        return buffer.ctypes.data
-
-    def copied(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return rows.copy()
-
-    def beside(self, numbers: Integers) -> Integers:
-        return numbers
-
-    def send(self, numbers: Iterable[tuple[Integers, Any]]) -> None:
-        pass
-
-
-class DeviceMemory:
-    """`Memory` of a device, as tensors of torch.
-
-    What is filled anew in each pass must not be an inference tensor.
-
-    Args:
-        device: where the graph runs.
-    """
-
-    def __init__(self, device: "torch.device") -> None:
-        import torch
-
-        self.device, self._torch = device, torch
-
-    def zeros(self, shape: Sequence[int], kind: str) -> "torch.Tensor":
-        with self._torch.inference_mode(False):
-            return self._torch.zeros(*shape, dtype=getattr(self._torch, KINDS[kind]), device=self.device)
-
-    def address(self, buffer: "torch.Tensor") -> int:
-        return buffer.data_ptr()
-
-    def copied(self, rows: "torch.Tensor") -> "torch.Tensor":
-        return rows.clone()
-
-    def beside(self, numbers: Integers) -> "torch.Tensor":
-        with self._torch.inference_mode(False):
-            return self._torch.tensor(numbers, device=self.device)
-
-    def send(self, numbers: Iterable[tuple[Integers, Any]]) -> None:
-        for host, there in numbers:
-            there.copy_(self._torch.from_numpy(host))
-        if self.device.type == "cuda":
-            self._torch.cuda.current_stream(self.device).synchronize()
-
-
-ELEMENTS = {"tensor(float)": 1, "tensor(int32)": 6, "tensor(int64)": 7, "tensor(float16)": 10, "tensor(bfloat16)": 16}
-"""ONNX's numbers for kinds of tensors, by onnxruntime's names."""
-KEPT = 64
-"""Passes at most this wide keep their inputs bound for the next of the same kind."""
-
-
-def state_name(layer: int) -> str:
-    """The output that holds a layer's states, numbered as `Slot.watch` numbers them."""
-    return "state.last" if layer == LAST else f"state.{layer}"
-
-
-def open_session(
-    path: Path, device: "torch.device", threads: int, graph: bytes | None = None
-) -> onnxruntime.InferenceSession:
-    """A graph made ready to run.
-
-    Args:
-        path: of a graph as `export.exported` describes it.
-        device: a CPU, or a CUDA device for which onnxruntime has its provider.
-        threads: for one pass on a CPU.
-        graph: one that takes its place, with the same file of weights.
-    """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors are raised as well
-    # Threads of a pass meet after each of its many nodes, where waking up takes longer than the work does; between
-    # passes a spinning thread would take a core from whoever has work for it, such as the other model.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if device.type == "cuda":
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
-    if graph is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
-
-
-class _Kind(NamedTuple):
-    """What passes must have in common to share what is bound: T, R, the layers whose states they give, and whether they
-    tell signals."""
-
-    width: int
-    rows: int
-    layers: tuple[int, ...]
-    told: bool
-
-
-class _Numbers:
+class _Integers:
     """An input of a few integers.
 
     Attributes:
         host: to fill in before a pass.
-        there: what the pass reads: the same memory on a CPU, a copy by `Memory.send` on another device.
-        kind: onnxruntime's name of it.
+        there: what the pass reads: the same memory on the host, a copy by `Memory.send` on another device.
     """
 
-    def __init__(self, numbers: Integers, memory: Memory) -> None:
+    def __init__(self, numbers: Array, memory: Memory) -> None:
         self.host = numbers
         self.memory = memory
         self.there = memory.beside(numbers)
-        self.kind = f"tensor({numbers.dtype})"
 
-
-@dataclass(slots=True)
-class _Bound:
-    """A kind of pass with its inputs and results bound: only their contents change."""
-
-    binding: onnxruntime.IOBinding
-    ids: _Numbers  # (1, T) int64
-    positions: _Numbers | None  # (1, T) int64; None where the graph does not read them
-    rows: _Numbers  # (R,) int64
-    changed: Sequence[tuple[Integers, Any]]  # what every pass fills in that is to be sent, and where
-    results: "Results"
+    def bind(self, binding: onnxruntime.IOBinding, name: str) -> None:
+        device, index, _, _, address = self.memory.place(self.there)
+        binding.bind_input(name, device, index, ELEMENTS[self.host.dtype.name], self.host.shape, address)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer.
+    """The results of a pass over one sequence: logits ``(R, V)`` and the states ``(T, D)`` that were asked for.
 
     They are of the memory's own kind: arrays of numpy on the host.
 
     Attributes:
+        logits: of the rows.
+        states: by layer.
         shared: whether the next pass overwrites them.
         signals: as of `Forward`, of R rows; None where they were not asked for.
     """
@@ -217,194 +97,51 @@ class Results:
     signals: Signals | None = None
 
 
-class Passes:
-    """Runs a graph over buffers that it owns; every pass says after how many tokens it comes.
+class _Kind(NamedTuple):
+    """What passes over one sequence must have in common to share what is bound."""
 
-    Args:
-        session: of `open_session`.
-        memory: where the graph runs and its buffers lie.
-        capacity: tokens to make room for at first.
-        narrowest: the fewest tokens of a pass; to fewer, others are added behind that nobody sees.
-
-    Attributes:
-        session: of the graph.
-        telling: of the graph that tells signals too; None where there is none.
-        memory: where its results lie.
-        columns: of its logits.
-        layers: how many decoder layers have states.
-        trees: whether the graph reads trees.
-        narrowest: the fewest tokens of a pass.
-        token_bytes: of the buffers for each token.
-    """
-
-    def __init__(
-        self, session: onnxruntime.InferenceSession, memory: Memory, capacity: int, narrowest: int = 1
-    ) -> None:
-        self.session = session
-        self.telling: onnxruntime.InferenceSession | None = None
-        self.narrowest = narrowest
-        self.memory = memory
-        self._place = memory.device.type, memory.device.index or 0
-        inputs = {given.name: given for given in session.get_inputs()}
-        outputs = {made.name: made for made in session.get_outputs()}
-        self.columns = int(outputs["logits"].shape[2])
-        self.layers = sum(name.startswith("state.") for name in outputs) - 1
-        self._width = int(outputs["state.last"].shape[2])
-        self._kind: str = outputs["logits"].type
-        self._placed = "positions" in inputs
-        self.trees = "bias" in inputs
-        assert memory.device.type == "cpu" or not self.trees, "trees are read on a CPU"
-        self._nothing = HostMemory().zeros([0], "tensor(float)")  # the bias of a chain
-        self._caches = [(name, given.shape) for name, given in inputs.items() if name.startswith("past.")]
-        self.capacity = capacity
-        self._buffers = self._allocated()
-        self.token_bytes = sum(int(buffer[:, :, :1].nbytes) for buffer in self._buffers.values())
-        # Attention on a GPU wants the number of tokens on the host and the one before on the device.
-        self._before = _Numbers(np.zeros(1, dtype=np.int32), memory)
-        self._total = _Numbers(np.zeros(1, dtype=np.int32), HostMemory())
-        self._bound: dict[tuple[int, int, tuple[int, ...], bool], _Bound] = {}  # by `_Kind`
-        self._shared: dict[tuple[str, int], Any] = {}  # by result and the most rows of it
-
-    def _allocated(self) -> dict[str, Any]:
-        capacity = self.capacity + self.narrowest - 1
-        # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
-        return {name: self.memory.zeros((1, shape[1], capacity, shape[3]), self._kind) for name, shape in self._caches}
-
-    def fresh(self) -> "Passes":
-        """The same graph over buffers of its own."""
-        return Passes(self.session, self.memory, self.capacity, self.narrowest)
-
-    def grow(self, capacity: int, filled: int) -> None:
-        """Move the first ``filled`` tokens to larger buffers."""
-        old, self.capacity = self._buffers, capacity
-        self._buffers = self._allocated()
-        for name, buffer in self._buffers.items():
-            buffer[:, :, :filled] = old[name][:, :, :filled]
-        self._bound.clear()
-
-    def keep_path(self, start: int, path: Sequence[int]) -> None:
-        """As `gather_path` does, with the buffers."""
-        gather_path(self._buffers.values(), start, path)
-
-    def run(
-        self,
-        tokens: Sequence[int],
-        after: int,
-        keep: int,
-        layers: tuple[int, ...] = (),
-        *,
-        seen: Seen | None = None,
-        told: bool = False,
-    ) -> Results:
-        """One pass over tokens that come after so many cached ones.
-
-        Args:
-            tokens: T ids; there is room for them.
-            after: how many of the cached tokens they follow; later ones are overwritten.
-            keep: logits of the last so many; R is at least 1.
-            layers: whose states are wanted.
-            seen: of a tree, which of its B + T tokens, the last ones, each of these sees, ``(T, B + T)``; None for a
-                chain.
-            told: whether signals are wanted; there is `telling`.
-        """
-        width = len(tokens)
-        kind = width, keep or 1, layers, told  # onnxruntime takes no empty tensors
-        bound = self._bound.get(kind) or self._bind(_Kind(*kind))
-        narrowest = self.narrowest
-        end = after + (width if width > narrowest else narrowest)
-        self._before.host[0] = end - 1
-        self._total.host[0] = end
-        if width == 1:
-            bound.ids.host[0, 0] = tokens[0]  # half of the time that a slice takes
-        else:
-            bound.ids.host[0, :width] = tokens
-        if bound.positions is not None:
-            start = 0 if seen is None else after + width - seen.shape[1]
-            placed = range(after, after + width) if seen is None else start + seen.sum(1) - 1
-            bound.positions.host[0, :width] = placed
-            bound.positions.host[0, width:] = after  # any that the model knows
-        if self.trees:
-            bias = self._bias(width, after, seen)  # until the pass has run
-            bound.binding.bind_input("bias", "cpu", 0, np.float32, bias.shape, bias.ctypes.data)
-        if bound.changed:
-            self.memory.send(bound.changed)
-        self._session(told).run_with_iobinding(bound.binding)
-        return bound.results
-
-    def _session(self, told: bool) -> onnxruntime.InferenceSession:
-        return self.session if self.telling is None or not told else self.telling
-
-    def _bind(self, kind: _Kind) -> _Bound:
-        places = np.arange(max(kind.width, self.narrowest), dtype=np.int64)
-        results, states = self._results(kind)
-        ids = _Numbers(places[None].copy(), self.memory)
-        rows = _Numbers(places[kind.width - kind.rows : kind.width], self.memory)
-        changing = {"before": self._before, "ids": ids}
-        if self._placed:
-            changing["positions"] = _Numbers(places[None].copy(), self.memory)
-        bound = _Bound(
-            self._session(kind.told).io_binding(),
-            ids,
-            changing.get("positions"),
-            rows,
-            [(one.host, one.there) for one in changing.values() if one.there is not one.host],
-            results,
-        )
-        inputs = {**changing, "rows": rows, "total": self._total}
-        for name, numbers in inputs.items():
-            where = numbers.memory.device.type, numbers.memory.device.index or 0
-            address = numbers.memory.address(numbers.there)
-            bound.binding.bind_input(name, *where, ELEMENTS[numbers.kind], numbers.host.shape, address)
-        for name, buffer in self._buffers.items():
-            given = ELEMENTS[self._kind], tuple(buffer.shape), self.memory.address(buffer)
-            bound.binding.bind_input(name, *self._place, *given)
-            bound.binding.bind_output(name.replace("past", "present"), *self._place, *given)
-        for name, made in {"logits": results.logits, **{state_name(n): rows for n, rows in states.items()}}.items():
-            shape = 1, *made.shape
-            bound.binding.bind_output(name, *self._place, ELEMENTS[self._kind], shape, self.memory.address(made))
-        for name, told in zip(("entropy", "top_prob"), results.signals or (), strict=False):
-            bound.binding.bind_output(name, "cpu", 0, np.float32, (1, kind.rows), told.ctypes.data)
-        if kind.width <= KEPT:
-            self._bound[kind] = bound
-        return bound
-
-    def _results(self, kind: _Kind) -> tuple[Results, dict[int, Any]]:
-        """Memory for the results of a kind of pass, which short ones share, and all of it that the states take."""
-
-        def room(name: str, rows: int, width: int) -> Any:
-            if kind.width > KEPT:
-                return self.memory.zeros((rows, width), self._kind)
-            size = 1 << (rows - 1).bit_length()
-            if (name, size) not in self._shared:
-                self._shared[name, size] = self.memory.zeros((size, width), self._kind)
-            return self._shared[name, size][:rows]
-
-        logits = room("logits", kind.rows, self.columns)
-        width = max(kind.width, self.narrowest)
-        states = {layer: room(state_name(layer), width, self._width) for layer in kind.layers}
-        read = {layer: rows[: kind.width] for layer, rows in states.items()}
-        signals = (np.zeros(kind.rows, np.float32), np.zeros(kind.rows, np.float32)) if kind.told else None
-        return Results(logits, read, shared=kind.width <= KEPT, signals=signals), states
-
-    def _bias(self, width: int, after: int, seen: Seen | None) -> npt.NDArray[np.float32]:
-        """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see; none sees what comes after it."""
-        end, width = after + width, max(width, self.narrowest)
-        shape = 1, 1, width, after + width
-        if seen is not None:
-            bias = np.zeros(shape, dtype=np.float32)
-            bias[0, 0, : len(seen), end - seen.shape[1] : end] = np.where(seen, np.float32(0), np.finfo(np.float32).min)
-            return bias
-        if self._nothing.size < width * (after + width):
-            self._nothing = HostMemory().zeros([2 * width * (after + width)], "tensor(float)")
-        return self._nothing[: width * (after + width)].reshape(shape)
+    slot: int
+    width: int  # T
+    rows: int  # R
+    layers: tuple[int, ...]  # whose states they give
+    signals: bool
 
 
-WIDEST = 8
-"""Tokens of a sequence from which on a pass over all is not weighed against others: it is a prompt's."""
-RISING = 1.02
-"""By how much the least time of a pass is taken to have risen when the next one is timed."""
-AGAIN = 128
-"""Once in so many decisions the way that seems to take longer is taken, and timed anew."""
+@dataclass(slots=True)
+class _BoundOne:
+    """A kind of pass over one sequence with its inputs and results bound: only their contents change."""
+
+    session: onnxruntime.InferenceSession
+    binding: onnxruntime.IOBinding
+    ids: _Integers  # (1, T) int64
+    positions: _Integers | None  # (1, T) int64; None where the graph does not read them
+    rows: _Integers  # (R,) int64
+    sent: Sequence[tuple[Array, Any]]  # what every pass fills in that is to be sent, and where
+    results: Results
+
+
+@dataclass(slots=True)
+class _BoundSeveral:
+    """Passes over some sequences on the host whose buffers are bound, and what was bound for the last of them."""
+
+    session: onnxruntime.InferenceSession
+    binding: onnxruntime.IOBinding
+    sizes: Array  # (S,) tokens of each
+    before: Array  # (S, 1) tokens that it holds after the pass, less one
+    total: Array  # (S, 1) tokens that it holds after the pass
+    longest: Array  # (1,) the largest of these
+    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits of the last pass
+    ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
+    positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
+    rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (R,)
+    logits: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))  # (R, V)
+    states: dict[int, Array] = field(default_factory=dict)  # (N, D) by layer
+
+    def give(self, name: str, array: Array) -> None:
+        self.binding.bind_input(name, *ON_HOST.place(array))
+
+    def take(self, name: str, array: Array) -> None:
+        self.binding.bind_output(name, *ON_HOST.place(array))
 
 
 class PassWays:
@@ -461,156 +198,365 @@ def _expected(known: dict[int, float], tokens: int) -> float:
     return known[near] * min(1.0, tokens / near)
 
 
-Array = npt.NDArray[Any]
+class OnnxPasses(Passes):
+    """`Passes` of an exported graph, over buffers ``(slots, heads, capacity, size)`` that it owns.
 
-
-@dataclass(slots=True)
-class BoundPass:
-    """Passes of some sequences whose buffers are bound, and what was bound for the last of them."""
-
-    session: onnxruntime.InferenceSession
-    binding: onnxruntime.IOBinding
-    sizes: Array  # (S,) tokens of each
-    before: Array  # (S, 1) tokens that it holds, less one
-    total: Array  # (S, 1) and behind the pass
-    longest: Array  # (1,) of these
-    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits of the last pass
-    ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
-    positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
-    rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (R,)
-    logits: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))  # (R, V)
-    states: dict[int, Array] = field(default_factory=dict)  # (N, D) by layer
-
-    @classmethod
-    def of(cls, session: onnxruntime.InferenceSession, count: int) -> Self:
-        """One over so many sequences, of which nothing is bound."""
-        before, total = np.zeros((2, count, 1), dtype=np.int32)
-        sizes, longest = np.ones(count, dtype=np.int64), np.zeros(1, dtype=np.int32)
-        return cls(session, session.io_binding(), sizes, before, total, longest)
-
-    def give(self, name: str, array: Array) -> None:
-        """Let an input be read there."""
-        self.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-    def take(self, name: str, array: Array) -> None:
-        """Let a result be written there."""
-        self.binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-
-FILLER = 0
-"""Read by sequences that have nothing to read, behind what they hold; their next token overwrites it."""
-SIZES, WORTH = (4, 8), 128
-"""Numbers of sequences for which a graph of their own is opened after so many passes that it would have taken."""
-LATELY = 16
-"""Passes after which a sequence that had nothing to read is taken for an empty place."""
-MOST_BOUND = 64
-"""Choices of several sequences whose buffers stay bound."""
-
-
-class PackedPasses(EnginePasses):
-    """A graph of `packed_graph` on the CPU, over buffers that it owns: `Passes`.
-
-    A pass of that graph is over all sequences: those that have nothing to read read a filler. A pass over one sequence
-    is one of the graph that `packed_graph` was made from, over the same buffers; where few sequences have something to
-    read they have such passes one after the other, if that takes less time (`PassWays`). Where few have had anything to
-    read for long, a graph for fewer sequences reads them. One token of each is read by a graph of its own.
+    A pass writes in place, a rollback only moves the caller's counter. A pass over one sequence is one of the graph for
+    one. Passes over several sequences, on a CPU, are of a graph of `packed_graph` over all of them, in which those that
+    have nothing to read read a filler. Where few sequences have something to read they have passes of their own one
+    after the other, if that takes less time (`PassWays`). Where few have had anything to read for long, a graph for
+    fewer sequences reads them. One token of each is read by a graph of its own.
 
     Args:
-        session: of `open_session`.
-        alone: the same of the graph for one sequence; None for passes over all only.
-        rows: how many sequences the graph reads.
+        graph: of the model.
+        memory: of the device that the graph runs on.
         vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
-        capacity: tokens of a sequence to make room for at first; buffers double when one is full.
-        ids: of the columns of the graph's logits; None where a column is an id.
+        context: the most tokens of a sequence.
+        engine: its name in reports.
+        no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
+        draft_vocabulary: the ids of the columns of the graph's logits; None where a column is an id.
+        narrowest: the fewest tokens of a pass over one sequence; to fewer, others are added that no caller sees.
+        slots: how many sequences.
         watched: layers whose states every pass gives, numbered as `Slot.watch` numbers them.
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
-        further: opens a graph for so many sequences, or for None that for one token of each, which it keeps; None for
-            no such graphs.
+
+    Attributes:
+        facts: the file of `Kept` about its model; None where the model cannot be known again by its files.
+        capacity: tokens of a sequence that there is room for.
     """
+
+    preparing_seconds: float | None = None
+    facts: Path | None = None
 
     def __init__(
         self,
-        session: onnxruntime.InferenceSession,
-        alone: onnxruntime.InferenceSession | None,
-        rows: int,
+        graph: OnnxGraph,
+        memory: Memory,
         vocabulary: int,
-        capacity: int,
-        ids: DraftVocabulary | None = None,
-        watched: Sequence[int] = (),
+        context: int,
         *,
+        engine: str = "onnx",
+        no_trees: str | None,
+        draft_vocabulary: DraftVocabulary | None = None,
+        narrowest: int = 1,
+        slots: int = 1,
+        watched: Sequence[int] = (),
         apart: bool = False,
-        further: Callable[[int | None], onnxruntime.InferenceSession] | None = None,
     ) -> None:
-        self.slots = rows
-        self._further, self._missed = further, dict.fromkeys((size for size in SIZES if size < rows), 0)
-        self._sessions = {rows: session} if alone is None else {1: alone, rows: session}
-        self._vocabulary, self._ids = vocabulary, ids
-        self._watched, self._apart = tuple(watched), apart
-        self._ways = PassWays(rows)
-        self._memory = HostMemory()
-        inputs = {given.name: given for given in session.get_inputs()}
-        made = {each.name: each.shape for each in session.get_outputs()}
-        self._widths = {name: int(made[name][2]) for name in ("logits", "state.last")}
-        self._placed = "positions" in inputs
-        caches = [name for name in inputs if name.startswith("past.") and name.endswith(".0")]
-        self._caches = {name[:-2]: inputs[name].shape for name in caches}
-        self._lengths = [0] * rows
+        self.graph, self.memory, self.slots = graph, memory, slots
+        self.context, self.device, self._engine, self.threads = context, memory.device, engine, graph.threads
+        self.no_trees, self.draft_vocabulary = no_trees, draft_vocabulary
+        if memory.device.type != "cpu":
+            self.no_rows = "specctl lets onnxruntime read several texts at once on a CPU only"
+        else:
+            self.no_rows = "its graph reads trees" if graph.trees else None
+            self.rows_bytes = 0 if graph.trees else graph.bytes
+        self._vocabulary, self._narrowest, self._apart = vocabulary, narrowest, apart
+        self._watched = tuple(watched)
+        self._sight = TreeSight()
+        self._missed_signals = 0  # passes that wanted signals which no graph computed
+        self._can_signal = 0 < self.rows_bytes <= SMALL and graph.columns <= vocabulary
+        self.capacity = min(CAPACITY, context)
+        self._buffers = self._allocated()
+        self.token_bytes = sum(int(buffer[:1, :, :1].nbytes) for buffer in self._buffers.values())
+        # Attention on a GPU wants the number of tokens on the host and the one before on the device.
+        self._before = _Integers(np.zeros(1, dtype=np.int32), memory)
+        self._total = _Integers(np.zeros(1, dtype=np.int32), ON_HOST)
+        self._no_bias = ON_HOST.zeros([0], "float32")  # of a chain
+        self._results: dict[tuple[int | None, int], Any] = {}  # by layer, None for logits, and the most rows
+        self._bound_one: dict[tuple[int, int, int, tuple[int, ...], bool], _BoundOne] = {}  # by `_Kind`
+        # Of several sequences:
+        self._sessions = {slots: graph.opened(slots)} if slots > 1 else {}
+        self._missed = dict.fromkeys((size for size in SIZES if size < slots), 0)  # passes, by the size of a graph
+        self._opens = 0 < self.rows_bytes <= SMALL and not apart  # whether further graphs are opened
+        self._ways = PassWays(slots)
+        self._lengths = [0] * slots
         self._made = 0  # passes
-        self._read_at = dict.fromkeys(range(rows), -LATELY)  # the last pass in which a sequence had something to read
-        self._capacity = 0
-        self._buffers: dict[str, Array] = {}  # (S, heads, capacity, head_dim) by the name of one sequence's
-        self._bound: dict[tuple[tuple[int, ...], tuple[int, ...], bool], BoundPass] = {}
-        self._results: dict[tuple[str | int, int], Array] = {}
-        self._reserve(capacity)
+        self._read_at = dict.fromkeys(range(slots), -LATELY)  # the last pass in which a sequence had something to read
+        self._bound: dict[tuple[tuple[int, ...], tuple[int, ...], bool], _BoundSeveral] = {}
+
+    def _like_this(self, slots: int, *, apart: bool = False) -> "OnnxPasses":
+        return OnnxPasses(
+            self.graph,
+            self.memory,
+            self._vocabulary,
+            self.context,
+            engine=self._engine,
+            no_trees=self.no_trees,
+            draft_vocabulary=self.draft_vocabulary,
+            narrowest=self._narrowest,
+            slots=slots,
+            watched=self._watched,
+            apart=apart,
+        )
+
+    def over(self, slots: int, width: int | None = None) -> "OnnxPasses":
+        assert self.no_rows is None, self.no_rows
+        return self._like_this(slots, apart=width is not None)
+
+    def fresh(self) -> "OnnxPasses":
+        return self._like_this(1)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        wanted = {*self._watched, *layers}
+        if unknown := [layer for layer in wanted if not LAST <= layer < self.graph.layers]:
+            raise IndexError(f"the model has {self.graph.layers} layers, and none is number {unknown[0]}")
+        self._watched = tuple(sorted(wanted))
+
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:
+        gather_path((buffer[slot : slot + 1] for buffer in self._buffers.values()), start, path)
+        return start + len(path)
+
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        for buffer in self._buffers.values():
+            buffer[slot, :, start:stop] = buffer[source, :, start:stop]
+        self._lengths[slot] = stop  # fillers are written after them
+
+    def answer(self, request: Request) -> Any:
+        return self._one(request) if self.slots == 1 and request.reader is None else super().answer(request)
 
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        if self.slots == 1:
+            return [self._one(request) for request in requests]
+        alone = self._narrowest == 1  # else a pass over one computes otherwise than one over several
         chosen = self._chosen([request.slot for request in requests])
-        if len(requests) > 1 and (self._apart or self._takes_longer(requests, len(chosen))):
-            return [
-                kept
-                for request in requests
-                for kept in map(_copied, self._pass([request], (request.slot,) if 1 in self._sessions else chosen))
-            ]
-        return self._pass(requests, chosen)
+        if alone and len(requests) == 1:
+            return [self._one_of_several(requests[0])]
+        if len(requests) > 1 and (self._apart or (alone and self._takes_longer(requests, len(chosen)))):
+            passes = ([self._one_of_several(one)] if alone else self._together([one], chosen) for one in requests)
+            return [_copied(found) for (found,) in passes]
+        return self._together(requests, chosen)
+
+    def _reserve(self, tokens: int) -> None:
+        """Make room for this number of tokens of each sequence."""
+        if tokens <= self.capacity:
+            return
+        old, filled = self._buffers, self.capacity
+        # Padding of a `FixedWidthRunner` may end beyond the context.
+        self.capacity = max(tokens, 2 * filled)
+        self._buffers = self._allocated()
+        for name, buffer in self._buffers.items():
+            buffer[:, :, :filled] = old[name][:, :, :filled]
+        self._bound_one.clear()
+        self._bound.clear()
+
+    def _allocated(self) -> dict[str, Any]:
+        capacity = self.capacity + self._narrowest - 1
+        # Zeros: what lies after the sequence is multiplied by 0, and uninitialised memory may hold NaN.
+        return {
+            name: self.memory.zeros((self.slots, heads, capacity, size), self.graph.dtype)
+            for name, (heads, size) in self.graph.caches.items()
+        }
+
+    def _room(self, layer: int | None, rows: int) -> Any:  # (rows, columns or width)
+        """Memory for logits or a layer's states, which kinds of passes of about as many rows share."""
+        size = 1 << (rows - 1).bit_length()
+        if (found := self._results.get((layer, size))) is None:
+            width = self.graph.columns if layer is None else self.graph.width
+            found = self._results[layer, size] = self.memory.zeros((size, width), self.graph.dtype)
+        return found[:rows]
+
+    # One sequence
+
+    def _one(self, request: Request) -> Forward:
+        """A pass over one sequence; the next one may overwrite numpy's logits and states."""
+        slot, after, tokens, keep, hidden, _, _, _, _, parents, before = request
+        if len(tokens) > PIECE:
+            return self._in_pieces(request)
+        layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
+        signals = self.tells and keep > 0 and not hidden and self._signals()
+        seen = None if parents is None else self._sight.grown(parents, before)
+        found = self.one(slot, tokens, after, keep, layers, seen, signals)
+        logits, states = found.logits[:keep, : self._vocabulary], found.states
+        if not isinstance(logits, np.ndarray):
+            logits = self._owned(logits, found)
+            states = {layer: self._owned(rows, found) for layer, rows in states.items()}
+        if not hidden:
+            return Forward(logits, None, states or None, self.draft_vocabulary, None, found.signals)
+        import torch  # a caller that reads the last states is a network
+
+        last = torch.as_tensor(self._owned(states[LAST][len(tokens) - keep :], found))
+        watched = {layer: states[layer] for layer in self._watched} if self._watched else None
+        return Forward(logits, last, watched, self.draft_vocabulary)
+
+    def _owned(self, rows: Any, found: Results) -> Any:
+        return self.memory.copied(rows) if found.shared else rows
+
+    def _in_pieces(self, request: Request) -> Forward:
+        tokens, parts = request.tokens, []
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            later = len(tokens) - start - len(piece)
+            keep = max(0, min(request.keep - later, len(piece)))
+            parts.append(self._one(request._replace(after=request.after + start, tokens=piece, keep=keep)))
+        return joined(parts)
+
+    def _signals(self) -> bool:
+        """Whether a graph computes signals; it is opened once some passes have wanted it."""
+        if self.graph.signals is None:
+            self._missed_signals += self._can_signal
+            if self._missed_signals <= SIGNALS_WORTH:
+                return False
+            try:
+                with preparing():
+                    self.graph.signals = self.graph.opened("signals")
+            except (ImportError, OSError):  # nothing to make it with, or no place for it: the host goes on reading
+                self._can_signal, self._missed_signals = False, 0
+        return self.graph.signals is not None
+
+    def one(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        after: int,
+        keep: int,
+        layers: tuple[int, ...] = (),
+        seen: Seen | None = None,
+        signals: bool = False,
+    ) -> Results:
+        """One pass of the graph for one sequence.
+
+        Args:
+            slot: the sequence.
+            tokens: T ids.
+            after: how many of the cached tokens they follow; later ones are overwritten.
+            keep: the number of last tokens whose logits are wanted; R is at least 1.
+            layers: whose states are wanted.
+            seen: of a tree, which of its B + T tokens, the last ones, each of these sees, ``(T, B + T)``; None for a
+                chain.
+            signals: whether they are wanted; there is a graph that computes them.
+        """
+        width = len(tokens)
+        if after + width > self.capacity:
+            self._reserve(after + width)
+        kind = slot, width, keep or 1, layers, signals  # onnxruntime takes no empty tensors
+        bound = self._bound_one.get(kind) or self._bind_one(_Kind(*kind))
+        narrowest = self._narrowest
+        end = after + (width if width > narrowest else narrowest)
+        self._before.host[0] = end - 1
+        self._total.host[0] = end
+        if width == 1:
+            bound.ids.host[0, 0] = tokens[0]  # half of the time that a slice takes
+        else:
+            bound.ids.host[0, :width] = tokens
+        if bound.positions is not None:
+            start = 0 if seen is None else after + width - seen.shape[1]
+            placed = range(after, after + width) if seen is None else start + seen.sum(1) - 1
+            bound.positions.host[0, :width] = placed
+            bound.positions.host[0, width:] = after  # any that the model knows
+        if self.graph.trees:
+            bias = self._bias(width, after, seen)  # until the pass has run
+            bound.binding.bind_input("bias", *ON_HOST.place(bias))
+        if bound.sent:
+            self.memory.send(bound.sent)
+        bound.session.run_with_iobinding(bound.binding)
+        return bound.results
+
+    def _bind_one(self, kind: _Kind) -> _BoundOne:
+        if len(self._bound_one) >= max(MOST_KINDS, MOST_BOUND * self.slots):
+            self._bound_one.clear()
+        graph, memory = self.graph, self.memory
+        session = graph.signals if kind.signals else graph.session
+        assert session is not None, "signals are asked of a graph that is open"
+        places = np.arange(max(kind.width, self._narrowest), dtype=np.int64)
+        ids = _Integers(places[None].copy(), memory)
+        rows = _Integers(places[kind.width - kind.rows : kind.width], memory)
+        changing = {"before": self._before, "ids": ids}
+        if graph.placed:
+            changing["positions"] = _Integers(places[None].copy(), memory)
+        results, states = self._results_of(kind)
+        bound = _BoundOne(
+            session,
+            session.io_binding(),
+            ids,
+            changing.get("positions"),
+            rows,
+            [(one.host, one.there) for one in changing.values() if one.there is not one.host],
+            results,
+        )
+        for name, numbers in {**changing, "rows": rows, "total": self._total}.items():
+            numbers.bind(bound.binding, name)
+        for name, buffer in self._buffers.items():
+            place = memory.place(buffer[kind.slot : kind.slot + 1])
+            bound.binding.bind_input(name, *place)
+            bound.binding.bind_output(name.replace("past", "present"), *place)
+        bound.binding.bind_output("logits", *memory.place(results.logits[None]))
+        for layer, made in states.items():
+            bound.binding.bind_output(state_name(layer), *memory.place(made[None]))
+        for name, signal in zip(("entropy", "top_prob"), results.signals or (), strict=False):
+            bound.binding.bind_output(name, *ON_HOST.place(signal[None]))
+        if kind.width <= BOUND_WIDTH:
+            self._bound_one[kind] = bound
+        return bound
+
+    def _results_of(self, kind: _Kind) -> tuple[Results, dict[int, Any]]:
+        """Memory for the results of a kind of pass, which narrow ones share, and all of it that the states take."""
+        width, shared = max(kind.width, self._narrowest), kind.width <= BOUND_WIDTH
+        if shared:
+            logits, states = self._room(None, kind.rows), {layer: self._room(layer, width) for layer in kind.layers}
+        else:
+            logits = self.memory.zeros((kind.rows, self.graph.columns), self.graph.dtype)
+            states = {layer: self.memory.zeros((width, self.graph.width), self.graph.dtype) for layer in kind.layers}
+        read = {layer: rows[: kind.width] for layer, rows in states.items()}
+        signals = (np.zeros(kind.rows, np.float32), np.zeros(kind.rows, np.float32)) if kind.signals else None
+        return Results(logits, read, shared, signals), states
+
+    def _bias(self, width: int, after: int, seen: Seen | None) -> npt.NDArray[np.float32]:
+        """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see; none sees what comes after it."""
+        end, width = after + width, max(width, self._narrowest)
+        shape = 1, 1, width, after + width
+        if seen is not None:
+            bias = np.zeros(shape, dtype=np.float32)
+            bias[0, 0, : len(seen), end - seen.shape[1] : end] = np.where(seen, np.float32(0), np.finfo(np.float32).min)
+            return bias
+        if self._no_bias.size < width * (after + width):
+            self._no_bias = ON_HOST.zeros([2 * width * (after + width)], "float32")
+        return self._no_bias[: width * (after + width)].reshape(shape)
+
+    # Several sequences
+
+    def _one_of_several(self, request: Request) -> Forward:
+        """A pass over one sequence of several, timed unless it had to be bound."""
+        bound, began = len(self._bound_one), perf_counter()
+        found = self._one(request)
+        self._lengths[request.slot] = request.after + len(request.tokens)
+        if len(self._bound_one) == bound:
+            self._ways.took(len(request.tokens), perf_counter() - began, alone=True)
+        return found
 
     def _takes_longer(self, requests: Sequence[Request], size: int) -> bool:
-        """Whether a pass over so many sequences takes longer than one over each that has something to read."""
-        fillers = size - len(requests)
-        return 1 in self._sessions and self._ways.apart([len(each.tokens) for each in requests], fillers)
+        """Whether a pass over ``size`` sequences takes longer than one over each that has something to read."""
+        return self._ways.apart([len(each.tokens) for each in requests], size - len(requests))
 
     def _chosen(self, asked: Sequence[int]) -> tuple[int, ...]:
         """The sequences of a pass: those that had something to read lately, which seldom change and stay bound."""
         self._made += 1
         self._read_at.update(dict.fromkeys(asked, self._made))
-        if len(asked) == 1 and 1 in self._sessions:
+        if len(asked) == 1 and self._narrowest == 1:
             return (asked[0],)
-        lately = [row for row in range(self.slots) if self._made - self._read_at[row] < LATELY]
+        lately = [slot for slot in range(self.slots) if self._made - self._read_at[slot] < LATELY]
         size = self._size_for(len(lately))
-        others = (row for row in range(self.slots) if row not in lately)
+        others = (slot for slot in range(self.slots) if slot not in lately)
         return tuple(sorted([*lately, *islice(others, size - len(lately))]))
 
     def _size_for(self, count: int) -> int:
-        """How many sequences a pass reads where there are so many."""
+        """How many sequences a pass reads that has to read ``count`` of them."""
         size = next((size for size in self._missed if size >= count), self.slots)
         if size in self._sessions:
             return size
         self._missed[size] += 1
-        if self._further is None or self._missed[size] <= WORTH:
+        if not self._opens or self._missed[size] <= SIZE_WORTH:
             return self.slots
-        self._sessions[size] = self._opened(size)
+        with preparing():
+            self._sessions[size] = self.graph.opened(size)
         return size
 
     def _steps_together(self, chosen: tuple[int, ...], tokens: int) -> bool:
         """Whether sequences that lie side by side have a token each, and there is a graph for that."""
-        return self._further is not None and 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]
+        return self._opens and 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]
 
-    def _opened(self, size: int | None) -> onnxruntime.InferenceSession:
-        """A further graph: for so many sequences, or for None that for one token of each."""
-        assert self._further is not None
-        with preparing():
-            return self._further(size)
-
-    def _pass(self, requests: Sequence[Request], chosen: tuple[int, ...]) -> list[Forward]:
+    def _together(self, requests: Sequence[Request], chosen: tuple[int, ...]) -> list[Forward]:
+        """A pass over the chosen sequences, of which some have requests."""
         began = perf_counter()
         asked = {request.slot: request for request in requests}
         tokens: list[int] = []
@@ -618,8 +564,8 @@ class PackedPasses(EnginePasses):
         wanted: list[int] = []
         sizes: list[int] = []
         lengths = self._lengths.copy()  # of all, if the pass is made: memory may run out before
-        for row in chosen:
-            request, length = asked.get(row), lengths[row]
+        for slot in chosen:
+            request, length = asked.get(slot), lengths[slot]
             if request is None:
                 tokens.append(FILLER)
                 places.append(length)
@@ -629,16 +575,16 @@ class PackedPasses(EnginePasses):
             tokens += request.tokens
             places += range(after, after + width)
             sizes.append(width)
-            lengths[row] = after + width
+            lengths[slot] = after + width
             wanted += range(len(tokens) - request.keep, len(tokens))
-        ends = [lengths[row] + (row not in asked) for row in chosen]
+        ends = [lengths[slot] + (slot not in asked) for slot in chosen]
         self._reserve(max(ends))
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
         steps = self._steps_together(chosen, len(tokens))
         known = self._bound.get((chosen, layers, steps))
-        bound = known or self._bind(chosen, layers, steps=steps)
+        bound = known or self._bind_several(chosen, layers, steps=steps)
         if bound.kind != (len(tokens), len(kept)):
             self._resize(bound, len(tokens), len(kept), layers)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
@@ -648,97 +594,158 @@ class PackedPasses(EnginePasses):
         bound.session.run_with_iobinding(bound.binding)
         self._lengths = lengths
         if known is not None:
-            self._ways.took(len(tokens), perf_counter() - began, alone=len(chosen) == 1)
+            self._ways.took(len(tokens), perf_counter() - began, alone=False)
         logits = bound.logits[: len(wanted), : self._vocabulary]  # (R, V)
         found: dict[int, Forward] = {}
         start = end = 0
-        for row, width in zip(chosen, sizes, strict=True):
+        for slot, width in zip(chosen, sizes, strict=True):
             end += width
-            if (request := asked.get(row)) is None:
+            if (request := asked.get(slot)) is None:
                 continue
             own = slice(start, start + request.keep)
-            found[row] = Forward(logits[own], None, None, self._ids)
+            found[slot] = Forward(logits[own], None, None, self.draft_vocabulary)
             if layers:
-                self._give_states(found[row], bound, slice(end - width, end), request)
+                self._give_states(found[slot], bound, slice(end - width, end), request)
             start = own.stop
         return [found[request.slot] for request in requests]
 
-    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
-        for buffer in self._buffers.values():
-            buffer[slot, :, start:stop] = buffer[source, :, start:stop]
-        self._lengths[slot] = stop  # fillers are written behind
-
-    def _give_states(self, found: Forward, bound: BoundPass, tokens: slice, request: Request) -> None:
+    def _give_states(self, found: Forward, bound: _BoundSeveral, tokens: slice, request: Request) -> None:
         if self._watched:
             found.states = {layer: bound.states[layer][tokens] for layer in self._watched}
         if request.hidden:
-            import torch  # whoever reads the last states is a network
+            import torch  # a caller that reads the last states is a network
 
             found.hidden = torch.from_numpy(bound.states[LAST][tokens.stop - request.keep : tokens.stop].copy())
 
-    def _reserve(self, tokens: int) -> None:
-        """Make room for so many tokens of each sequence, and one that nobody asked for."""
-        if tokens < self._capacity:
-            return
-        capacity = max(tokens + 1, 2 * self._capacity)
-        old = self._buffers
-        self._buffers = {
-            name: self._memory.zeros((self.slots, shape[1], capacity, shape[3]), "tensor(float)")
-            for name, shape in self._caches.items()
-        }
-        for name, buffer in old.items():
-            self._buffers[name][:, :, : self._capacity] = buffer
-        self._capacity = capacity
-        self._bound.clear()
-
-    def _bind(self, chosen: tuple[int, ...], layers: tuple[int, ...], *, steps: bool) -> BoundPass:
+    def _bind_several(self, chosen: tuple[int, ...], layers: tuple[int, ...], *, steps: bool) -> _BoundSeveral:
         """Bind the buffers of some sequences, which takes as long as a pass."""
-        if len(self._bound) >= MOST_BOUND + self.slots:
+        if len(self._bound) >= MOST_BOUND:
             self._bound.clear()
+        if steps and self.graph.steps is None:
+            with preparing():
+                self.graph.steps = self.graph.opened(None)
         count = len(chosen)
-        bound = BoundPass.of(self._opened(None) if steps else self._sessions[count], count)
-        before, total = bound.before, bound.total
-        # The graph for one has no numbers, and that for one token of each reads what lies side by side.
-        together = slice(chosen[0], chosen[-1] + 1)
-        if steps or count == 1:
-            parts = [("", together, before[:, 0], bound.longest if steps else total[0])]
+        session = self.graph.steps if steps else self._sessions[count]
+        assert session is not None, "it has been opened"
+        before, total = np.zeros((2, count, 1), dtype=np.int32)
+        longest = np.zeros(1, dtype=np.int32)
+        sizes = np.ones(count, dtype=np.int64)
+        bound = _BoundSeveral(session, session.io_binding(), sizes, before, total, longest)
+        if steps:  # it reads what lies side by side
+            parts = [("", slice(chosen[0], chosen[-1] + 1), before[:, 0], longest)]
         else:
+            bound.give("sizes", sizes)
             parts = [
-                (f".{place}", slice(row, row + 1), before[place], total[place]) for place, row in enumerate(chosen)
+                (f".{place}", slice(slot, slot + 1), before[place], total[place]) for place, slot in enumerate(chosen)
             ]
-        for end, rows, its_before, its_total in parts:
+        for end, slots, its_before, its_total in parts:
             bound.give(f"before{end}", its_before)
             bound.give(f"total{end}", its_total)
             for name, buffer in self._buffers.items():
-                bound.give(f"{name}{end}", buffer[rows])
-                bound.take(f"{name.replace('past', 'present')}{end}", buffer[rows])
-        if count > 1 and not steps:
-            bound.give("sizes", bound.sizes)
+                bound.give(f"{name}{end}", buffer[slots])
+                bound.take(f"{name.replace('past', 'present')}{end}", buffer[slots])
         self._bound[chosen, layers, steps] = bound
         return bound
 
-    def _resize(self, bound: BoundPass, width: int, rows: int, layers: tuple[int, ...]) -> None:
+    def _resize(self, bound: _BoundSeveral, width: int, rows: int, layers: tuple[int, ...]) -> None:
         """Bind inputs and results of N tokens, with R rows of logits."""
         bound.kind = width, rows
         bound.ids, bound.positions, bound.rows = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
-        bound.logits = self._result("logits", rows, self._widths["logits"])
-        bound.states = {layer: self._result(layer, width, self._widths["state.last"]) for layer in layers}
+        bound.logits = self._room(None, rows)
+        bound.states = {layer: self._room(layer, width) for layer in layers}
         bound.give("ids", bound.ids[None])
         bound.give("rows", bound.rows)
-        if self._placed:
+        if self.graph.placed:
             bound.give("positions", bound.positions[None])
         bound.take("logits", bound.logits[None])
         for layer, states in bound.states.items():
             bound.take(state_name(layer), states[None])
 
-    def _result(self, name: str | int, rows: int, width: int) -> Array:  # (rows, width)
-        """Memory for a result, which kinds of passes of about as many rows share."""
-        room = 1 << (rows - 1).bit_length()
-        if (whole := self._results.get((name, room))) is None:
-            whole = self._results[name, room] = np.zeros((room, width), dtype=np.float32)
-        return whole[:rows]
-
 
 def _copied(found: Forward) -> Forward:
-    """What the next pass leaves alone."""
-    return Forward(found.columns.copy(), found.hidden, kept_states(found.states), found.vocabulary)  # type: ignore[union-attr]
+    """In memory that the next pass leaves alone."""
+    assert isinstance(found.columns, np.ndarray), "several sequences are read on the host"
+    return Forward(found.columns.copy(), found.hidden, kept_states(found.states), found.vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a graph is to run.
+
+    Attributes:
+        device: where it runs.
+        vocabulary: the pair's shared vocabulary.
+        context: the most tokens of a sequence.
+        quantize: how its weights are rounded, or None.
+        no_trees: as of `OnnxPasses`.
+        draft_vocabulary: the ids of the columns of its logits; None where a column is an id.
+    """
+
+    device: "torch.device"
+    vocabulary: int
+    context: int
+    quantize: str | None
+    no_trees: str | None
+    draft_vocabulary: DraftVocabulary | None = None
+
+    @property
+    def narrowest(self) -> int:
+        """The fewest tokens of a pass."""
+        return 1 if self.quantize is None or self.device.type != "cpu" else NARROWEST
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of the device."""
+        return ON_HOST if self.device.type == "cpu" else DeviceMemory(self.device)
+
+    def passes(self, path: Path, seconds: float | None = None, threads: int = 1) -> OnnxPasses:
+        """Passes over one sequence.
+
+        Args:
+            path: of the graph.
+            seconds: wall time that was spent on making it; None if it was there.
+            threads: of a pass on a CPU.
+        """
+        passes = OnnxPasses(
+            OnnxGraph(path, self.device, threads),
+            self.memory,
+            self.vocabulary,
+            self.context,
+            engine="onnx" if self.quantize is None else f"onnx, {self.quantize}",
+            no_trees=self.no_trees,
+            draft_vocabulary=self.draft_vocabulary,
+            narrowest=self.narrowest,
+        )
+        passes.preparing_seconds = seconds
+        return passes
+
+    def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxPasses:
+        """Passes with the number of threads that takes the least time.
+
+        The numbers are tried one after the other, for each session holds the weights in a form of its own.
+
+        Args:
+            path, seconds: as of `passes`.
+            weight_bytes: of its model.
+            numbers: of threads, to choose from; a small model gets one all the same.
+        """
+        choices = [1] if weight_bytes <= ONE_THREAD else sorted(numbers)
+        if len(choices) == 1:
+            return self.passes(path, seconds, choices[0])
+        tried: dict[int, list[float]] = {}
+        passes: OnnxPasses | None = None
+        for threads in choices:
+            passes = None  # before the next is opened
+            passes = self.passes(path, seconds, threads)
+            tried |= self._tried(passes, threads)
+        if (best := fastest(tried)) != choices[-1]:
+            passes = None
+            passes = self.passes(path, seconds, best)
+        assert passes is not None, "there is a choice"
+        passes.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
+        return passes
+
+    def _tried(self, passes: OnnxPasses, threads: int) -> dict[int, list[float]]:
+        """Seconds of small rounds, by their number of threads."""
+        play = small_round([Slot(passes)], self.vocabulary)
+        return timed(lambda _: play(), [threads])

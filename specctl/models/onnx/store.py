@@ -229,7 +229,7 @@ class Store:
         return self.folder / f"{key}.refused.txt"
 
     def packed(self, key: str, rows: int | str | None) -> Path:
-        """The file beside a graph in which that is which was made of it, as `kept_packed` names them."""
+        """The file beside a graph in which that is which was made of it, as `derived_graph` names them."""
         return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
 
     def remove(self, key: str) -> None:
@@ -461,7 +461,7 @@ NUMBER_OF_SIGNALS = 0xFFFF
 """What stands for ``signals`` where other graphs have their number of sequences."""
 
 
-def kept_packed(path: Path, rows: int | Literal["signals"] | None) -> bytes:
+def derived_graph(path: Path, rows: int | Literal["signals"] | None) -> bytes:
     """`packed_graph` or `signals_graph` of a graph, out of a file where that is of this graph, form and number.
 
     The file stands beside the graph's folder in its `Store`; of a graph that is in none nothing is kept.

@@ -13,7 +13,7 @@ from specctl.errors import ModelError, out_of_memory, pip_install
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.onnx.engine import LONG_RUN, LONGEST, NEEDS, Unable, graph_path
-from specctl.models.onnx.runner import ONE_THREAD
+from specctl.models.onnx.passes import ONE_THREAD
 from specctl.models.onnx.store import Store, cache_folder, key_of_head
 from specctl.models.onnx_heads.runners import (
     CONFIDENCE,

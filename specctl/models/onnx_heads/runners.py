@@ -3,20 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
-from onnxruntime import InferenceSession
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockHeadRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.verifier_states import HeadInputs
-from specctl.models.onnx.passes import ELEMENTS, KEPT, HostMemory, open_session
-from specctl.models.onnx.runner import CAPACITY, PIECE
+from specctl.models.onnx.graph import ON_HOST, Array, element_type, open_session
+from specctl.models.onnx.passes import BOUND_WIDTH, CAPACITY, PIECE
 from specctl.models.onnx.store import GRAPH, HEAD_CHAINS
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.host_device import HOST
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from specctl.models.passes.token_reader import Foresee
     from specctl.models.passes.watching import States
 
-Array = npt.NDArray[Any]
 PAST, PRESENT = "past.", "present."
 """How the names of a cache begin, before a pass and after it."""
 
@@ -93,7 +90,7 @@ class SizedGraph:
     def _allocated(self) -> dict[str, Array]:
         # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {
-            name: HostMemory().zeros((1, one.shape[1], self.capacity, one.shape[3]), one.type)
+            name: ON_HOST.zeros((1, one.shape[1], self.capacity, one.shape[3]), element_type(one.type))
             for name, one in self._inputs.items()
             if name.startswith(PAST)
         }
@@ -108,7 +105,7 @@ class SizedGraph:
 
         def room(one: onnxruntime.NodeArg) -> Array:
             shape = [size if isinstance(size, int) else sizes[size] for size in one.shape]
-            return HostMemory().zeros(shape, one.type)
+            return ON_HOST.zeros(shape, element_type(one.type))
 
         given = {name: self.caches[name] if name in self.caches else room(one) for name, one in self._inputs.items()}
         found = {
@@ -116,11 +113,11 @@ class SizedGraph:
             for name, one in self._outputs.items()
         }
         for name, array in given.items():
-            binding.bind_input(name, "cpu", 0, ELEMENTS[self._inputs[name].type], array.shape, array.ctypes.data)
+            binding.bind_input(name, *ON_HOST.place(array))
         for name, array in found.items():
-            binding.bind_output(name, "cpu", 0, ELEMENTS[self._outputs[name].type], array.shape, array.ctypes.data)
+            binding.bind_output(name, *ON_HOST.place(array))
         made = SizedPass(given, found, self._session, binding)
-        if max(key, default=0) <= KEPT:
+        if max(key, default=0) <= BOUND_WIDTH:
             self._passes[key] = made
         return made
 
@@ -142,7 +139,9 @@ class HeadGraphs:
     folder: Path
     threads: int
     seconds: float | None = None
-    _sessions: dict[str, InferenceSession] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _sessions: dict[str, onnxruntime.InferenceSession] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def has(self, name: str) -> bool:
         """Whether the head needs this one."""

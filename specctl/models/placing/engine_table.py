@@ -11,7 +11,6 @@ from specctl.profile.schema import Engine as EngineName
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.onnx.runner import OnnxRunner
     from specctl.models.running.slot import Slot
 
 
@@ -136,9 +135,7 @@ class OnnxEngine(Engine):
             return None
         return f"auto: the faster here; onnx in runs of {LONG_RUN:,} tokens or more, or if its graph was made before"
 
-    def build(
-        self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings
-    ) -> "OnnxRunner | None":
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot | None":
         from specctl.models.onnx.engine import automatic_runner, build_onnx_runner, release
 
         if settings.engine == "onnx":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specctl.models.onnx import packed_graph, store
-from specctl.models.onnx.store import Store, kept_packed
+from specctl.models.onnx.store import Store, derived_graph
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def put(folder: Path, graph: str) -> Path:
 def test_a_graph_is_made_once_for_each_number_of_sequences(made: list[int | None], tmp_path: Path) -> None:
     path = put(tmp_path, "ab")
     for rows in (2, 3, None, 2, 3, None):
-        assert kept_packed(path, rows) == b"ab" * (rows or 1)
+        assert derived_graph(path, rows) == b"ab" * (rows or 1)
     assert made == [2, 3, None]
     assert Store(tmp_path).find("it") == path, "it is whole as before"
 
@@ -38,7 +38,7 @@ def test_what_is_not_the_same_is_made_anew(
     made: list[int | None], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, kept = put(tmp_path, "ab"), Store(tmp_path).packed("it", 2)
-    kept_packed(path, 2)
+    derived_graph(path, 2)
     if change == "graph":
         path = put(tmp_path, "cd")
     elif change == "form":
@@ -48,10 +48,10 @@ def test_what_is_not_the_same_is_made_anew(
     elif change == "cut":
         kept.write_bytes(kept.read_bytes()[:3])
     else:
-        kept_packed(path, 3)
+        derived_graph(path, 3)
         Store(tmp_path).packed("it", 3).replace(kept)
         made.pop()
-    assert kept_packed(path, 2) == path.read_bytes() * 2
+    assert derived_graph(path, 2) == path.read_bytes() * 2
     assert made == [2, 2]
 
 
@@ -62,7 +62,7 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     for left in (old, new):
         left.write_text("a")
     os.utime(old, (0, 0))
-    kept_packed(path, 2)
+    derived_graph(path, 2)
     assert (old.exists(), new.exists(), kept.exists()) == (False, True, True)
     Store(tmp_path).remove("it")
     assert not [*tmp_path.iterdir()]
@@ -72,9 +72,9 @@ def test_nothing_is_kept_outside_of_a_store_or_where_nothing_can_be(made: list[i
     alone = tmp_path / "one" / "model.onnx"
     alone.parent.mkdir()
     alone.write_text("ab")
-    assert kept_packed(alone, 2) == kept_packed(alone, 2) == b"abab"
+    assert derived_graph(alone, 2) == derived_graph(alone, 2) == b"abab"
     assert [each.name for each in tmp_path.iterdir()] == ["one"]
     path = put(tmp_path, "ab")
     Store(tmp_path).packed("it", 2).mkdir()
-    assert kept_packed(path, 2) == b"abab"
+    assert derived_graph(path, 2) == b"abab"
     assert made == [2, 2, 2]

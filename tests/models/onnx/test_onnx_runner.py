@@ -12,8 +12,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.onnx.passes import DeviceMemory
-from specctl.models.onnx.runner import Opening
+from specctl.models.onnx.graph import DeviceMemory
+from specctl.models.onnx.passes import Opening
 from specctl.models.passes.forward import Forward
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.eager import EagerPasses
@@ -111,8 +111,8 @@ def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
 
 
 def test_buffers_double_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
-    monkeypatch.setattr("specctl.models.onnx.runner.PIECE", 40)
+    monkeypatch.setattr("specctl.models.onnx.passes.CAPACITY", 16)
+    monkeypatch.setattr("specctl.models.onnx.passes.PIECE", 40)
     runner, plain = sure_runner(model_of("gemma2"), VOCABULARY), Slot(EagerPasses(random_model("gemma2"), VOCABULARY))
     for width in (10, 1, 6, 7, 30, 1, 100, 1):
         block = TOKENS[runner.length : runner.length + width]

@@ -7,7 +7,7 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from specctl.models.onnx import runner as runner_module
+from specctl.models.onnx import graph, passes
 from specctl.models.running.threads import Threads
 from tests.support.onnx_models import needs_onnx, sure_runner
 from tests.support.toys import random_model
@@ -30,8 +30,8 @@ def taking(seconds: dict[int, float]) -> Trial:
 
 @pytest.mark.parametrize(("seconds", "number"), [({1: 2e-3, 2: 1e-3}, 2), ({1: 1e-3, 2: 2e-3}, 1)])
 def test_the_faster_number_is_taken(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], number: int) -> None:
-    monkeypatch.setattr(runner_module, "ONE_THREAD", 0)
-    monkeypatch.setattr(runner_module, "timed", taking(seconds))
+    monkeypatch.setattr(passes, "ONE_THREAD", 0)
+    monkeypatch.setattr(passes, "timed", taking(seconds))
     runner = sure_runner(random_model("llama"), VOCABULARY, most_threads=2)
     assert (runner.threads, runner.length) == (number, 0)
     assert runner.tried == {1: seconds[1] * 1e3, 2: seconds[2] * 1e3}
@@ -47,7 +47,7 @@ def test_the_faster_number_is_taken(monkeypatch: pytest.MonkeyPatch, seconds: di
 def test_one_session_holds_the_weights_at_a_time(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float]) -> None:
     sessions: WeakSet[Any] = WeakSet()
     most: list[int] = []
-    usual = runner_module.open_session
+    usual = graph.open_session
 
     def counted(*arguments: Any) -> Any:
         most.append(len(sessions))
@@ -55,15 +55,15 @@ def test_one_session_holds_the_weights_at_a_time(monkeypatch: pytest.MonkeyPatch
         return session
 
     sure_runner(random_model("llama"), VOCABULARY)  # its graph is there
-    monkeypatch.setattr(runner_module, "ONE_THREAD", 0)
-    monkeypatch.setattr(runner_module, "timed", taking(seconds))
-    monkeypatch.setattr(runner_module, "open_session", counted)
+    monkeypatch.setattr(passes, "ONE_THREAD", 0)
+    monkeypatch.setattr(passes, "timed", taking(seconds))
+    monkeypatch.setattr(graph, "open_session", counted)
     sure_runner(random_model("llama"), VOCABULARY, most_threads=2)
     assert most == [0] * (2 + (seconds[1] < seconds[2]))
 
 
 def test_a_number_that_was_chosen_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "ONE_THREAD", 0)
+    monkeypatch.setattr(passes, "ONE_THREAD", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     runner = sure_runner(random_model("llama"), VOCABULARY)
     assert (runner.threads, runner.tried) == (2, {})

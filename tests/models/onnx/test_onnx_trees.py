@@ -114,7 +114,7 @@ def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
 
 @pytest.mark.slow
 def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
+    monkeypatch.setattr("specctl.models.onnx.passes.CAPACITY", 16)
     runner, plain = (
         sure_runner(model_of("qwen3"), VOCABULARY, trees=True),
         Slot(EagerPasses(random_model("qwen3"), VOCABULARY)),

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from specctl.models.onnx import passes as passes_module
-from specctl.models.onnx import runner as runner_module
-from specctl.models.onnx.passes import PackedPasses, PassWays
-from specctl.models.onnx.runner import OnnxRunner
+from specctl.models.onnx.passes import OnnxPasses, PassWays
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
 from tests.support.few_tokens import trimmed
@@ -22,7 +20,7 @@ ROUNDED = {"gpt-neox"}
 others agree bit for bit."""
 
 
-def runner_of(family: str, quantize: str | None = None) -> OnnxRunner:
+def runner_of(family: str, quantize: str | None = None) -> Slot:
     runner = onnx_runner(random_model.__wrapped__(family), VOCABULARY, quantize)
     assert runner is not None
     return runner
@@ -58,7 +56,7 @@ def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> No
 def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Together with fillers, in a graph for fewer, or one after the other."""
     draws, rows = random.Random(7), 9
-    monkeypatch.setattr(passes_module, "WORTH", 2)
+    monkeypatch.setattr(passes_module, "SIZE_WORTH", 2)
     monkeypatch.setattr(passes_module, "LATELY", 2)
     monkeypatch.setattr(PassWays, "apart", lambda *_: draws.random() < 0.2)
     one = runner_of("llama")
@@ -75,20 +73,20 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
             np.testing.assert_array_equal(found.rows, np.asarray(wanted.rows))
             if found.hidden is not None and wanted.hidden is not None:
                 np.testing.assert_array_equal(found.hidden, wanted.hidden)
-    assert sorted(passes._sessions) == [1, 4, 8, 9]
+    assert sorted(passes._sessions) == [4, 8, 9]
     assert 4 < len(passes._bound) <= passes_module.MOST_BOUND
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether passes are made by the graph for one token of each text, pass by pass."""
     found: list[bool] = []
-    asked = PackedPasses._steps_together
+    asked = OnnxPasses._steps_together
 
-    def counted(passes: PackedPasses, chosen: tuple[int, ...], tokens: int) -> bool:
+    def counted(passes: OnnxPasses, chosen: tuple[int, ...], tokens: int) -> bool:
         found.append(asked(passes, chosen, tokens))
         return found[-1]
 
-    monkeypatch.setattr(PackedPasses, "_steps_together", counted)
+    monkeypatch.setattr(OnnxPasses, "_steps_together", counted)
     return found
 
 
@@ -97,10 +95,10 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts of all lengths, behind prompts, drafts and what was taken from another text, in buffers that grow."""
     draws = random.Random(11)
-    monkeypatch.setattr(runner_module, "CAPACITY", 16)
+    monkeypatch.setattr(passes_module, "CAPACITY", 16)
     steps = counted_steps(monkeypatch)
     one = runner_of(family)
-    assert one._stepping is None, "it is opened when it is wanted"
+    assert one.passes.graph.steps is None, "it is opened when it is wanted"
     passes, alone = one.over(ROWS), [one.fresh() for _ in range(ROWS)]
     lengths = []
     for step in range(24):
@@ -123,19 +121,19 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
             np.testing.assert_allclose(found.rows, np.asarray(wanted.rows), rtol=0, atol=error)
         lengths.append(len({each.after for each in requests}))
     assert max(lengths) == ROWS
-    assert passes._capacity > 32
+    assert passes.capacity > 32
     assert steps.count(True) == 21
-    session, other = one._stepping, one.over(2)
+    session, other = one.passes.graph.steps, one.over(2)
     assert session is not None
     other.run([Request(row, 0, [1], 1) for row in range(2)])
     assert steps.count(True) == 22
-    assert one._stepping is session, "it is opened once"
+    assert one.passes.graph.steps is session, "it is opened once"
 
 
 def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
     one = runner_of("llama")
     passes = one.over(9)
-    monkeypatch.setattr(passes_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "SIZE_WORTH", 0)
     monkeypatch.setattr(passes_module, "LATELY", 1)
     monkeypatch.setattr(PassWays, "apart", lambda *_: False)
     steps = counted_steps(monkeypatch)
@@ -145,24 +143,22 @@ def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest
 
 
 def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "SIZE_WORTH", 0)
     one = runner_of("llama")
     fixed = one.over(5, 16)
-    monkeypatch.setattr(runner_module, "SMALL", 0)
+    monkeypatch.setattr(passes_module, "SMALL", 0)
     for passes in (fixed, one.over(5)):
         for _ in range(3):
             passes.run([Request(row, 0, [1], 1) for row in range(2)])
-        assert sorted(passes._sessions) == [1, 5]
-        assert one._stepping is None
+        assert sorted(passes._sessions) == [5]
+        assert one.passes.graph.steps is None
 
 
 @pytest.mark.slow
-def test_who_reads_trees_or_has_no_graph_of_its_own_reads_one_text() -> None:
+def test_a_graph_for_trees_reads_one_text() -> None:
     trees = onnx_runner(random_model.__wrapped__("qwen3"), VOCABULARY, trees=True)
     assert trees is not None
     assert trees.no_rows == "its graph reads trees"
-    bare = OnnxRunner(trees.passes, VOCABULARY, 64, no_trees=None)
-    assert bare.no_rows is not None
 
 
 @pytest.mark.slow

@@ -360,7 +360,7 @@ def test_threads_are_chosen_as_for_a_loaded_pair(profile: Profile) -> None:
 
 def test_graphs_have_the_number_of_threads_that_was_chosen(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch, which may not even be there, need not have heard of it."""
-    monkeypatch.setattr("specctl.models.onnx.runner.ONE_THREAD", 0)
+    monkeypatch.setattr("specctl.models.onnx.passes.ONE_THREAD", 0)
     monkeypatch.setattr("specctl.models.running.threads.tell_torch", lambda _: None)
     monkeypatch.setattr("specctl.models.loading.assembly.tell_torch", lambda _: None)
     number = torch.get_num_threads() + 1

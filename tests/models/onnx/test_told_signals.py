@@ -10,10 +10,11 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.logits.host import Softmax
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
-from specctl.models.onnx import runner as runner_module
-from specctl.models.onnx.runner import OnnxRunner
+from specctl.models.onnx import passes as passes_module
+from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.onnx.store import Store, cache_folder
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.profile import parse_policy
 from specctl.profile.schema import PolicyTable, Profile
 from specctl.records import Round
@@ -29,9 +30,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pair, Profile
     return load_pair(profile, torch_weights=False), profile
 
 
-def draft_of(pair: Pair) -> OnnxRunner:
+def draft_of(pair: Pair) -> Slot:
     (draft,) = pair.drafts
-    assert isinstance(draft, OnnxRunner)
+    assert isinstance(draft.passes, OnnxPasses)
     return draft
 
 
@@ -47,7 +48,7 @@ def rounds(made: tuple[Pair, Profile], policy: str, **sampling: object) -> tuple
 def test_they_are_the_hosts_whatever_the_pass_reads(
     made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "WORTH", 1)
+    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 1)
     draft = draft_of(made[0])
     draft.tells = True
     assert draft.extend([5, 6], 1).signals is None, "until it is worth a graph"
@@ -66,7 +67,7 @@ def test_they_are_the_hosts_whatever_the_pass_reads(
 
 def test_drafts_are_those_without_them(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
     without = {policy: rounds(made, policy) for policy in ("svip:threshold=1.5", "max-confidence:threshold=0.05")}
-    monkeypatch.setattr(runner_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
     for policy, those in without.items():
         told = rounds(made, policy)
         assert [each.emitted for each in told] == [each.emitted for each in those]
@@ -75,7 +76,7 @@ def test_drafts_are_those_without_them(made: tuple[Pair, Profile], monkeypatch: 
                 assert (step.entropy or 1.0) == pytest.approx(known.entropy or 1.0, rel=1e-4)
                 assert (step.top_prob or 1.0) == pytest.approx(known.top_prob or 1.0, rel=1e-4)
                 assert (step.token, step.entropy is None) == (known.token, known.entropy is None)
-    assert draft_of(made[0]).passes.telling is not None
+    assert draft_of(made[0]).passes.graph.signals is not None
 
 
 @pytest.mark.parametrize(
@@ -91,14 +92,14 @@ def test_nothing_is_told_that_nobody_takes(
     made: tuple[Pair, Profile], policy: str, sampling: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draw takes the whole law, and rules about tokens change it behind the pass."""
-    monkeypatch.setattr(runner_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
     rounds(made, policy, **sampling)
     draft = draft_of(made[0])
-    assert (draft.tells, draft.passes.telling) == (False, None)
+    assert (draft.tells, draft.passes.graph.signals) == (False, None)
 
 
 def test_the_graph_is_kept_and_goes_with_its_model(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
     rounds(made, "svip")
     (kept,) = cache_folder().glob("*.packed-signals.onnx")
     assert rounds((load_pair(made[1], torch_weights=False), made[1]), "svip") != ()
@@ -110,7 +111,7 @@ def test_where_the_graph_cannot_be_made_the_host_goes_on(
     made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [each.emitted for each in rounds(made, "svip")]
-    monkeypatch.setattr(runner_module, "WORTH", 0)
+    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
     monkeypatch.setitem(sys.modules, "specctl.models.onnx.packed_graph", None)
     assert [each.emitted for each in rounds(made, "svip")] == expected
-    assert draft_of(made[0]).passes.telling is None
+    assert draft_of(made[0]).passes.graph.signals is None

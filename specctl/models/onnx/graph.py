@@ -1,0 +1,198 @@
+"""ONNX graphs opened by onnxruntime, and the memory that their passes read and write.
+
+No torch here, but for graphs on a device: there buffers are torch's tensors, on the host arrays of numpy.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from specctl.models.onnx.store import derived_graph
+from specctl.models.passes.host_device import HOST
+from specctl.models.passes.watching import LAST
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+"""ONNX's numbers for types of elements."""
+LINE = 64
+"""Bytes of a line of the processor's caches, at which buffers begin."""
+
+
+def state_name(layer: int) -> str:
+    """The output that holds a layer's states, numbered as `Slot.watch` numbers them."""
+    return "state.last" if layer == LAST else f"state.{layer}"
+
+
+def element_type(kind: str) -> str:
+    """A type of elements as numpy and torch name it, such as ``float32`` for onnxruntime's ``tensor(float)``."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return "float32" if name == "float" else name
+
+
+class Memory(Protocol):
+    """Memory that passes read and write.
+
+    Attributes:
+        device: where it is.
+    """
+
+    @property
+    def device(self) -> "torch.device": ...
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A buffer; ``dtype`` as of `element_type`."""
+
+    def place(self, buffer: Any) -> tuple[str, int, int, Sequence[int], int]:
+        """Where a buffer is, as an `IOBinding` takes it: device and its index, type of elements, shape and address."""
+
+    def copied(self, rows: Any) -> Any:
+        """Rows in memory of their own."""
+
+    def beside(self, numbers: Array) -> Any:
+        """A buffer for integers that are filled in on the host, by numpy: it takes a tenth of torch's time."""
+
+    def send(self, numbers: Iterable[tuple[Array, Any]]) -> None:
+        """Copy integers to the buffers `beside` them, and wait until the device has done all its work."""
+
+
+class HostMemory:
+    """`Memory` of the host."""
+
+    device = HOST
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Array:
+        size = prod(shape) * np.dtype(dtype).itemsize
+        whole = np.zeros(size + LINE, dtype=np.uint8)
+        start = -whole.ctypes.data % LINE
+        found: Array = whole[start : start + size].view(dtype).reshape(shape)
+        return found
+
+    def place(self, buffer: Array) -> tuple[str, int, int, Sequence[int], int]:
+        return "cpu", 0, ELEMENTS[buffer.dtype.name], buffer.shape, buffer.ctypes.data
+
+    def copied(self, rows: Array) -> Array:
+        return rows.copy()
+
+    def beside(self, numbers: Array) -> Array:
+        return numbers
+
+    def send(self, numbers: Iterable[tuple[Array, Any]]) -> None:
+        pass
+
+
+class DeviceMemory:
+    """`Memory` of a device, as tensors of torch.
+
+    What is filled anew in each pass must not be an inference tensor.
+
+    Args:
+        device: where the graph runs.
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        import torch
+
+        self.device, self._torch = device, torch
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> "torch.Tensor":
+        with self._torch.inference_mode(False):
+            return self._torch.zeros(*shape, dtype=getattr(self._torch, dtype), device=self.device)
+
+    def place(self, buffer: "torch.Tensor") -> tuple[str, int, int, Sequence[int], int]:
+        element = ELEMENTS[str(buffer.dtype).removeprefix("torch.")]
+        return self.device.type, self.device.index or 0, element, tuple(buffer.shape), buffer.data_ptr()
+
+    def copied(self, rows: "torch.Tensor") -> "torch.Tensor":
+        return rows.clone()
+
+    def beside(self, numbers: Array) -> "torch.Tensor":
+        with self._torch.inference_mode(False):
+            return self._torch.tensor(numbers, device=self.device)
+
+    def send(self, numbers: Iterable[tuple[Array, Any]]) -> None:
+        for host, there in numbers:
+            there.copy_(self._torch.from_numpy(host))
+        if self.device.type == "cuda":
+            self._torch.cuda.current_stream(self.device).synchronize()
+
+
+ON_HOST = HostMemory()
+
+
+def open_session(
+    path: Path, device: "torch.device", threads: int, graph: bytes | None = None
+) -> onnxruntime.InferenceSession:
+    """Make a graph ready to run.
+
+    Args:
+        path: of a graph as `export.exported` describes it.
+        device: a CPU, or a CUDA device for which onnxruntime has its provider.
+        threads: for one pass on a CPU.
+        graph: one that takes its place, with the same file of weights.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors are raised as well
+    # Threads of a pass meet after each of its many nodes, where waking up takes longer than the work does; between
+    # passes a spinning thread would take a core from whoever has work for it, such as the other model.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+    if graph is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
+
+
+class OnnxGraph:
+    """A model's graph for one sequence, open, and others that are made of it and opened when they are wanted.
+
+    Args:
+        path: of a graph as `export.exported` describes it.
+        device, threads: as of `open_session`.
+
+    Attributes:
+        session: of the graph for one sequence.
+        signals, steps: of the graphs that compute signals, and that read one token of each of any number of sequences;
+            None until one is opened.
+        bytes: of its files.
+        dtype: of logits, states and caches.
+        columns, width: of logits and of states.
+        layers: how many decoder layers have states.
+        caches: heads and size of each cache, by the name of the input.
+        placed: whether it reads positions.
+        trees: whether it reads trees.
+    """
+
+    def __init__(self, path: Path, device: "torch.device", threads: int) -> None:
+        self.path, self.device, self.threads = path, device, threads
+        self.session = open_session(path, device, threads)
+        self.signals: onnxruntime.InferenceSession | None = None
+        self.steps: onnxruntime.InferenceSession | None = None
+        self.bytes = sum(file.stat().st_size for file in path.parent.iterdir())
+        inputs = {given.name: given for given in self.session.get_inputs()}
+        outputs = {made.name: made for made in self.session.get_outputs()}
+        self.dtype = element_type(outputs["logits"].type)
+        self.columns, self.width = int(outputs["logits"].shape[2]), int(outputs["state.last"].shape[2])
+        self.layers = sum(name.startswith("state.") for name in outputs) - 1
+        self.caches = {
+            name: (int(given.shape[1]), int(given.shape[3]))
+            for name, given in inputs.items()
+            if name.startswith("past.")
+        }
+        self.placed, self.trees = "positions" in inputs, "bias" in inputs
+        assert device.type == "cpu" or not self.trees, "trees are read on a CPU"
+
+    def opened(self, rows: int | Literal["signals"] | None) -> onnxruntime.InferenceSession:
+        """Open a graph made of this one; ``rows`` as of `store.derived_graph`."""
+        return open_session(self.path, self.device, self.threads, derived_graph(self.path, rows))
