@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.jsonl import Record
     from specctl.models.running.pair import Pair
-    from specctl.models.running.passes import Passes
     from specctl.observing.record_stream import Watch
     from specctl.policies import Signal
     from specctl.policies.tree_shape import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable, ModelTable
-    from specctl.serving.served import ReplicatedPair
+    from specctl.serving.served import Served
     from specctl.terminal.progress import TerminalProgress
     from specctl.text_engine.engine import TextEngine, Writer
-    from specctl.text_engine.here import HereEngine
     from specctl.text_engine.processes import ProcessEngine
     from specctl.text_engine.row_count import Batch
 
@@ -343,33 +341,28 @@ SERVED_REPLICA = "specctl.commands.loading:served_replica"
 """What makes a replica that writes a server's texts, as `specctl.text_engine.job.Job` names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedPair:
-    """A loaded pair and its passes.
-
-    Attributes:
-        pair: loaded models.
-        profile: how they are used, with the draft that is at work.
-        passes: over as many texts as are written at once; None for one at a time.
-    """
-
-    pair: "Pair"
-    profile: "Profile"
-    passes: "Sequence[Passes] | None"
-
-
 def load_served(
-    profile: "Profile", batch: "Batch", progress: "TerminalProgress", *, quiet: bool, foreign_head: bool
-) -> ServedPair:
+    profile: "Profile",
+    name: str,
+    batch: "Batch",
+    progress: "TerminalProgress",
+    *,
+    quiet: bool,
+    foreign_head: bool,
+    compiles: bool = False,
+) -> "Served":
     """Load a pair, and find how many texts it writes at once.
 
     Args:
         profile: names the models and how they are used.
-        batch: so many texts at once.
+        name: what clients call the pair.
+        batch: how many texts at once.
         progress: shows what is loaded.
         quiet: show only warnings.
         foreign_head: as in `specctl.commands.loading.load`.
+        compiles: as in `Served.here`.
     """
+    from specctl.serving.served import Served
     from specctl.text_engine.row_count import MOST, chosen_passes
 
     loaded = load_answering(profile, progress, quiet=quiet, traced=False, foreign_head=foreign_head, expected_tokens=0)
@@ -378,7 +371,7 @@ def load_served(
     settings = [] if profile.draft is None else [profile.draft.setting]
     with progress.doing("choosing how many texts are written at once"):
         passes = chosen_passes(pair, batch, MOST if batch == "auto" else batch, limit, settings, warn)
-    return ServedPair(pair, profile, passes)
+    return Served.here(pair, profile, name, passes, warn, compiles=compiles)
 
 
 @contextmanager
@@ -391,7 +384,7 @@ def served_replicas(
     *,
     quiet: bool,
     foreign_head: bool,
-) -> "Iterator[ReplicatedPair]":
+) -> "Iterator[Served]":
     """Replicas of a pair, which end behind the block.
 
     Args:
@@ -406,8 +399,8 @@ def served_replicas(
     from functools import cache
 
     from specctl.errors import ModelError
-    from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
-    from specctl.serving.served import ReplicatedPair
+    from specctl.models.files.tokenizer import Tokenizer
+    from specctl.serving.served import Served
     from specctl.text_engine.job import ReplicaError
     from specctl.text_engine.row_count import MOST
 
@@ -423,17 +416,14 @@ def served_replicas(
         with start_replicas(
             replication, profile, SERVED_REPLICA, setup, progress, batch=batch, places=places, restarts=True
         ) as started:
-            engine = cast("ProcessEngine", started)
-            facts = engine.about
-            tokenizer = whole() if facts.spelling is None else BareTokenizer(facts.spelling, whole)
-            yield ReplicatedPair(engine, engine.count // places, tokenizer, facts)
+            yield Served.by_workers(cast("ProcessEngine", started), profile, whole)
     except ReplicaError as error:
         raise ModelError(error.message, "Fewer --workers need less memory.") from error
 
 
 def served_replica(
     *, number: int, profile: "Profile", quiet: bool, foreign_head: bool, name: str, batch: "Batch" = 1
-) -> "HereEngine":
+) -> "TextEngine":
     """A replica of the pair that writes a server's texts.
 
     Args:
@@ -443,9 +433,8 @@ def served_replica(
     """
     from rich.console import Console
 
-    from specctl.serving.served import replica_engine
     from specctl.terminal.progress import TerminalProgress
 
     silent = TerminalProgress(Console(stderr=True), False)
-    served = load_served(profile, batch, silent, quiet=quiet or number > 0, foreign_head=foreign_head)
-    return replica_engine(served.pair, served.profile, name, served.passes, warn)
+    quiet = quiet or number > 0
+    return load_served(profile, name, batch, silent, quiet=quiet, foreign_head=foreign_head, compiles=True).engine

@@ -17,7 +17,6 @@ from specctl.commands.flags import (
     SamplingOptions,
     ShowOptions,
     policy_flag,
-    warn,
 )
 from specctl.commands.loading import load_served, served_replicas
 from specctl.commands.requests import But, grouped, option
@@ -126,13 +125,10 @@ def serve(request: ServeRequest) -> None:
         profile, flags = resolved.profile, {"quiet": quiet, "foreign_head": request.run.foreign_head}
         name = clients.name or profile.target.model
         if replication is None:
-            loaded = load_served(profile, batch, shown, **flags)
-            service = Service(loaded.pair, loaded.profile, name, loaded.passes, limits, warn)
-            writers = ""
+            served = load_served(profile, name, batch, shown, **flags)
         else:
-            pair = stack.enter_context(served_replicas(replication, profile, name, batch, shown, **flags))
-            service = Service(pair, profile, name, limits=limits)
-            writers = f" with {counted(pair.workers, 'worker')}"
+            served = stack.enter_context(served_replicas(replication, profile, name, batch, shown, **flags))
+        service = Service(served, limits)
         app = application(
             service,
             key=clients.api_key,
@@ -143,7 +139,8 @@ def serve(request: ServeRequest) -> None:
         )
         listener = Listener(app, service, bounds.timeout)
         if not quiet:
-            texts = f"{counted(service.thread.texts, 'text')} at once{writers}"
+            workers = "" if served.workers is None else f" with {counted(served.workers, 'worker')}"
+            texts = f"{counted(served.texts, 'text')} at once{workers}"
             base = address_of(listening)
             note(console, f"{service.name} at {base}/v1, {texts}; a page to try it: {base}/ ; Ctrl-C ends")
         listener.serve_on(listening)

@@ -219,7 +219,7 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         one = {"id": self.service.name, "object": "model", "created": self._began, "owned_by": "specctl"}
-        one["max_model_len"] = self.service.pair.context
+        one["max_model_len"] = self.service.served.facts.context
         asked = request.path_params.get("name")
         if asked is None:
             return JSONResponse({"object": "list", "data": [one]})
@@ -254,7 +254,7 @@ class Endpoints:
                     self.service.tokenizer,
                     wanted.prompt,
                     wanted.settings.stop,
-                    self.service.pair.eos,
+                    self.service.eos,
                     logprobs=wanted.settings.logprobs is not None,
                     rounds=body.specctl.rounds,
                 )

@@ -1,9 +1,9 @@
-"""What a server writes with: a pair here or replicas of it, and what may be asked of it."""
+"""What a server writes with, a pair here or replicas of it, and what may be asked of it."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from specctl.decoding.answers import NamedDrafters
 from specctl.decoding.prompt_format import PromptFormat
@@ -16,20 +16,21 @@ from specctl.models.running.rules.grammar import Compiled, grammars_of, source_o
 from specctl.policies import POLICIES
 from specctl.profile import Profile
 from specctl.profile.validation import settings_model
-from specctl.serving.text_thread import served_writer
+from specctl.serving.text_thread import Affinity, served_writer
+from specctl.text_engine.engine import TextEngine
 from specctl.text_engine.here import HereEngine, Rows
 from specctl.text_engine.processes import ProcessEngine
 
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """What a replica reports of its pair.
+    """What has to be known of a pair by a process that has not loaded it.
 
     Attributes:
         spelling: of the target's tokenizer; None where only transformers has all of it.
-        eos, context, vocabulary: as of `Pair`.
+        eos, context, vocabulary: as in `Pair`.
         offer: what may be asked, see `offer`.
-        rows: texts that it writes at once.
+        texts: how many it writes at once.
     """
 
     spelling: Spelling | None
@@ -37,93 +38,90 @@ class PairFacts:
     context: int
     vocabulary: int
     offer: dict[str, Any]
-    rows: int
+    texts: int
 
     @classmethod
-    def of(cls, pair: Pair, offered: dict[str, Any], rows: int) -> "PairFacts":
+    def of(cls, pair: Pair, offered: dict[str, Any], texts: int) -> Self:
         """Those of a pair that is loaded."""
         tokenizer = light(pair.tokenizer)
         spelling = tokenizer.spelling if isinstance(tokenizer, BareTokenizer) else None
-        return cls(spelling, pair.eos, pair.context, pair.vocabulary, offered, rows)
+        return cls(spelling, pair.eos, pair.context, pair.vocabulary, offered, texts)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedPair:
-    """Replicas of a pair, whose own engines are of `served_engine`.
+class Served:
+    """A pair that is served.
 
     Attributes:
-        engine: one of them is ready.
-        workers: how many there are.
+        engine: of `served_writer`.
+        profile: how the pair is used, with the draft that is at work.
+        facts: of the pair.
         tokenizer: the target's.
-        facts: as they tell them.
+        workers: processes that have loaded the pair; None where this one has.
     """
 
-    engine: ProcessEngine
-    workers: int
-    tokenizer: Tokenizer
+    engine: TextEngine
+    profile: Profile
     facts: PairFacts
+    tokenizer: Tokenizer
+    workers: int | None = None
+
+    @classmethod
+    def here(
+        cls,
+        pair: Pair,
+        profile: Profile,
+        name: str,
+        passes: Sequence[Passes] | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+        *,
+        compiles: bool = False,
+    ) -> Self:
+        """A pair of this process.
+
+        Caches are kept from text to text: a prompt that begins like one that they hold is read from where they differ.
+
+        Args:
+            pair: loaded; nothing else uses it.
+            profile: how it is used.
+            name: what clients call the model.
+            passes: for the rows, `specctl.batching.pair_rows.passes_of`; None to write one text at a time.
+            warn: receives a message when memory runs out.
+            compiles: whether the engine compiles grammars itself, while other texts go on.
+        """
+
+        def compiling(asked: tuple[TextRequest, bool]) -> "Future[Compiled | None] | None":
+            source = source_of(asked[0].settings) if compiles else None
+            return None if source is None else grammars_of(pair.tokenizer, pair.eos).compiling(source)
+
+        offered = offer(pair, profile, name)
+        rows = None
+        if passes is not None:
+            rows = Rows.over(pair, passes, lambda row, saved: served_writer(row, profile, saved), warn, kept=True)
+        facts = PairFacts.of(pair, offered, 1 if rows is None else rows.count)
+        engine = HereEngine(served_writer(pair, profile), rows, prepare=compiling, about=facts)
+        return cls(engine, profile, facts, pair.tokenizer)
+
+    @classmethod
+    def by_workers(cls, engine: ProcessEngine, profile: Profile, tokenizer: Callable[[], Tokenizer]) -> Self:
+        """A pair that processes have loaded, whose engines are those of `here`; ``tokenizer`` loads the target's."""
+        facts: PairFacts = engine.about
+        known = tokenizer() if facts.spelling is None else BareTokenizer(facts.spelling, tokenizer)
+        return cls(engine, profile, facts, known, engine.count // engine.places)
 
     @property
-    def eos(self) -> frozenset[int]:
-        return self.facts.eos
+    def texts(self) -> int:
+        """How many are written at once."""
+        return self.facts.texts * (self.workers or 1)
 
     @property
-    def context(self) -> int:
-        return self.facts.context
-
-    @property
-    def vocabulary(self) -> int:
-        return self.facts.vocabulary
+    def affinity(self) -> Affinity | None:
+        """Chooses among the places of processes."""
+        return None if self.workers is None else Affinity(self.engine.count // self.workers)
 
     def room(self, prompt: Sequence[int]) -> int:
-        """As of `Pair`."""
-        return room_in(self.context, self.vocabulary, prompt)
-
-
-def served_engine(
-    pair: Pair, profile: Profile, passes: Sequence[Passes] | None, warn: Callable[[str], None] = lambda _: None
-) -> HereEngine:
-    """The engine of this process that writes a server's texts.
-
-    Caches are kept from text to text: a prompt that begins like one that they hold is read from where they differ.
-
-    Args:
-        pair: loaded; nothing else uses it.
-        profile: how it is used.
-        passes: for the rows, `specctl.batching.pair_rows.passes_of`; None to write one text at a time.
-        warn: receives a message when memory runs out.
-    """
-
-    def in_row(row: Pair, saved: Callable[[], int]) -> Any:
-        return served_writer(row, profile, saved)
-
-    rows = None if passes is None else Rows.over(pair, passes, in_row, warn, kept=True)
-    return HereEngine(served_writer(pair, profile), rows)
-
-
-def replica_engine(
-    pair: Pair,
-    profile: Profile,
-    name: str,
-    passes: Sequence[Passes] | None = None,
-    warn: Callable[[str], None] = lambda _: None,
-) -> HereEngine:
-    """`served_engine` of a replica, which compiles grammars itself while other texts go on, and says what it has.
-
-    Args:
-        pair, profile, passes, warn: as there.
-        name: what clients call the pair.
-    """
-
-    def compiling(asked: tuple[TextRequest, bool]) -> "Future[Compiled | None] | None":
-        if (source := source_of(asked[0].settings)) is None:
-            return None
-        return grammars_of(pair.tokenizer, pair.eos).compiling(source)
-
-    engine = served_engine(pair, profile, passes, warn)
-    engine.prepare = compiling
-    engine.about = PairFacts.of(pair, offer(pair, profile, name), engine.count)
-    return engine
+        """As `Pair.room`."""
+        return room_in(self.facts.context, self.facts.vocabulary, prompt)
 
 
 def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -13,17 +13,13 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import TextRequest
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import light
-from specctl.models.running.pair import Pair
-from specctl.models.running.passes import Passes
 from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
-from specctl.profile import Profile
 from specctl.profile.schema import SamplingTable, with_one_grammar
 from specctl.record_settings import NAMES
 from specctl.serving.answers import Spellings
 from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, TextBody
-from specctl.serving.served import ReplicatedPair, offer, served_engine
-from specctl.serving.text_thread import CLOSING, Affinity, ClosedError, Event, TextThread, Ticket, Told, Wrote
-from specctl.text_engine.engine import TextEngine
+from specctl.serving.served import Served
+from specctl.serving.text_thread import CLOSING, ClosedError, Event, TextThread, Ticket, Told, Wrote
 
 LOOK_SECONDS = 0.02
 """Between looks whether the models' thread has ended."""
@@ -54,15 +50,11 @@ class Limits:
 
 
 class Service:
-    """A loaded pair, or replicas of one, that answer requests.
+    """Answers requests.
 
     Args:
-        pair: loaded; nobody else uses it.
-        profile: how it is used, with the draft that is at work.
-        name: what clients call it.
-        passes: as in `served_engine`; replicas have their own.
+        served: writes the texts.
         limits: of requests.
-        warn: receives what a user should know.
 
     Attributes:
         thread: writes.
@@ -70,31 +62,15 @@ class Service:
         offer: a JSON document about what may be asked besides OpenAI's parameters.
     """
 
-    def __init__(
-        self,
-        pair: Pair | ReplicatedPair,
-        profile: Profile,
-        name: str,
-        passes: Sequence[Passes] | None = None,
-        limits: Limits | None = None,
-        warn: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.pair, self.profile, self.name = pair, profile, name
-        self.limits = limits or Limits()
-        self.tokenizer = light(pair.tokenizer)
-        self.spellings = Spellings(self.tokenizer, pair.eos)
+    def __init__(self, served: Served, limits: Limits | None = None) -> None:
+        self.served, self.limits, self.offer = served, limits or Limits(), served.facts.offer
+        self.name: str = self.offer["model"]
+        self.tokenizer, self.eos = light(served.tokenizer), served.facts.eos
+        self.spellings = Spellings(self.tokenizer, self.eos)
         self.failed: Callable[[], None] = lambda: None
-        engine: TextEngine
-        affinity: Affinity | None = None
-        if isinstance(pair, ReplicatedPair):
-            self.offer, engine, affinity = pair.facts.offer, pair.engine, Affinity(pair.engine.places)
-            texts = pair.facts.rows * pair.workers
-        else:
-            self.offer, engine = offer(pair, profile, name), served_engine(pair, profile, passes, warn)
-            texts = engine.count
-        self.thread = TextThread(engine, texts, self.limits.waiting, self._told, affinity)
+        self.thread = TextThread(served.engine, served.texts, self.limits.waiting, self._told, served.affinity)
         self._texts = PromptFormat(self.tokenizer, chat=False)
-        self._chats = PromptFormat(self.tokenizer, chat=True, system=profile.prompt.system)
+        self._chats = PromptFormat(self.tokenizer, chat=True, system=served.profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Future[None]  # done when no more texts are begun
         self._news = deque[tuple[Ticket, Event]]()
@@ -154,7 +130,7 @@ class Service:
         prompt: list[int] = []
         try:
             prompt = self._prompt(body)
-            self.pair.room(prompt)
+            self.served.room(prompt)
         except ApiError as error:
             faults.append(error)
         except RecordError as error:
@@ -179,9 +155,8 @@ class Service:
         """
         if (source := source_of(request.settings)) is None:
             return None
-        grammars = await asyncio.to_thread(grammars_of, self.pair.tokenizer, self.pair.eos)
-        here = not isinstance(self.pair, ReplicatedPair)
-        compiling = asyncio.wrap_future(grammars.compiling(source, here=here))
+        grammars = await asyncio.to_thread(grammars_of, self.served.tokenizer, self.eos)
+        compiling = asyncio.wrap_future(grammars.compiling(source, here=self.served.workers is None))
         try:
             await asyncio.wait({compiling, ended, self._closing}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -213,7 +188,7 @@ class Service:
         if limit is not None and most is not None and limit > most:
             yield ApiError(400, f"{name} is {limit}, and this server writes {most} tokens at most", name)
         for key in body.logit_bias or ():
-            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.pair.vocabulary):
+            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < self.served.facts.vocabulary):
                 yield ApiError(400, f"logit_bias: {key[:20]!r} is not the id of a token", "logit_bias")
 
     def _settings(self, body: TextBody) -> SamplingTable:
@@ -227,7 +202,7 @@ class Service:
         # Two clients that ask the same are not to hear the same.
         given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)
         update = with_one_grammar({key: value for key, value in given.items() if value is not None})
-        own = self.profile.sampling.model_copy(update=update)
+        own = self.served.profile.sampling.model_copy(update=update)
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 
     def _told(self, told: Told) -> None:

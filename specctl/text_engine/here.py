@@ -170,7 +170,7 @@ class HereEngine:
         places: int = 1,
         about: Any = None,
     ) -> None:
-        self._alone, self._rows, self._make, self.prepare, self.about = alone, rows, make, prepare, about
+        self._alone, self._rows, self._make, self._prepare, self.about = alone, rows, make, prepare, about
         self.count = rows.count if rows is not None else places
         self.ready = 1
         self._preparing: dict[int, tuple[Any, Future[Any]]] = {}  # by place
@@ -224,7 +224,7 @@ class HereEngine:
     def submit(self, place: int, question: Any) -> None:
         self._prepared.pop(place, None)
         try:
-            preparing = self.prepare(question)
+            preparing = self._prepare(question)
         except Exception as error:
             preparing = Future()
             preparing.set_exception(error)

@@ -29,6 +29,7 @@ from specctl.models.running.rules.grammar import Grammars
 from specctl.serving.answers import AnswerText, encoded
 from specctl.serving.endpoints import EventStream, application
 from specctl.serving.listening import Listener, address_of, bound
+from specctl.serving.served import Served
 from specctl.serving.service import Limits, Service
 from specctl.serving.text_thread import Ended, Event, Ticket, Wrote
 from tests.support.invoked import invoke
@@ -63,7 +64,9 @@ SCOPE: dict[str, Any] = {
 
 def service_of(decoder: specctl.Decoder, rows: int = 3, limits: Limits | None = None) -> Service:
     passes = passes_of(decoder.pair, rows) if rows > 1 else None
-    return Service(decoder.pair, decoder.profile, "toy", passes, limits or Limits(body=20_000, tokens=2000))
+    return Service(
+        Served.here(decoder.pair, decoder.profile, "toy", passes), limits or Limits(body=20_000, tokens=2000)
+    )
 
 
 @pytest.fixture(scope="module")

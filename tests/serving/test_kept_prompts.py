@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.serving.endpoints import application
+from specctl.serving.served import Served
 from specctl.serving.service import Service
 from tests.support.checkpoints import save_model
 from tests.support.onnx_models import needs_onnx
@@ -30,7 +31,7 @@ TALKS: Sequence[list[int]] = (
 
 def client_of(decoder: specctl.Decoder, rows: int) -> TestClient:
     passes = passes_of(decoder.pair, rows) if rows > 1 else None
-    return TestClient(application(Service(decoder.pair, decoder.profile, "toy", passes)))
+    return TestClient(application(Service(Served.here(decoder.pair, decoder.profile, "toy", passes))))
 
 
 def told(client: TestClient, prompt: list[int], **more: Any) -> Any:

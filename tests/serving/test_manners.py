@@ -36,6 +36,7 @@ from specctl.serving import listening as listening_module
 from specctl.serving.endpoints import application
 from specctl.serving.listening import WIRE, Connection, Listener, address_of, bound, known_hosts
 from specctl.serving.middleware import AccessLog, ServerMetrics
+from specctl.serving.served import Served
 from specctl.serving.service import Service
 from tests.support.hostile import Terminal
 from tests.support.invoked import invoke
@@ -48,7 +49,7 @@ pytestmark = needs_onnx
 def test_a_server_is_called_by_its_own_name(decoder: specctl.Decoder) -> None:
     with bound("127.0.0.1", 0) as listening:
         hosts = known_hosts("MyMachine", listening)
-    client = TestClient(application(Service(decoder.pair, decoder.profile, "toy"), hosts=hosts))
+    client = TestClient(application(Service(Served.here(decoder.pair, decoder.profile, "toy")), hosts=hosts))
 
     def status(host: str) -> int:
         return client.get("/v1/models", headers={"Host": host}).status_code
@@ -195,7 +196,7 @@ def test_a_second_signal_ends_texts(
             yield first
 
     monkeypatch.setattr(Session, "play", forever)
-    service = Service(decoder.pair, decoder.profile, "toy")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy"))
     listener = Listener(application(service), service, 600)
 
     def ask(url: str) -> None:
@@ -233,7 +234,7 @@ def test_a_second_signal_does_not_wait_for_a_pass(
 
     monkeypatch.setattr(Session, "play", stuck)
     monkeypatch.setattr(listening_module, "LAST_SECONDS", 0.01)
-    service = Service(decoder.pair, decoder.profile, "toy")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy"))
     listener = Listener(application(service), service, 600)
 
     def end() -> None:
@@ -264,7 +265,7 @@ def test_signals_end_a_grammar_that_is_compiled(
 ) -> None:
     monkeypatch.setattr(trials, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
-    service = Service(decoder.pair, decoder.profile, "toy")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy"))
     listener = Listener(application(service), service, 600)
     path = tmp_path / "process"
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": f"works {path}"}}}
@@ -296,7 +297,7 @@ def test_signals_end_a_grammar_that_is_compiled(
 def test_an_answer_that_the_server_ends(decoder: specctl.Decoder, begun: bool) -> None:
     lines: list[dict[str, Any]] = []
     sent: list[dict[str, Any]] = []
-    service = Service(decoder.pair, decoder.profile, "toy")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy"))
 
     async def waits(_scope: Any, _receive: Any, send: Any) -> None:
         if begun:
@@ -323,7 +324,7 @@ def test_an_answer_that_the_server_ends(decoder: specctl.Decoder, begun: bool) -
 
 def test_slow_headers_end_a_real_connection(decoder: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "HEADER_SECONDS", 0.01)
-    service = Service(decoder.pair, decoder.profile, "toy")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy"))
     listener = Listener(application(service), service, 5)
     assert listener.config.limit_concurrency == service.limits.waiting + 1 + 256
 

@@ -16,6 +16,7 @@ from specctl.decoding.session import Session
 from specctl.records import Completion, Round
 from specctl.serving.endpoints import application
 from specctl.serving.listening import address_of, bound
+from specctl.serving.served import Served
 from specctl.serving.service import Service
 from tests.support.onnx_models import needs_onnx
 
@@ -45,7 +46,7 @@ CONTRAST = """(() => {
 @contextmanager
 def served(decoder: specctl.Decoder, key: str | None = None) -> Iterator[str]:
     """The address of a server in a thread of its own."""
-    service = Service(decoder.pair, decoder.profile, "toy <b>pair</b>")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy <b>pair</b>"))
     config = uvicorn.Config(application(service, key=key), log_config=None, access_log=False, ws="none")
     server = uvicorn.Server(config)
     with bound("127.0.0.1", 0) as listening:
@@ -174,7 +175,7 @@ class TestPage:
 
 @needs_onnx
 def test_what_the_page_is_told(decoder: specctl.Decoder) -> None:
-    service = Service(decoder.pair, decoder.profile, "toy")
+    service = Service(Served.here(decoder.pair, decoder.profile, "toy"))
     client = TestClient(application(service, key="sesame"))
     for path, kind in (("/", "html"), ("/page.css", "css"), ("/page.js", "javascript")):
         answer = client.get(path)

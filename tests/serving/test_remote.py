@@ -24,6 +24,7 @@ from specctl.outputs import Outputs
 from specctl.remote import AnswerError, Usage, chunk_of, connected, drafted_of
 from specctl.serving.endpoints import application
 from specctl.serving.listening import address_of, bound
+from specctl.serving.served import Served
 from specctl.serving.service import Service
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx, small_pair
@@ -45,7 +46,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     models = {"target": str(folder / "target"), "draft": str(folder / "draft")}
     settings = ["engine=onnx", "sampling.max_new_tokens=12"]
     decoder = specctl.load(**models, policy="constant:draft_length=3", overrides=settings)
-    app = application(Service(decoder.pair, decoder.profile, "toy"), key="secret")
+    app = application(Service(Served.here(decoder.pair, decoder.profile, "toy")), key="secret")
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     with bound("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))

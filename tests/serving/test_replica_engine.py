@@ -22,7 +22,7 @@ from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.running.grammars import trials
 from specctl.models.running.rules import grammar
 from specctl.serving.endpoints import application
-from specctl.serving.served import PairFacts, ReplicatedPair, replica_engine
+from specctl.serving.served import PairFacts, Served
 from specctl.serving.service import Limits, Service
 from specctl.text_engine.child import Host
 from specctl.text_engine.here import HereEngine
@@ -48,7 +48,10 @@ LIMITS = Limits(tokens=200)
 
 @pytest.fixture(scope="module")
 def engine(decoder: specctl.Decoder) -> HereEngine:
-    return replica_engine(decoder.pair, decoder.profile, "toy", passes_of(decoder.pair, 3))
+    passes = passes_of(decoder.pair, 3)
+    made = Served.here(decoder.pair, decoder.profile, "toy", passes, compiles=True).engine
+    assert isinstance(made, HereEngine)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +61,10 @@ def clients(decoder: specctl.Decoder, engine: HereEngine) -> Iterator[tuple[Test
     assert isinstance(facts, PairFacts)
     assert facts.spelling is not None
     tokenizer = BareTokenizer(facts.spelling, lambda: decoder.pair.tokenizer)
-    pair = ReplicatedPair(Attended(engine), 1, tokenizer, facts)  # type: ignore[arg-type]
+    pair = Served(Attended(engine), decoder.profile, facts, tokenizer, 1)
     with (
-        TestClient(application(Service(pair, decoder.profile, "toy", limits=LIMITS))) as replicated,
-        TestClient(application(Service(decoder.pair, decoder.profile, "toy", limits=LIMITS))) as direct,
+        TestClient(application(Service(pair, LIMITS))) as replicated,
+        TestClient(application(Service(Served.here(decoder.pair, decoder.profile, "toy"), LIMITS))) as direct,
     ):
         yield replicated, direct
 
@@ -138,7 +141,9 @@ def test_a_grammar_that_nobody_waits_for_is_compiled_no_longer(
     monkeypatch.setattr(trials, "PROGRAM", "tests.support.waiting_grammars")
     monkeypatch.setattr(grammar, "_MADE", WeakKeyDictionary())
     answers = list[Any]()
-    host = Host(replica_engine(decoder.pair, decoder.profile, "toy"), lambda *event: answers.append(event))
+    host = Host(
+        Served.here(decoder.pair, decoder.profile, "toy", compiles=True).engine, lambda *event: answers.append(event)
+    )
     Thread(target=host.run, daemon=True).start()
     path = tmp_path / "process"
     schema = {"json_schema": {"title": f"works {path}"}}
