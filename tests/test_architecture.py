@@ -16,8 +16,6 @@ IN_CIRCLES = {
     "specctl.models.running.eager",
     "specctl.models.running.engines",
     "specctl.models.running.graph",
-    "specctl.models.running.row_passes.captured_rows",
-    "specctl.models.running.row_passes.fixed_rows",
     "specctl.models.running.static",
 }
 """Modules that import one another by imports inside functions."""

@@ -6,11 +6,12 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.draws import generator_on
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.trees import TreeDrafter
+from specctl.models.passes.fixed_buffers import SHORTEST, span_class
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.predictor_checkpoint import signal_of
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
+from specctl.models.running.graph import WIDTHS, width_class
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Signal

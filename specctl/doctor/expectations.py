@@ -12,6 +12,7 @@ from specctl.models.loading.draft_heads import needed
 from specctl.models.loading.model import model_tables
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.passes.layer_sizes import largest
+from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import weighed

@@ -20,11 +20,12 @@ from specctl.doctor.diagnosis import diagnose, layer_places
 from specctl.doctor.outlook import Bandwidth, bandwidth, published
 from specctl.errors import UsageError
 from specctl.models.onnx.store import PACKAGES
+from specctl.models.passes.weights import Where
 from specctl.models.placing import memory
 from specctl.models.placing.engine_table import build_runner, chosen
 from specctl.models.placing.memory import Card, DeviceMemory, Graphics, described, parsed
 from specctl.models.placing.placement import Placement
-from specctl.models.running.engines import EngineSettings, Where
+from specctl.models.running.engines import EngineSettings
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.toys import random_model

@@ -18,9 +18,10 @@ from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.passes.rotation import rotation_of
+from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import build_runner, chosen
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.engines import EngineSettings, Where, checked, fixed_width
+from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.one_function import LENGTH as LONG_CHECK
 from specctl.models.running.one_function import over_cache, over_rows

@@ -7,10 +7,11 @@ import torch
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
+from specctl.models.passes.weights import Where
 from specctl.models.placing import engine_table
 from specctl.models.placing.engine_table import ENGINES, chosen, chosen_for_head
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.engines import Engine, EngineSettings, Where
+from specctl.models.running.engines import Engine, EngineSettings
 from specctl.models.running.slot import Slot
 from specctl.profile.schema import Engine as EngineName
 from specctl.profile.schema import Profile

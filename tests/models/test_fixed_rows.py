@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.models.passes.buffer_layers import RowLayer
+from specctl.models.passes.fixed_buffers import RowLayer
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.passes import Request
-from specctl.models.running.row_passes.fixed_rows import FixedRows, Shape
 from specctl.models.running.slot import Slot
-from specctl.models.running.static import StaticPasses
+from specctl.models.running.static import Shape, StaticBatch, StaticPasses
 from tests.support.few_tokens import trimmed
 from tests.support.pretend_cuda.pairs import tiny_model
 from tests.support.toys import FAMILIES, Replays, random_model
@@ -153,13 +152,13 @@ def test_nothing_is_captured_before_all_buffers_are_there(monkeypatch: pytest.Mo
 
 def shapes_of(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     seen: list[Shape] = []
-    network = FixedRows._network
+    network = StaticBatch._network
 
-    def noted(self: FixedRows, shape: Shape, *more: Any) -> Any:
+    def noted(self: StaticBatch, shape: Shape, *more: Any) -> Any:
         seen.append(shape)
         return network(self, shape, *more)
 
-    monkeypatch.setattr(FixedRows, "_network", noted)
+    monkeypatch.setattr(StaticBatch, "_network", noted)
     return seen
 
 

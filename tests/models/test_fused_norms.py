@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specctl.models.running.fused_norms import fuse_norms
+from specctl.models.passes.cuda_kernels import fuse_norms
 from tests.support.toys import FAMILIES, random_model
 
 FUSED = {"llama", "mistral", "qwen3"}

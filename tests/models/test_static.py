@@ -14,12 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from specctl.decoding.draws import uniforms
 from specctl.decoding.logits.token_sampler import TokenSampler, packed_signals
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.fixed_buffers import PIECE
+from specctl.models.passes.fixed_buffers import PIECE, SHORTEST, span_class
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.graph import SHORTEST, WIDTHS, GraphPasses, span_class, width_class
+from specctl.models.running.graph import WIDTHS, GraphPasses, width_class
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses, obstacle
 from specctl.policies import DISTRIBUTION_SIGNALS

@@ -10,12 +10,11 @@ from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import PIECE, SPARE, PassKind
+from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferRunner, Found, PassKind
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import States
-from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
 from specctl.models.running.graph import Capturing
 
 

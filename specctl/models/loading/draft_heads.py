@@ -13,11 +13,11 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES
-from specctl.models.passes.weights import weight_bytes
+from specctl.models.passes.weights import Where, weight_bytes
 from specctl.models.placing.engine_table import ENGINES, chosen_for_head
 from specctl.models.placing.memory import Estimate, device_memory
 from specctl.models.placing.placement import place
-from specctl.models.running.engines import Choice, EngineSettings, Where, compiler_for
+from specctl.models.running.engines import Choice, EngineSettings, compiler_for
 from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.slot import Slot
 from specctl.profile.schema import ModelTable

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from specctl.errors import ModelError
 from specctl.models.loading.model import LoadedModel, load_inspected
 from specctl.models.loading.pair_members import PairMember
+from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import chosen, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import inspected, named_devices
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.engines import Choice, EngineSettings, Where, checked
+from specctl.models.running.engines import Choice, EngineSettings, checked
 from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from specctl.models.onnx.store import (
     passing_store,
 )
 from specctl.models.passes.tree_sight import WIDEST
-from specctl.models.passes.weights import page_out, weight_bytes
+from specctl.models.passes.weights import Where, page_out, weight_bytes
 from specctl.models.running.context import context_length
-from specctl.models.running.engines import EngineSettings, Where
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import small_round, timed, torch_threads
 from specctl.printable import gib

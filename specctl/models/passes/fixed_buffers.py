@@ -1,23 +1,153 @@
-"""Passes over a KV cache at fixed addresses, which can be compiled and captured."""
+"""KV caches at fixed addresses and the passes over them, which can be compiled and captured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
-from specctl.models.passes.buffer_layers import Cursor, FixedLayer
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.masks import aligned
+from specctl.models.passes.masks import aligned, placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
-from specctl.models.passes.tree_sight import WIDEST
+from specctl.models.passes.tree_sight import WIDEST, TreeSight, gather_path
+
+
+class Cursor:
+    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers.
+
+    Attributes:
+        positions: ``(T,)`` int64, the slots of the pass's tokens.
+        span: how many slots its tokens may attend to; those ahead of a token are masked.
+    """
+
+    positions: torch.Tensor
+    span: int
+
+
+class BufferLayer(CacheLayerMixin):
+    """A full-attention layer over buffers ``(rows, heads, capacity, head_dim)``, written where a cursor points.
+
+    Args:
+        cursor: tells where.
+        capacity: tokens of a row.
+        rows: one for each sequence.
+    """
+
+    is_compileable = True
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, cursor: Any, capacity: int, rows: int = 1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cursor, self._capacity, self._rows = cursor, capacity, rows
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys, self.values = self._buffer(key_states, self._capacity), self._buffer(value_states, self._capacity)
+        self.is_initialized = True
+
+    def _buffer(self, states: torch.Tensor, capacity: int) -> torch.Tensor:
+        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
+        return states.new_zeros(self._rows, states.shape[1], capacity, states.shape[3])
+
+    def grow(self, capacity: int, filled: int) -> None:
+        """Move the first ``filled`` tokens of each row to other buffers, or none."""
+        if capacity == self._capacity:
+            return
+        if self.is_initialized:
+            old = self.keys, self.values
+            grown = self._buffer(self.keys, capacity), self._buffer(self.values, capacity)
+            for new, had in zip(grown, old, strict=True):
+                new[:, :, :filled] = had[:, :, :filled]
+            self.keys, self.values = grown
+        self._capacity = capacity
+
+    def get_seq_length(self) -> int:
+        return 0  # who makes the passes counts; positions and masks come from it
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
+        return self._cursor.span, 0
+
+    def get_max_length(self) -> int:
+        return self._capacity
+
+
+class FixedLayer(BufferLayer):  # type: ignore[no-untyped-call]
+    """The layer of one sequence, with a `Cursor`."""
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write ``(1, heads, T, head_dim)`` states where the cursor points; returns the slots to attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self._cursor.positions, key_states)
+        self.values.index_copy_(2, self._cursor.positions, value_states)
+        return self.keys[:, :, : self._cursor.span], self.values[:, :, : self._cursor.span]
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the buffers."""
+        gather_path((self.keys, self.values), start, path)
+
+
+class RowCursor:
+    """Where the current pass writes in a cache of `RowLayer`, and how far it attends; one for all layers.
+
+    Attributes:
+        rows: ``(n,)`` int64, the rows of the cache that the pass's sequences have.
+        whole: whether the k-th sequence writes to row k and looks at it, so that keys and values need no copy; only
+            what pads the pass may write to another one.
+        slots: ``(n, W)`` int64, where in its row each of their tokens is written.
+        span: how many slots its tokens may attend to.
+    """
+
+    rows: torch.Tensor
+    whole: bool
+    slots: torch.Tensor
+    span: int
+
+
+class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
+    """The layer of several sequences, with a `RowCursor`; the last slot of a row is where padding goes."""
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write ``(n, heads, W, head_dim)`` states where the cursor points; returns the slots to attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows, slots, span = self._cursor.rows, self._cursor.slots, self._cursor.span
+        places = rows[:, None], slots
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
+        if self._cursor.whole:
+            return self.keys[: len(rows), :, :span], self.values[: len(rows), :, :span]
+        return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
+
+    def copy(self, source: int, row: int, start: int, stop: int) -> None:
+        """Give a row the slots of another one from ``start`` to ``stop``."""
+        for buffer in (self.keys, self.values):
+            buffer[row, :, start:stop] = buffer[source, :, start:stop]
+
 
 SPARE = 256
 STEP = 64
 """Buffers have a multiple of so many slots."""
+SHORTEST = 256
+"""Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
 PIECE = 512
 """Tokens of a prompt that go through the model at once."""
 
@@ -189,6 +319,10 @@ class FixedBuffers(ABC):
             return torch.arange(count, device=self.device)
 
 
+def span_class(slots: int) -> int:
+    return max(SHORTEST, 1 << (slots - 1).bit_length())
+
+
 def width_of(tokens: Sequence[Token]) -> int:
     """The width of a `PassKind` for these tokens, at most `WIDEST`."""
     assert len(tokens) <= WIDEST
@@ -202,3 +336,156 @@ def _ids(tokens: Sequence[Token], device: torch.device) -> torch.Tensor:  # (1, 
         if isinstance(first, torch.Tensor)
         else sent([int(token) for token in tokens], device)[None]
     )
+
+
+Found = tuple[torch.Tensor, torch.Tensor | None, Any]
+"""Logits ``(R, V)`` of a pass, the hidden states of the same tokens if they are wanted, and what else it gives."""
+
+
+class FixedBufferRunner(FixedBuffers):
+    """A `Slot` over preallocated buffers; what is its own is the network.
+
+    Args:
+        layers, vocabulary, context, device, capacity, compiler: as for `FixedBuffers`.
+    """
+
+    no_trees: str | None = None
+
+    @cached_property
+    def _sight(self) -> TreeSight:
+        return TreeSight()
+
+    @abstractmethod
+    def _network(
+        self,
+        kind: PassKind,
+        keep: int,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        slots: torch.Tensor,
+        written: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> Found:
+        """Run the network, with the buffers as its cache.
+
+        Args:
+            kind, keep: as of `_pass`.
+            ids: ``(1, T)``.
+            positions: ``(T,)``, the tokens' places in their text.
+            mask: ``(T, S)`` boolean, the slots that each of them sees.
+            slots: ``(S,)``, from 0 on.
+            written: ``(T,)``, the slots that the pass writes to.
+            rows: ``(T, H)`` of `_next_rows`.
+        """
+
+    def _next_rows(self, count: int) -> torch.Tensor | None:  # noqa: ARG002 - a model reads its tokens and nothing else
+        """What the network reads of the next tokens besides the tokens ``(count, H)``; None for nothing."""
+        return None
+
+    def _advance(self, count: int, further: Any) -> None:  # noqa: ARG002 - for those that keep it
+        """Count tokens as read; ``further`` is what else the network gave for them."""
+        self.length += count
+
+    def read(
+        self,
+        tokens: Sequence[Token],
+        reader: TokenReader,
+        uniform: float | None,
+        previous: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._reserve(self.length + len(tokens))
+        with torch.inference_mode():
+            rows = self._next_rows(len(tokens))
+            kind = PassKind(width_of(tokens), reader.hidden, reader, rows=int(rows is not None))
+            values, probs, further = self._run(kind, tokens, rows, uniform, previous)
+        self._advance(len(tokens), further)
+        return values, probs
+
+    def _read(self, tokens: Sequence[int], keep: int, hidden: bool) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        """Read tokens for which there is room.
+
+        Returns:
+            Logits, and hidden states if they are wanted, of at least the last ``keep`` tokens; and by piece what else
+            the network gave.
+        """
+        rows = self._next_rows(len(tokens))
+        kind = PassKind(width_of(tokens) if len(tokens) <= WIDEST else 0, hidden, rows=int(rows is not None))
+        if len(tokens) <= WIDEST:
+            run = self._run if keep and self.length else self._run_once  # widths of prompts are too many to capture
+            logits, last, further = run(kind, tokens, *([] if rows is None else [rows]))
+            self._advance(len(tokens), further)
+            return logits, last, [further]
+        # A prompt runs uncompiled, in pieces that keep masks small.
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        more = []
+        for piece, positions, slots in self._pieces(len(tokens)):
+            ids = sent(tokens[piece], self.device)[None]
+            after = len(tokens) - piece.stop
+            wanted = max(1, min(keep - after, ids.shape[1]))
+            step = self._pass(kind, keep=wanted)
+            logits, last, further = step(ids, positions, slots, None if rows is None else rows[piece])
+            more.append(further)
+            if keep > after or not after:
+                found.append((logits, last))
+        self._advance(len(tokens), more[-1])
+        states = torch.cat([last for _, last in found if last is not None]) if hidden else None
+        return torch.cat([logits for logits, _ in found]), states, more
+
+    def _read_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool, *rows: torch.Tensor
+    ) -> Found:
+        """A pass of `extend_tree` for which there is room; ``rows`` as of `_network`, if it takes any."""
+        sight = sent(tree_rows(self._sight.grown(parents, before)), self.device)
+        found: Found = self._run(PassKind(0, hidden, rows=1 + len(rows), tree=True), tokens, sight, *rows)
+        self.length += len(tokens)
+        return found
+
+    def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
+        """As in `FixedBuffers`; the third result is what else the network gives."""
+
+        def masked(
+            ids: torch.Tensor,
+            written: torch.Tensor,
+            slots: torch.Tensor,
+            positions: torch.Tensor,
+            mask: torch.Tensor,
+            rows: torch.Tensor | None,
+        ) -> Found:
+            self._cursor.positions, self._cursor.span = written, slots.shape[0]
+            # Padding may have positions beyond the range of learned position embeddings.
+            known = positions.clamp_max(self.context - 1) if self._slack else positions
+            return self._network(kind, keep, ids, known, mask, slots, written, rows)
+
+        def logits_of(
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor | None = None
+        ) -> Found:
+            return masked(ids, positions, slots, positions, slots <= positions[:, None], rows)
+
+        def tree_of(
+            ids: torch.Tensor,
+            positions: torch.Tensor,
+            slots: torch.Tensor,
+            sight: torch.Tensor,
+            rows: torch.Tensor | None = None,
+        ) -> Found:
+            """``sight`` of `tree_rows`."""
+            return masked(ids, positions, slots, *placed_in_tree(positions, slots, sight), rows)
+
+        reader = kind.reader
+        if reader is None:
+            return tree_of if kind.tree else logits_of
+
+        def reading_of(
+            ids: torch.Tensor,
+            positions: torch.Tensor,
+            slots: torch.Tensor,
+            rows: torch.Tensor | None,
+            uniform: torch.Tensor | None,
+            previous: torch.Tensor | None,
+        ) -> Found:
+            logits, hidden, further = logits_of(ids, positions, slots, rows)
+            values, probs = reader(logits[-1], uniform, None if hidden is None else hidden[-1], previous)
+            return values, probs, further
+
+        return reading_of

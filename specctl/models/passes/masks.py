@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 USUAL = "sdpa"
 """transformers' name of torch's own scaled dot-product attention."""
 GROUPED = "specctl_grouped"
-"""The name under which a model of transformers knows `grouped_attention.grouped`."""
+"""The name under which a model of transformers knows `cuda_kernels.grouped`."""
 WITH_MASKS = (USUAL, GROUPED)
 """Attentions that take a ready-made mask ``(1, 1, T, S)``."""
 ALIGNMENT = 8

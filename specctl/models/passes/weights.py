@@ -5,12 +5,14 @@ import mmap
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
 
 PAGE_OUT = 21
 """``MADV_PAGEOUT`` of Linux."""
@@ -67,3 +69,45 @@ def device_of(model: "nn.Module") -> "torch.device":
     import torch
 
     return next((weight.device for weight in model.parameters() if not weight.is_meta), torch.device("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a model's weights are or will be, and in what form.
+
+    Attributes:
+        devices: their names, at least one.
+        weights: bytes of the weights.
+        quantised: what quantises them as torch has them, such as ``bitsandbytes``; None if nothing does.
+        sharded: how the model is split over processes; None where it is whole.
+    """
+
+    devices: tuple[str, ...]
+    weights: int
+    quantised: str | None = None
+    sharded: Literal["tensor", "pipeline"] | None = None
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel", sharded: Literal["tensor", "pipeline"] | None = None) -> "Where":
+        """Where a model is that is loaded; of one in shards, this process's share."""
+        spread = set(map(str, getattr(model, "hf_device_map", {}).values()))
+        there = dict.fromkeys(str(parameter.device) for parameter in model.parameters())
+        method = getattr(model, "quantization_method", None)
+        quantised = None if method is None else str(getattr(method, "value", method))
+        return cls(tuple(sorted(spread) if len(spread) > 1 else there), weight_bytes(model), quantised, sharded)
+
+    @property
+    def device(self) -> "torch.device":
+        """The one whose passes count: the first that is not the CPU."""
+        import torch
+
+        return torch.device(next((name for name in self.devices if name not in ("cpu", "disk", "meta")), "cpu"))
+
+    @property
+    def no_compiler(self) -> str | None:
+        """Why no pass of the model is compiled, as the end of a sentence; None if they can be."""
+        from specctl.models.passes.compilation import missing_compiler
+
+        if self.sharded == "pipeline":
+            return "the stages of a pipeline wait for one another within a pass"
+        return missing_compiler(self.device)

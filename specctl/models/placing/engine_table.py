@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specctl.models.onnx.store import HEAD_CHAINS, MAKING
-from specctl.models.running.engines import LONG_RUN, Choice, Engine, EngineSettings, Where, compiler_for, eager
+from specctl.models.passes.weights import Where
+from specctl.models.running.engines import LONG_RUN, Choice, Engine, EngineSettings, compiler_for, eager
 from specctl.profile.schema import Engine as EngineName
 
 if TYPE_CHECKING:

@@ -69,9 +69,9 @@ class EagerPasses(Passes):
         return obstacle(model)
 
     def over(self, slots: int, width: int | None = None) -> Passes:
-        from specctl.models.running.row_passes.fixed_rows import FixedRows
+        from specctl.models.running.static import StaticBatch
 
-        return FixedRows(self._model, slots, self._vocabulary, self._watch, self._last, width).like(self)
+        return StaticBatch(self._model, slots, self._vocabulary, self._watch, self._last, width).like(self)
 
     @property
     def model(self) -> PreTrainedModel:

@@ -1,27 +1,35 @@
-"""A runner over a KV cache at fixed addresses, so that its passes can be compiled."""
+"""Passes of torch over preallocated buffers, for one sequence or several."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import SPARE, PassKind, width_of
+from specctl.models.passes.cuda_kernels import attend_in_groups, fuse_norms
+from specctl.models.passes.fixed_buffers import (
+    SPARE,
+    FixedBufferRunner,
+    Found,
+    PassKind,
+    RowCursor,
+    RowLayer,
+    span_class,
+    width_of,
+)
 from specctl.models.passes.forward import Forward
-from specctl.models.passes.masks import additive, mask_obstacle
+from specctl.models.passes.masks import additive, aligned, mask_obstacle
 from specctl.models.passes.rotation import rotated_by, rotation_of
+from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import TokenReader
 from specctl.models.passes.trimmed_output import vocabulary_of
-from specctl.models.passes.watching import LayerWatch, joined_states
-from specctl.models.passes.weights import device_of
+from specctl.models.passes.watching import LAST, LayerWatch, joined_states
+from specctl.models.passes.weights import Where, device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.engines import Where
-from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
-from specctl.models.running.fused_norms import fuse_norms
-from specctl.models.running.grouped_attention import attend_in_groups
 from specctl.models.running.passes import Passes, Request
 
 
@@ -115,9 +123,8 @@ class StaticPasses(FixedBufferRunner, Passes):
         return Forward(logits[kept], None if last is None else last[kept], seen, self.draft_vocabulary)
 
     def over(self, slots: int, width: int | None = None) -> Passes:
-        from specctl.models.running.row_passes.fixed_rows import FixedRows
 
-        return FixedRows(self._model, slots, self.vocabulary, self._watch, self._last, width).like(self)
+        return StaticBatch(self._model, slots, self.vocabulary, self._watch, self._last, width).like(self)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
@@ -162,3 +169,180 @@ class StaticPasses(FixedBufferRunner, Passes):
         last = self._states[0] if kind.hidden else None
         states = self._watch.take()
         return output.logits[0, :, : self.vocabulary], last, states if kind.reader is None else None
+
+
+WIDE = 16
+"""Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
+than it saves."""
+TOGETHER = 1024
+"""On CUDA such sequences have a pass together while it is over so many slots at most, padding counted: with few tokens
+the device waits for the launches, which take as long whatever their sizes; caches of long texts would be copied."""
+
+
+BatchOutputs = tuple[torch.Tensor, dict[int, torch.Tensor] | None, torch.Tensor | None]
+"""Of a pass: logits ``(n, keep, V)``; by layer the states ``(n, W, D)`` that are watched; the last ones, if wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What passes must have in common to be one: sequences, tokens of each, slots, logits of each."""
+
+    count: int
+    width: int
+    span: int
+    keep: int
+
+
+class StaticBatch(Passes):
+    """`Passes` of a model of transformers without a `static.obstacle`, over buffers with a row for each sequence.
+
+    Sequences of a pass are padded on the left to the widest, so that their last tokens stand in one column; padding is
+    written to a slot that nothing attends to. Sequences that do not take part are not in the pass, or padding in it
+    where it is over all rows: each then has the place of its row, and no keys have to be picked.
+
+    Args:
+        model: in eval mode, on one device.
+        slots: how many sequences.
+        vocabulary: as for `EagerPasses`.
+        watch: catches the layers whose states every pass gives.
+        last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
+            that is tried would run in all later passes.
+        width: as of `Passes.over`. Such passes are over all sequences and read so many tokens of each, padding where
+            nothing was asked for; sequences whose spans are of other classes have passes of their own.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        vocabulary: int,
+        watch: LayerWatch,
+        last: LayerWatch,
+        width: int | None = None,
+    ) -> None:
+        self._model, self.slots, self._vocabulary = model, slots, vocabulary
+        self._ids = vocabulary_of(model)
+        self._device = device_of(model)
+        self._context = context_length(model) or ENDLESS
+        self._capacity = aligned(min(SPARE, self._context))
+        self._cursor = RowCursor()
+        layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
+        self._layers = [RowLayer(self._cursor, self._capacity + 1, slots + 1) for _ in range(layers)]
+        self._cached = {cache_argument(type(model)): Cache(layers=list(self._layers))}
+        self._rotation = rotation_of(model)
+        self._watch, self._last = watch, last
+        self._width = width
+
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        found: dict[int, Forward] = {}
+        wide: list[Request] = []
+        together: dict[int, list[Request]] = {}
+        for request in requests:
+            if len(request.tokens) > WIDE:
+                wide.append(request)
+            else:
+                span = 0 if self._width is None else self._span(request.after + len(request.tokens))
+                together.setdefault(span, []).append(request)
+        for part in (*self._wide(wide), *together.values()):
+            found |= self._pass(part)
+        return [found[request.slot] for request in requests]
+
+    def _wide(self, requests: Sequence[Request]) -> list[list[Request]]:
+        """Passes of sequences that are too wide for one with all others."""
+        parts: list[list[Request]] = []
+        joined = self._device.type == "cuda" and self._width is None
+        for request in sorted(requests, key=lambda one: one.after + len(one.tokens)):
+            if joined and parts and (len(parts[-1]) + 1) * (request.after + len(request.tokens)) <= TOGETHER:
+                parts[-1].append(request)
+            else:
+                parts.append([request])
+        return parts
+
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        for layer in self._layers:
+            layer.copy(source, slot, start, stop)
+
+    def _pass(self, requests: Sequence[Request]) -> dict[int, Forward]:
+        """One pass; what each row is given."""
+        hidden = any(request.hidden for request in requests)
+        ends = [request.after + len(request.tokens) for request in requests]
+        shape = self._shape(requests, max(ends))
+        self._reserve(shape.span)
+        if hidden:
+            self._last.watch([LAST])
+        logits, states, last = self._results(shape, self._packed(requests, shape), hidden)
+        found = {}
+        for number, request in enumerate(requests):
+            place = request.slot if self._whole(shape) else number
+            kept = slice(shape.keep - request.keep, shape.keep)
+            own = slice(shape.width - len(request.tokens), shape.width)
+            seen = None if states is None else {layer: rows[place, own] for layer, rows in states.items()}
+            state = last[place, shape.width - request.keep :] if request.hidden and last is not None else None
+            found[request.slot] = Forward(logits[place, kept], state, seen, self._ids)
+        return found
+
+    def _shape(self, requests: Sequence[Request], longest: int) -> Shape:
+        """The shape of a pass over sequences of which the longest then has so many tokens."""
+        width = max(len(request.tokens) for request in requests)
+        keep = max(1, *(request.keep for request in requests))
+        if self._width is None:
+            return Shape(len(requests), width, aligned(longest), keep)
+        if width > self._width:
+            return Shape(1, width, self._span(longest), keep)
+        return Shape(self.slots, self._width, self._span(longest), self._width)
+
+    def _span(self, slots: int) -> int:
+        """The class of so many slots."""
+        return min(span_class(slots), max(aligned(self._context), aligned(slots)))
+
+    def _packed(self, requests: Sequence[Request], shape: Shape) -> list[int]:
+        """``(n, 2 W + 2)`` in a row: of each sequence its ids, their slots, how they are rotated, and its row."""
+        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self.slots]
+        found = [nobody] * shape.count
+        for number, request in enumerate(requests):
+            padding, last = shape.width - len(request.tokens), request.after + len(request.tokens)
+            slots = [*[self._capacity] * padding, *range(request.after, last)]
+            place = request.slot if self._whole(shape) else number
+            found[place] = [*[0] * padding, *request.tokens, *slots, request.rotated_as, request.slot]
+        return [value for one in found for value in one]
+
+    def _whole(self, shape: Shape) -> bool:
+        """Whether a pass is over all rows, so that each sequence stands in the place of its row."""
+        return shape.count == self.slots
+
+    def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> BatchOutputs:
+        return self._network(shape, sent(packed, self._device), hidden)
+
+    def _network(self, shape: Shape, packed: torch.Tensor, hidden: bool) -> BatchOutputs:
+        width = shape.width
+        numbers = packed.view(shape.count, 2 * width + 2)
+        slots = numbers[:, width : 2 * width]  # (n, W)
+        self._cursor.rows, self._cursor.slots, self._cursor.span = numbers[:, -1], slots, shape.span
+        self._cursor.whole = self._whole(shape)
+        positions = slots.masked_fill(slots == self._capacity, 0)
+        seen = torch.arange(shape.span, device=self._device) <= positions[:, :, None]  # (n, W, S)
+        with rotated_by(self._rotation, numbers[:, -2:-1]):  # (n, 1)
+            output = self._model(
+                input_ids=numbers[:, :width],
+                position_ids=positions,
+                attention_mask=additive(seen, self._model.dtype)[:, None],  # (n, 1, W, S)
+                use_cache=True,
+                logits_to_keep=shape.keep,
+                **self._cached,
+            )
+        last = self._last.take_all() if hidden else None
+        return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
+
+    def _reserve(self, slots: int) -> None:
+        """Make room for so many tokens of each sequence.
+
+        Raises:
+            torch.OutOfMemoryError: what is cached stays; the next pass goes on where this one stopped.
+        """
+        if slots <= self._capacity:
+            return
+        capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
+        for layer in self._layers:
+            layer.grow(capacity + 1, self._capacity)
+        self._capacity = capacity  # not before every layer has it

@@ -13,7 +13,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.mtp_tensors import read_mtp
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.passes.buffer_layers import Cursor, FixedLayer
+from specctl.models.passes.fixed_buffers import Cursor, FixedLayer
 
 FOLDER = Path(__file__).parents[2] / "data" / "draft_heads" / "mtp"
 IN_SHARDS = ("glm4_moe", "deepseek_v3")

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specctl.errors import ModelError
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape, Rotary
-from specctl.models.passes.buffer_layers import Cursor, FixedLayer
+from specctl.models.passes.fixed_buffers import Cursor, FixedLayer
 from tests.support.eagle_references import EAGLE1, EAGLE3, STEPS, Reference, all_logits, causal, reference
 
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=4, kv_heads=2, head_dim=4)

@@ -1,1 +1,0 @@
-"""Passes of torch over several sequences."""
