@@ -1,17 +1,135 @@
-"""A pair as several pairs, one for each text of a batch, whose passes are made together."""
+"""A pair as several pairs, one for each text of a batch, over passes that they share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specctl.batching.decisions import Decisions
-from specctl.batching.hub import Hub
-from specctl.batching.shared_beginnings import SharedBeginnings
+from specctl.batching.hub import Decisions, Hub
+from specctl.models.passes.forward import Forward
+from specctl.models.running.context import WORTH_KEEPING, common_beginning
 from specctl.models.running.pair import Pair
-from specctl.models.running.passes import Passes
+from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
+
+Texts = dict[int, list[int]]
+"""Ids by row."""
+
+
+class SharedBeginnings(Passes):
+    """`Passes` that copy the keys and values of a beginning that some row holds, and read what comes behind it.
+
+    A row holds its last text until another one takes its place, whether that is still being written or has ended, so
+    what is kept takes no memory of its own. Ids decide: nothing is taken from a text but what the new one says too.
+
+    Args:
+        passes: of the model, which no one else makes, and whose states nobody watches: those of tokens that are not
+            read are not given.
+
+    Attributes:
+        kept: by row, tokens that were asked for and not read.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes, self.slots = passes, passes.slots
+        self.like(passes)
+        self._held: Texts = {row: [] for row in range(passes.slots)}
+        self._rotated = [0] * passes.slots  # how what each row holds was
+        self.kept = [0] * passes.slots
+        self._read = [0] * passes.slots
+
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        self._passes.copy(source, slot, start, stop)
+        self._held[slot][start:] = self._held[source][start:stop]
+        self._rotated[slot] = self._rotated[source]
+
+    def forward(self, requests: Sequence[Request]) -> Sequence[Forward]:
+        if not any(_spare(request) for request in requests):
+            return self._run(requests)
+        before = [self._read[request.slot] for request in requests]
+        behind = [self._behind_what_is_held(request) for request in requests]
+        if len(requests) > 1:
+            behind = self._behind_what_is_led(behind)
+        found = self._run(behind)
+        for request, read in zip(requests, before, strict=True):
+            self.kept[request.slot] += len(request.tokens) - (self._read[request.slot] - read)
+        return found
+
+    def _run(self, requests: Sequence[Request]) -> Sequence[Forward]:
+        for request in requests:
+            del self._held[request.slot][request.after :]  # a pass that fails may have written there
+            self._rotated[request.slot] = request.rotated_as
+        found = self._passes.forward(requests)
+        for request in requests:
+            self._held[request.slot] += request.tokens
+            self._read[request.slot] += len(request.tokens)
+        return found
+
+    def _behind_what_is_held(self, request: Request) -> Request:
+        """A request for what comes behind the longest beginning that a row holds, which its own row has then."""
+        if not (spare := _spare(request)):
+            return request
+        text = self._text(request)
+        found = {
+            row: common_beginning(held, text)
+            for row, held in self._held.items()
+            if self._rotated[row] == request.rotated_as
+        }
+        source = max(found, key=lambda row: (found[row], row == request.slot), default=request.slot)
+        stop = min(found.get(source, 0), request.after + spare)
+        if stop - request.after < WORTH_KEEPING:
+            return request
+        if source != request.slot:
+            self.copy(source, request.slot, request.after, stop)
+        return _from(request, stop)
+
+    def _behind_what_is_led(self, requests: Sequence[Request]) -> list[Request]:
+        """Requests for what comes behind what several of them have in common, which one of each such group reads."""
+        texts: Texts = {}  # of those that may read for others
+        asked = {request.slot: request for request in requests}
+        follow: list[tuple[int, int, int]] = []  # who reads, who waits, and up to where
+        first: dict[int, int] = {}  # up to where each of the former reads
+        for request in requests:
+            if not (spare := _spare(request)):
+                continue
+            text = self._text(request)
+            alike = {row: other for row, other in texts.items() if asked[row].rotated_as == request.rotated_as}
+            shared, leader = max(((common_beginning(other, text), row) for row, other in alike.items()), default=(0, 0))
+            stop = min(shared, request.after + spare)
+            if leader in asked and stop:
+                stop = min(stop, asked[leader].after + _spare(asked[leader]))
+            if stop - request.after < WORTH_KEEPING:
+                texts[request.slot] = text
+                continue
+            follow.append((leader, request.slot, stop))
+            first[leader] = max(first.get(leader, 0), stop)
+        if led := [_up_to(asked[row], stop) for row, stop in first.items() if stop > asked[row].after]:
+            self._run(led)
+        behind = {row: max(stop, asked[row].after) for row, stop in first.items()}
+        for leader, row, stop in follow:
+            self.copy(leader, row, asked[row].after, stop)
+            behind[row] = stop
+        return [_from(request, behind.get(request.slot, request.after)) for request in requests]
+
+    def _text(self, request: Request) -> list[int]:
+        return [*self._held[request.slot][: request.after], *request.tokens]
+
+
+def _spare(request: Request) -> int:
+    """Of a request for so many tokens that it may pay, how many need not be read if they are held; else 0."""
+    spare = len(request.tokens) - max(request.keep, 1)
+    return spare if spare >= WORTH_KEEPING else 0
+
+
+def _from(request: Request, start: int) -> Request:
+    return request._replace(after=start, tokens=request.tokens[start - request.after :])
+
+
+def _up_to(request: Request, stop: int) -> Request:
+    return Request(
+        request.slot, request.after, request.tokens[: stop - request.after], 0, rotated_as=request.rotated_as
+    )
 
 
 def why_alone(pair: Pair, *settings: Setting) -> str | None:

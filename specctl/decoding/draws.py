@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Union, overload
 
-from specctl.models.passes.host_device import draws
+from specctl.models.passes.inference import draws
 
 if TYPE_CHECKING:
     import torch

@@ -40,7 +40,7 @@ from specctl.models.predictors.predictor_checkpoint import locate_predictor, mis
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings, require_fixed_width
 from specctl.models.running.parallel_runner import PARD_TOKENS
-from specctl.models.running.rules.generation_rules import prompt_rules_in, rules_in
+from specctl.models.running.rules.text_rules import prompt_rules_in, rules_in
 from specctl.models.translation import TokenMap, agreement
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES

@@ -17,7 +17,7 @@ from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_
 from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import weighed
 from specctl.models.running.context import context_length
-from specctl.models.running.engines import Choice, EngineSettings, Where
+from specctl.models.running.engines import Choice, EngineSettings
 from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:

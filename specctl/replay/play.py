@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from specctl.batching.decisions import Decisions
-from specctl.batching.hub import Hub
+from specctl.batching.hub import Decisions, Hub
 from specctl.decoding.copying.chaining import Chaining, with_copy
 from specctl.errors import UsageError
 from specctl.policies import Setting, Signal, StoppingPolicy, TextRead, collect_phase, draft_phase

@@ -9,8 +9,7 @@ from threading import Event as Signal
 from typing import Any, Self
 
 from specctl.batching.hub import CrowdedError, Hub
-from specctl.batching.pair_rows import keeping, split
-from specctl.batching.shared_beginnings import SharedBeginnings
+from specctl.batching.pair_rows import SharedBeginnings, keeping, split
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.policies import Setting

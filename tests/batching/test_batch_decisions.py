@@ -9,8 +9,7 @@ from math import prod
 import pytest
 from test_hub import DRAFT, ENDS, GREEDY, PLAIN, PROMPTS, TARGET, TableRows, greedy_alone
 
-from specctl.batching.decisions import Decisions
-from specctl.batching.hub import Hub
+from specctl.batching.hub import Decisions, Hub
 from specctl.decoding import drafters
 from specctl.decoding import round as round_
 from specctl.decoding.copying.chained import ChainedDrafter

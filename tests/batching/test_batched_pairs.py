@@ -20,7 +20,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.batching.pair_rows import passes_of
-from specctl.batching.shared_beginnings import SharedBeginnings
+from specctl.batching.pair_rows import SharedBeginnings, passes_of
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.running.eager import EagerPasses

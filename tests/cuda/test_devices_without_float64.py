@@ -16,11 +16,11 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
 from specctl.decoding.trees import TreeDrafter
 from specctl.models.loading.draft_heads import build_head_runner
-from specctl.models.passes import host_device
+from specctl.models.passes import inference
 from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
@@ -46,11 +46,11 @@ Put = Callable[[Any, str], Any]
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
-    monkeypatch.setattr(host_device, "WITHOUT_FLOAT64", frozenset({"cuda"}))
-    host_device.draws.cache_clear()
+    monkeypatch.setattr(inference, "WITHOUT_FLOAT64", frozenset({"cuda"}))
+    inference.draws.cache_clear()
     with Devices(2, float64=False) as found:
         yield found
-    host_device.draws.cache_clear()
+    inference.draws.cache_clear()
 
 
 def test_the_pretence_has_no_float64(devices: Devices) -> None:
@@ -59,7 +59,7 @@ def test_the_pretence_has_no_float64(devices: Devices) -> None:
     for wrong in (here.double, lambda: here.cumsum(0, dtype=torch.float64), lambda: double.to("cuda:0")):
         with pytest.raises(TypeError, match="float64"):
             wrong()
-    assert [host_device.draws(torch.device(name)) for name in ("cuda:1", "cpu")] == [False, True]
+    assert [inference.draws(torch.device(name)) for name in ("cuda:1", "cpu")] == [False, True]
     assert devices.count == 2
 
 
@@ -178,6 +178,6 @@ def test_nothing_is_compiled_that_the_host_reads() -> None:
 @pytest.mark.parametrize("has", [True, False])
 def test_some_of_intels_devices_have_float64(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: SimpleNamespace(has_fp64=has))
-    host_device.draws.cache_clear()
-    assert host_device.draws(torch.device("xpu:0")) is has
-    host_device.draws.cache_clear()
+    inference.draws.cache_clear()
+    assert inference.draws(torch.device("xpu:0")) is has
+    inference.draws.cache_clear()

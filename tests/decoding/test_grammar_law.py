@@ -20,7 +20,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward, Numbers
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.rules.grammar import GrammarRule
 from specctl.models.running.rules.ruled import RuledRunner
 from specctl.policies.rules.constant import Constant

@@ -24,7 +24,7 @@ from specctl.decoding.session import Session
 from specctl.errors import ProfileError
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner
+from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting, StoppingPolicy

@@ -21,8 +21,8 @@ from specctl.models.loading.model import load_model
 from specctl.models.passes.forward import Forward
 from specctl.models.running import eager
 from specctl.models.running.eager import EagerPasses
+from specctl.models.running.one_function import ROUNDING, apart, width_fault, widths_apart
 from specctl.models.running.passes import Request
-from specctl.models.running.rounding import ROUNDING, apart, width_fault, widths_apart
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve

@@ -22,7 +22,7 @@ from specctl.decoding.steps_ahead import Lead, Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.chain_runner import GraphHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.forward import Token, TokenReader
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import Capturing, GraphPasses
 from specctl.models.running.slot import Slot

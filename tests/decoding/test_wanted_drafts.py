@@ -9,7 +9,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.policies import TextRead
 from specctl.records import Round
 from tests.support.toys import Script, TableRunner, related_table, table

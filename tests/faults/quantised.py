@@ -29,7 +29,7 @@ from specctl.decoding.draft import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.rounding import ROUNDING, widths_apart
+from specctl.models.running.one_function import ROUNDING, widths_apart
 from specctl.policies import POLICIES
 from tests.support.enumeration import largest_difference
 from tests.support.onnx_models import exported_once
@@ -148,7 +148,7 @@ def single_rows() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as unmended:
         unmended.setattr("specctl.models.onnx.passes.NARROWEST", 1)
-        unmended.setattr("specctl.models.running.rounding.widths_apart", lambda *_: 0.0)
+        unmended.setattr("specctl.models.running.one_function.widths_apart", lambda *_: 0.0)
         _forget()
         try:
             yield

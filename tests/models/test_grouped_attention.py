@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from specctl.models.running.static import grouped
+from specctl.models.passes.cuda_kernels import grouped
 from tests.support.pretend_cuda import Devices
 from tests.support.toys import seeded
 

@@ -19,7 +19,7 @@ from specctl.models.files.skeleton import load_config, skeleton
 from specctl.models.files.tokenizer import KINDS, one_tokenizer
 from specctl.models.placing import model_config
 from specctl.models.placing.model_config import ModelConfig, require_runnable
-from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
+from specctl.models.running.rules.text_rules import rules_in, unsupported_in
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from tests.support.checkpoints import save_model

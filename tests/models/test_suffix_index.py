@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.models.running.lookup_runner import LookupRunner
-from specctl.models.running.suffix_index import Match, SuffixIndex
+from specctl.models.running.lookup import LookupRunner, Match, SuffixIndex
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 LONGEST = st.integers(1, 6)

@@ -23,8 +23,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.rules.generation_rules import rules_in, unsupported_in
 from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.text_rules import rules_in, unsupported_in
 from specctl.models.running.rules.token_rules import TokenRules, config_rules
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from specctl.batching.decisions import Decisions
-from specctl.batching.hub import Hub
+from specctl.batching.hub import Decisions, Hub
 from specctl.policies import NONE, Setting
 from specctl.policies.draft_account import MOST, DraftAccount
 from specctl.policies.draft_allowance import EVERY, FIRST_DRAFTS, SETTLED, UNSEEN_AT_FIRST, DraftAllowance

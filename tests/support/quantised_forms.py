@@ -20,7 +20,7 @@ from specctl.models.predictors.predictor_checkpoint import locate_predictor
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES

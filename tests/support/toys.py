@@ -23,8 +23,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.forward import Forward, joined
-from specctl.models.passes.token_reader import Foresee
+from specctl.models.passes.forward import Foresee, Forward, joined
 from specctl.models.passes.tree_sight import path_to
 from specctl.models.passes.watching import cut_states
 from specctl.models.predictors.disco_predictor import FEATURES, DiscoPredictor

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from specctl.models.running.suffix_index import SuffixIndex
+from specctl.models.running.lookup import SuffixIndex
 from specctl.records import DraftStep
 
 LONGEST, SHORTEST = 4, 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from specctl.models.running.suffix_index import Match, SuffixIndex
+from specctl.models.running.lookup import Match, SuffixIndex
 
 LONGEST_GRAM = 3
 """The most tokens of the text's end that are looked up anew; a match that goes on right grows beyond."""

@@ -27,9 +27,8 @@ from specctl.decoding.logits.logits import (
 )
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Numbers
+from specctl.models.passes.forward import Foresee, Numbers
 from specctl.models.passes.synchronisation import sent
-from specctl.models.passes.token_reader import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.profile.schema import Verification
 from specctl.records import TokenLogprobs

@@ -33,8 +33,7 @@ from specctl.decoding.logits.logits import (
 )
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Signals
-from specctl.models.passes.token_reader import Foresee
+from specctl.models.passes.forward import Foresee, Signals
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken, TokenLogprobs

@@ -14,9 +14,8 @@ from specctl.decoding.logits.host import CertainLogits, HostLogits
 from specctl.decoding.logits.logits import Logits, Verdict, array, not_a_number, verify_greedy
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Forward, Numbers, joined_numbers
-from specctl.models.passes.host_device import draws
-from specctl.models.passes.token_reader import Foresee
+from specctl.models.passes.forward import Foresee, Forward, Numbers, joined_numbers
+from specctl.models.passes.inference import draws
 from specctl.profile.schema import Verification
 
 if TYPE_CHECKING:

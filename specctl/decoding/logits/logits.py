@@ -12,8 +12,7 @@ import numpy.typing as npt
 from specctl.decoding.draft import Drafted
 from specctl.decoding.draws import DrawGenerator
 from specctl.errors import RecordError
-from specctl.models.passes.forward import Numbers
-from specctl.models.passes.token_reader import Foresee
+from specctl.models.passes.forward import Foresee, Numbers
 from specctl.policies import Signal
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken, TokenLogprobs

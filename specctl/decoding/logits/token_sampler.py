@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import joined_numbers
-from specctl.models.passes.token_reader import Foresee
+from specctl.models.passes.forward import Foresee, joined_numbers
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep

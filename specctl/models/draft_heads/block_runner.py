@@ -14,9 +14,8 @@ from specctl.models.draft_heads.verifier_states import PendingStates
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
-from specctl.models.passes.forward import Forward
+from specctl.models.passes.forward import Foresee, Forward, Token, TokenReader
 from specctl.models.passes.synchronisation import sent
-from specctl.models.passes.token_reader import Foresee, Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing

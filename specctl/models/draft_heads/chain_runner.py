@@ -11,9 +11,8 @@ from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferRunner, Found, PassKind
-from specctl.models.passes.forward import Forward
+from specctl.models.passes.forward import Forward, Token, TokenReader
 from specctl.models.passes.synchronisation import sent
-from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 

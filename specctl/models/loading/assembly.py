@@ -31,13 +31,12 @@ from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, loc
 from specctl.models.running.around import NarrowRunner
 from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.parallel_runner import in_parallel
 from specctl.models.running.registered_runner import RegisteredRunner
-from specctl.models.running.rules.generation_rules import prompt_rules_in
 from specctl.models.running.rules.ruled import RuledRunner, TokenRule
-from specctl.models.running.rules.text_rules import repetition_rule
+from specctl.models.running.rules.text_rules import prompt_rules_in, repetition_rule
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import LARGE, choose, decided, share_of, tell_torch, threads_of
 from specctl.processes import CoreTime

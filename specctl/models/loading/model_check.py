@@ -101,8 +101,7 @@ def kept_check(
 
 def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
     """What a check finds, and whether it would find it again: a pass may end in an error for once."""
-    from specctl.models.running.one_function import over_cache, over_rows
-    from specctl.models.running.rounding import width_fault
+    from specctl.models.running.one_function import over_cache, over_rows, width_fault
 
     if (sharding := network.sharding) is not None:
         from specctl.models.loading.model_runners import checking_runner

@@ -11,7 +11,7 @@ from specctl.models.files.tokenizer import Spelling, Tokenizer
 from specctl.models.loading.contents import model_hash
 from specctl.models.onnx.store import CHAINS, Kept, Store, cache_folder, key_of_files, no_tree_graph
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.host_device import HOST
+from specctl.models.passes.inference import HOST
 from specctl.models.placing.memory import accelerator
 from specctl.models.placing.quantization import rounding
 from specctl.models.running.slot import Slot
@@ -128,7 +128,7 @@ def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, chec
     from specctl.models.passes.masks import attends_to_everything
     from specctl.models.passes.weights import weight_bytes
     from specctl.models.placing.model_config import generation_config
-    from specctl.models.running.rules.generation_rules import lone_repetition_penalty, unsupported_in
+    from specctl.models.running.rules.text_rules import lone_repetition_penalty, unsupported_in
 
     configs = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
     penalties = {None if unsupported_in(each) else lone_repetition_penalty(each) for each in configs} or {1.0}

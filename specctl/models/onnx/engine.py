@@ -277,7 +277,7 @@ def _require_equal(
     The model computes before the graph is opened, so that only one of the two has to be in memory.
     """
     from specctl.models.onnx.export import difference, expectations, limit
-    from specctl.models.running.rounding import ROUNDING, widths_apart
+    from specctl.models.running.one_function import ROUNDING, widths_apart
 
     expected = expectations(model, vocabulary, quantize, trees=trees)
     page_out(model.parameters())

@@ -22,7 +22,7 @@ from specctl.models.passes.layer_sizes import sizes
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST, decoder, decoder_layers
 from specctl.models.passes.weights import page_out
-from specctl.models.running.rounding import ROUNDING, apart
+from specctl.models.running.one_function import ROUNDING, apart
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from specctl.models.onnx.store import derived_graph
-from specctl.models.passes.host_device import HOST
+from specctl.models.passes.inference import HOST
 from specctl.models.passes.watching import LAST
 
 if TYPE_CHECKING:

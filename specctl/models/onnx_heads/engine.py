@@ -27,7 +27,7 @@ from specctl.models.onnx_heads.runners import (
 )
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.rounding import ROUNDING, apart
+from specctl.models.running.one_function import ROUNDING, apart
 from specctl.models.running.slot import Slot
 
 if TYPE_CHECKING:

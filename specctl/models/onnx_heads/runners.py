@@ -17,12 +17,12 @@ from specctl.models.onnx.graph import ON_HOST, Array, element_type, open_session
 from specctl.models.onnx.passes import BOUND_WIDTH, CAPACITY, PIECE
 from specctl.models.onnx.store import GRAPH, HEAD_CHAINS
 from specctl.models.passes.forward import Forward
-from specctl.models.passes.host_device import HOST
+from specctl.models.passes.inference import HOST
 
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.token_reader import Foresee
+    from specctl.models.passes.forward import Foresee
     from specctl.models.passes.watching import States
 
 PAST, PRESENT = "past.", "present."

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specctl.errors import ModelError
-from specctl.models.passes.host_device import draws
+from specctl.models.passes.inference import draws
 from specctl.models.passes.preparation_time import preparing
 
 Pass = Callable[..., Any]

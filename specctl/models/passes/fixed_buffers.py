@@ -11,9 +11,9 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from specctl.models.passes.compilation import Compiler
+from specctl.models.passes.forward import Token, TokenReader
 from specctl.models.passes.masks import aligned, placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
-from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.tree_sight import WIDEST, TreeSight, gather_path
 
 

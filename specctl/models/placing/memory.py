@@ -15,7 +15,7 @@ from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import ITEM_BYTES, SAFETENSORS_NAMES, Checkpoint, WeightHeaders
 from specctl.models.files.library_calls import explained
 from specctl.models.files.skeleton import left_out, load_config, skeleton
-from specctl.models.passes.host_device import draws
+from specctl.models.passes.inference import draws
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.model_config import ModelConfig
 from specctl.profile.schema import Engine

@@ -10,7 +10,7 @@ from specctl.models.files.library_calls import explain, explained, hushed
 from specctl.models.files.plain_config import FAMILIES, is_plain, is_plain_generation
 from specctl.models.files.skeleton import is_wrapper, known_class, load_config, text_only_class
 from specctl.models.passes.layer_sizes import cached_values
-from specctl.models.running.rules.generation_rules import unsupported_in
+from specctl.models.running.rules.text_rules import unsupported_in
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

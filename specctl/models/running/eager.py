@@ -9,9 +9,13 @@ from transformers import DynamicCache, PreTrainedModel
 from specctl.models.passes.cache import BufferedLayer, cache_argument, empty_cache, trims_from
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.masks import MaskMaker, aligned_mask, attends_to_everything, mask_obstacle
-from specctl.models.passes.recurrent_state import RecurrentState, has_recurrent_state
+from specctl.models.passes.recurrent_state import (
+    RecurrentState,
+    has_recurrent_state,
+    reads_prompts_whole,
+    step_through_blocks,
+)
 from specctl.models.passes.rotation import rotated_by, rotation_of
-from specctl.models.passes.stepping import reads_prompts_whole, step_through_blocks
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.trimmed_output import vocabulary_of

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.cuda_capture import Capture, CudaCapture, why_uncaptured
 from specctl.models.passes.fixed_buffers import SHORTEST, FixedBuffers, PassKind, span_class
+from specctl.models.passes.forward import Token
 from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
-from specctl.models.passes.token_reader import Token
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import LayerWatch
 from specctl.models.running.passes import Passes, Request

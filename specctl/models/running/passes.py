@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import torch
 
     from specctl.models.passes.draft_vocabulary import DraftVocabulary
-    from specctl.models.passes.token_reader import Foresee, PassReader
+    from specctl.models.passes.forward import Foresee, PassReader
     from specctl.models.passes.watching import States
+    from specctl.models.running.lookup import SuffixIndex
     from specctl.models.running.slot import Slot
-    from specctl.models.running.suffix_index import SuffixIndex
 
 READERS = 1024
 """Readers that are known to be equal to others; with more of them they are compared anew."""

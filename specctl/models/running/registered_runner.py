@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from specctl.errors import ModelError
 from specctl.models.passes.forward import Forward
-from specctl.models.passes.host_device import HOST
+from specctl.models.passes.inference import HOST
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.runner import Runner
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from specctl.models.passes.forward import Numbers
+    from specctl.models.passes.forward import Numbers, PassReader, Token, TokenReader
     from specctl.models.passes.rotation import Rotation
-    from specctl.models.passes.token_reader import PassReader, Token, TokenReader
 
 
 def rotating(passes: Passes, model: "PreTrainedModel") -> Slot:

@@ -11,8 +11,7 @@ from specctl.models.running.slot import Slot, judged_after
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.forward import Numbers
-    from specctl.models.passes.token_reader import Foresee, PassReader, Token, TokenReader
+    from specctl.models.passes.forward import Foresee, Numbers, PassReader, Token, TokenReader
     from specctl.models.passes.watching import States
 
 

@@ -10,8 +10,7 @@ from specctl.models.running.passes import Facts, Passes, Request
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.forward import Numbers
-    from specctl.models.passes.token_reader import Foresee, PassReader, Token, TokenReader
+    from specctl.models.passes.forward import Foresee, Numbers, PassReader, Token, TokenReader
     from specctl.models.passes.watching import States
 
 PIECE = 512

@@ -21,11 +21,10 @@ from specctl.models.passes.fixed_buffers import (
     span_class,
     width_of,
 )
-from specctl.models.passes.forward import Forward
+from specctl.models.passes.forward import Forward, TokenReader
 from specctl.models.passes.masks import additive, aligned, mask_obstacle
 from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.synchronisation import sent
-from specctl.models.passes.token_reader import TokenReader
 from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch, joined_states
 from specctl.models.passes.weights import Where, device_of

@@ -68,7 +68,7 @@ class OneByOne:
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """What the draft predicts ``(B,)`` about the token after each of those ``(B,)`` drawn from the pass before.
 
-        See `specctl.models.passes.token_reader.Foresee`; None if the draft does not predict it.
+        See `specctl.models.passes.forward.Foresee`; None if the draft does not predict it.
         """
         return None if self._foresee is None else self._foresee(tokens[0])[None]
 

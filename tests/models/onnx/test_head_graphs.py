@@ -15,7 +15,7 @@ from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.onnx.store import key_of_head
 from specctl.models.onnx_heads.runners import PASS, REMEMBER
-from specctl.models.running.rounding import apart
+from specctl.models.running.one_function import apart
 from tests.support.onnx_heads import (
     EVERY_OTHER,
     HEADS,

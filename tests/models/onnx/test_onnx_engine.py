@@ -27,7 +27,7 @@ from specctl.models.placing.engine_table import ENGINES
 from specctl.models.placing.memory import DeviceMemory
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.rounding import widths_apart
+from specctl.models.running.one_function import widths_apart
 from specctl.profile import resolve
 from tests.support.onnx_models import graphs, needs_onnx, one_layer, onnx_runner, small_pair, sure_runner
 from tests.support.toys import seeded
@@ -389,7 +389,7 @@ def test_where_neither_can_quantise_a_target_doctor_says_what_loading_says(
     pytest.importorskip("torchao")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("specctl.models.onnx.export.difference", lambda *_: 7.0)
-    monkeypatch.setattr("specctl.models.running.rounding.widths_apart", lambda *_: 0.4)
+    monkeypatch.setattr("specctl.models.running.one_function.widths_apart", lambda *_: 0.4)
     profile = small_pair(tmp_path, "target.quantize=int8")
 
     (problem,) = diagnose(profile, tries=True).problems
