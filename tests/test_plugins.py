@@ -259,6 +259,7 @@ def test_a_command_loads_it_by_its_name(prompts: Path) -> None:
     assert "of scores 1.0" in shown
     assert "the policy absent of mixed 1.0 cannot be used: ModuleNotFoundError" in shown
     assert "the drafter gone of scores 1.0 cannot be used" in shown
+    assert "Verdict: ready" in invoke("doctor", *drafting, "--devices").stdout
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,9 @@ LARGE_DRAFT = 0.5
 
 
 def large_draft(verifier: tuple[str, int], draft: tuple[str, int]) -> str | None:
-    """What to tell of a draft that is too large to pay; None for one that is not.
+    """A warning about a draft that is too large to pay; None for one that is not.
 
-    Args:
-        verifier: the model that reads what is drafted: its key in the profile, and its number of parameters.
-        draft: the same of the draft.
+    ``verifier`` and ``draft`` are each model's key in the profile and its number of parameters.
     """
     (upper, larger), (lower, smaller) = verifier, draft
     if smaller <= LARGE_DRAFT * larger:
@@ -65,12 +63,7 @@ def large_draft(verifier: tuple[str, int], draft: tuple[str, int]) -> str | None
 
 
 def large_drafts(members: Sequence[PairMember], above: Sequence[int | None]) -> Iterator[str]:
-    """The warnings of `large_draft` about a pair; draft heads and models in shards are left out.
-
-    Args:
-        members: from the target down, loaded.
-        above: as in `Pair`.
-    """
+    """The warnings of `large_draft` about a pair's members; draft heads and models in shards are left out."""
     for draft, upper in zip(members[1:], above, strict=True):
         sizes = [
             (one.role, one.model.parameters)
@@ -270,9 +263,8 @@ class Assembled:
     Attributes:
         members: from the target down, each with the model that its runner has.
         bare: the target's runner without wrappers.
-        target: what verifies.
-        drafts: as in `Pair`.
-        named_predictors: as in `Pair`.
+        target: the runner that verifies.
+        drafts, named_predictors: as in `Pair`.
     """
 
     members: Sequence[PairMember]
@@ -304,8 +296,8 @@ def assemble(
         torch_weights, on_foreign_predictor, progress: as in `load_pair`.
 
     Raises:
-        ModelError: a model cannot run on the engine, a head cannot be loaded, or what the target makes of a text
-            depends on the passes in which it reads it.
+        ModelError: a model cannot run on the engine, a head cannot be loaded, or the target's results depend on the
+            passes in which a text is read.
     """
     members, whole = list(members), members[0].torch_model
     checks = whole is not None and (settings.check or whole.untested)
@@ -405,14 +397,9 @@ NAMELESS = "the model"
 
 
 def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
-    """A model that its user has loaded.
+    """A causal language model that its user has loaded; ``role`` is ``target`` or ``draft``, for messages.
 
-    Args:
-        model: a causal language model.
-        role: ``target`` or ``draft``, for messages.
-
-    Raises:
-        ModelError: it is an encoder and decoder, or cannot take back rejected tokens.
+    Raises ModelError for an encoder and decoder, and for a model that cannot take back rejected tokens.
     """
     from specctl.models.passes.cache import cannot_go_back
 
@@ -425,10 +412,10 @@ def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
 
 
 def form_of(model: "PreTrainedModel") -> list[Any]:
-    """What runners of a model and its drafts are made for; where it differs from an earlier one they must be made anew.
+    """What runners of a model and its drafts are made for; where it changes they have to be made anew.
 
-    It is the model's configuration, the attention that it runs, and each weight's name, shape, dtype and device: so it
-    changes where embeddings are resized or a model is moved, and not where weights get other values.
+    It is the model's configuration, its attention, and each weight's name, shape, dtype and device: so it changes where
+    embeddings are resized or a model is moved, and not where weights get other values.
     """
     from specctl.models.passes.masks import USUAL, WITH_MASKS
 
@@ -442,13 +429,13 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
     """Eager runners of a target in memory, with all its output rows, and of its drafts.
 
     Args:
-        target: it is checked once, if its family is not known.
+        target: checked once, if its family is not known.
         draft: the table of the draft that it verifies.
         given: a model to use as the only draft; None to load what the table names.
 
     Raises:
-        ModelError: a draft cannot be loaded, has another tokenizer than the target, or its head was trained on another;
-            or the target's weights are quantised, and what they compute depends on the width of a pass.
+        ModelError: a draft cannot be loaded, has another tokenizer than the target, or its head was trained on another
+            target; or the target's weights are quantised, and its results depend on the width of a pass.
     """
     members = [PairMember("target", ModelTable(model=target.name), network=target)]
     if given is not None:
@@ -473,11 +460,7 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
 
 
 def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
-    """Cut the output layers of drafts to the tokens that their tables let them write.
-
-    Raises:
-        ModelError: a draft is in memory, and so is its user's.
-    """
+    """Cut the output layers of drafts to the tokens that their tables let them write; one in memory is its user's."""
     for draft in members[1:]:
         if not isinstance(draft.table, DraftTable) or draft.table.tokens is None or draft.network is None:
             continue

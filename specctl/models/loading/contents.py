@@ -13,11 +13,11 @@ from specctl.profile.schema import IN_TARGET, Profile
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The files that decide what a profile's models compute, its tokenizer's and its templates' included.
+    """The files that decide what a profile's models compute, including its tokenizer's and its templates'.
 
     Attributes:
         files: of each model, draft head and acceptance head by its key in the profile, sorted; those that are here.
-        commits: of those from the hub, the commit that their revision names now.
+        commits: for those from the hub, the commit that their revision names now.
     """
 
     files: dict[str, list[Path]] = field(default_factory=dict)
@@ -25,11 +25,7 @@ class Contents:
 
     @classmethod
     def of(cls, profile: Profile) -> "Contents":
-        """Find the files; from the hub, only small ones are downloaded.
-
-        Raises:
-            ModelError: there is no such model.
-        """
+        """Find the files; from the hub, only small ones are downloaded. Raises ModelError if there is no such model."""
         checkpoints = {"target": locate(profile.target, "target")}
         found: dict[str, list[Path]] = {}
         commits: dict[str, str] = {}
@@ -53,7 +49,7 @@ class Contents:
         return cls(found, commits)
 
     def hashes(self) -> dict[str, str]:
-        """`files_hash` of each, with the files' names; the same wherever a copy of them is."""
+        """`files_hash` of each, with the files' names; the same for every copy of them."""
         return {
             key: hashlib.sha256("\n".join([files_hash(files), *(file.name for file in files)]).encode()).hexdigest()
             for key, files in self.files.items()
@@ -65,7 +61,9 @@ class Contents:
         return {**local.hashes(), **{key: f"commit {commit}" for key, commit in self.commits.items()}}
 
     def changes(self) -> dict[str, list[tuple[str, int, int, int]]]:
-        """Path, size, time and inode of every file: differ as soon as one is written again, with whatever contents."""
+        """Path, size, time and inode of every file: they differ as soon as one is written again, with whatever
+        contents.
+        """
         return {key: [_state(file) for file in files] for key, files in self.files.items()}
 
 
@@ -79,18 +77,17 @@ def model_states(checkpoint: Checkpoint) -> States | None:
 
 
 def model_hash(checkpoint: Checkpoint, trust_remote_code: bool, *, whole: bool = True) -> str | None:
-    """A hash of all files that decide what a model computes, and how its tokenizer spells.
-
-    It is made once in a process for files that stay as they are.
+    """A hash of all files that decide what a model computes, and how its tokenizer spells; computed once for the same
+    files.
 
     Args:
         checkpoint: the model's files.
         trust_remote_code: whether code may run that other files may hold.
-        whole: whether every byte is read; of large files samples tell too, but for single weights.
+        whole: whether every byte is read; samples of large files miss single weights only.
 
     Returns:
-        None where the files do not tell: code of the model's own is in other places too, transformers finds an
-            adapter in the model's folder, or files are missing.
+        None where the files do not decide: the model's own code is in other places too, transformers finds an adapter
+            in the model's folder, or files are missing.
     """
     if trust_remote_code or (checkpoint.folder / ADAPTER).exists():
         return None
@@ -114,7 +111,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:
 
 
 def _of_adapter(checkpoint: Checkpoint) -> list[str]:
-    """What tells an adapter from others: its commit, or a hash."""
+    """What identifies an adapter: its commit, or a hash."""
     adapter = checkpoint.adapter
     return [] if adapter is None else [adapter.commit or files_hash(adapter.files)]
 

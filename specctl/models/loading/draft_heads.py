@@ -46,7 +46,7 @@ def build_head_runner(
         vocabulary: the pair's shared vocabulary.
         name: the head's, in messages.
         settings: which engine, and whether to compile.
-        verifier: the runner of the model whose states it reads, without others around it.
+        verifier: the runner of the model whose states it reads, without wrappers.
     """
     device = next(head.parameters()).device
     its = None if verifier is None else ENGINES.get(verifier.engine.partition(",")[0])
@@ -101,14 +101,8 @@ def needed(head: ChainHead | BlockHead) -> Estimate:
 def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "LoadedModel") -> ChainHead | BlockHead:
     """Load a draft head next to its verifier: the network in eval mode, on its device.
 
-    Args:
-        found: its files.
-        table: its profile table; with device and dtype ``auto`` they are those of the verifier's output layer.
-        verifier: the loaded model whose states it reads.
-
-    Raises:
-        ModelError: the head is damaged, of a layout that specctl does not know, or made for another model, or its
-            device does not exist.
+    With device and dtype ``auto`` in its table they are those of the verifier's output layer. Raises ModelError where
+    the head is damaged, of an unknown layout or made for another model, and where its device does not exist.
     """
     head = found.network(verifier.model)
     if table.device != "auto":

@@ -33,8 +33,8 @@ class LoadedModel:
         config: the configuration of its text decoder.
         eos_ids: the end-of-sequence ids of its generation settings; `eos_of` adds the tokenizer's.
         vocabulary: width of its logits, including padding.
-        device: device of the input ids.
-        dtype: dtype of the weights, of those that are not quantised.
+        device: of the input ids.
+        dtype: of the weights that are not quantised.
         devices: every device that holds weights.
         sharding: how the model is split over processes, of which this one has a share; None if it is whole.
     """
@@ -57,14 +57,7 @@ class LoadedModel:
         devices: Sequence[str] | None = None,
         sharding: "Sharding | None" = None,
     ) -> "LoadedModel":
-        """A transformers model that is in memory.
-
-        Args:
-            model: in eval mode.
-            name: of the model, in messages.
-            devices: every device that holds weights; None for a model of one device.
-            sharding: what else holds a share of it; None where it is whole.
-        """
+        """A transformers model that is in memory, in eval mode. ``devices`` is None for a model on one device."""
         from specctl.models.passes.weights import device_of
 
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -107,7 +100,8 @@ def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
 
 
 def loading_order(levels: Iterable[T]) -> list[T]:
-    """What is given from the target down in the order in which it is loaded: the lowest draft first, the target last.
+    """Members listed from the target down, in the order in which they are loaded: the lowest draft first, the target
+    last.
 
     A target that is spread over devices takes the remaining memory, so the small models must be loaded before it.
     """
@@ -123,7 +117,7 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         verbose: let transformers show its progress and warnings on stderr.
 
     Raises:
-        ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
+        ModelError: the model cannot be loaded; the hint says how to fix it.
     """
     checkpoint = locate(table, role)
     return load_inspected(
@@ -134,7 +128,7 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
 def load_inspected(
     checkpoint: Checkpoint, table: ModelTable, quantization: Quantization | None, *, verbose: bool = False
 ) -> LoadedModel:
-    """`load_model` for a model that was `inspected`, which told how it is quantised."""
+    """`load_model` for a model that was `inspected`, with the quantisation that this returned."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
     placement = placed_here(checkpoint, table, need)
@@ -156,8 +150,8 @@ def prefer_own_attention(devices: Iterable[str]) -> None:
     """Do without cuDNN's attention in this process where a model goes to a CUDA device.
 
     From torch 2.9 on it comes first on H100 and B200. It builds a plan for every new length and stride of the cache,
-    which takes 20 to 40 ms on an H100 each time that a text has grown by a token; and on a B200 its one-token passes
-    are wrong for models with fewer than 8 key-value heads (pytorch #193893).
+    which takes 20 to 40 ms on an H100 for each token that a text has grown by; and on a B200 its one-token passes are
+    wrong for models with fewer than 8 key-value heads (pytorch #193893).
     """
     import torch
 
@@ -181,11 +175,7 @@ def read_share(asked: dict[str, Any]) -> "PreTrainedModel":
 
 
 def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model's checkpoint.
-
-    Raises:
-        ModelError: the checkpoint has no tokenizer, or it cannot be read.
-    """
+    """The tokenizer of a model's checkpoint; raises ModelError if there is none or it cannot be read."""
     from transformers import AutoTokenizer
 
     checkpoint = locate(table, role)
@@ -307,16 +297,14 @@ def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
 
 
 def adapted(model: "PreTrainedModel", adapter: Adapter) -> "PreTrainedModel":
-    """The same model, changed in place.
+    """The same model, changed in place by its LoRA adapter.
 
     Changes are added to the weights, in the weights' dtype, so that passes cost nothing more and every engine runs
-    them. Weights that are quantised stay as they are: adding would round them anew, so their layers compute the change
-    in every pass.
+    them. Quantised weights stay unchanged, since adding would round them anew; their layers compute the change in every
+    pass.
 
-    Raises:
-        ModelError: some of the adapter's tensors have no place in the model, or the model has some for which there
-            are none.
-        Exception: whatever peft raises of an adapter that does not fit.
+    Raises ModelError if some of the adapter's tensors have no place in the model or the model has places for others,
+    and whatever peft raises for an adapter that does not fit.
     """
     from peft import PeftConfig, PeftModel
 
@@ -337,8 +325,9 @@ def adapted(model: "PreTrainedModel", adapter: Adapter) -> "PreTrainedModel":
 
 
 def _part_embeddings(model: Any) -> None:
-    """Give the output layer weights of its own if they are the input's and an adapter changes either of them: what is
-    added to one would be added to the other too, which is not what the adapter was trained with."""
+    """Give a tied output layer its own weights if an adapter changes it or the input embeddings: a change to one would
+    be added to the other too.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from torch.nn import Parameter
 

@@ -29,13 +29,13 @@ OTHER_WEIGHTS = "Choose another value of quantize or another checkpoint."
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What the check of a model has found.
+    """The result of a model's check.
 
     Attributes:
-        fault: why drafting would change what it writes as a target, as the end of a sentence; None if it would not.
-        hint: what to take instead.
+        fault: why drafting would change a target's text, as the end of a sentence; None if it would not.
+        hint: what to use instead.
         fails: whether its passes over a cache end in an error, so that it cannot draft either.
-        no_buffers: why it cannot run over fixed buffers, of one text or several; None if it can.
+        no_buffers: why it cannot run over fixed buffers, with one or several texts; None if it can.
     """
 
     fault: str | None = None
@@ -52,11 +52,10 @@ class ModelCheck:
 
 
 def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary: int, *, drafts: bool = False) -> None:
-    """Make sure that a target computes one function of a text, in whatever passes it is read.
+    """Make sure that a target computes one function of a text, whatever passes it is read in.
 
-    A draft need not: whatever law it draws from is known to the verdict. But its passes have to come to an end.
-
-    A model that differs over fixed buffers alone is not refused: `mask_obstacle` says so then, and engines ask it.
+    A draft need not: the verdict knows the distribution that it draws from, whatever that is. But its passes have to
+    end. A model that differs over fixed buffers alone is not refused: `mask_obstacle` then says so, and engines ask it.
 
     Args:
         network: the model, in torch.
@@ -88,19 +87,19 @@ def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary:
 def kept_check(
     checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None
 ) -> ModelCheck | None:
-    """What an earlier check of a model has found, without loading it; None if there was none.
+    """The result of an earlier check of a model, without loading it; None if there was none.
 
     Args:
         checkpoint, table: the model's.
-        kind: of the device that it goes to, such as ``cpu``.
-        dtype: that its weights are loaded in.
-        quantize: how torch has them quantised; None where it has them whole.
+        kind: of its device, such as ``cpu``.
+        dtype: of its loaded weights.
+        quantize: how torch has them quantised; None where they are not.
     """
     return _read(_path(checkpoint, table, kind, dtype, quantize))
 
 
 def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
-    """What a check finds, and whether it would find it again: a pass may end in an error for once."""
+    """The result of a check, and whether it would be the same again: a pass may fail once."""
     from specctl.models.running.one_function import over_cache, over_rows, width_fault
 
     if (sharding := network.sharding) is not None:
@@ -125,12 +124,12 @@ _MADE: "WeakKeyDictionary[Any, ModelCheck]" = WeakKeyDictionary()
 
 
 def _is_quantised(network: "LoadedModel") -> bool:
-    """Whether torch has weights that are quantised; onnxruntime rounds those of a model that torch has whole."""
+    """Whether torch has quantised weights; onnxruntime rounds those of a model that torch has whole."""
     return getattr(network.model, "quantization_method", None) is not None
 
 
 def _path(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None) -> Path | None:
-    """Where the check of a model is kept; None where its files do not tell what it computes."""
+    """The file of a model's check; None where its files do not say what it computes."""
     if (files := model_hash(checkpoint, table.trust_remote_code, whole=False)) is None:
         return None
     key = hashlib.sha256(key_of_files(files, kind, dtype, quantize).encode()).hexdigest()[:32]
@@ -150,7 +149,7 @@ def _read(path: Path | None) -> ModelCheck | None:
 
 
 def _write(path: Path | None, made: ModelCheck) -> None:
-    """Keep it, as a whole; where that cannot be, it is made again."""
+    """Store it, as a whole; where that fails, the check is made again."""
     if path is None:
         return
     part = path.with_name(f".{path.name}-{os.getpid()}")

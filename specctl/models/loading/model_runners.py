@@ -26,11 +26,11 @@ def model_runner(
     """A model's runner, and the model as that runs it.
 
     Args:
-        one: found; of a model in memory, only its table.
-        network: as it was loaded.
+        one: the member with its files.
+        network: its model as it was loaded.
         vocabulary: the pair's shared vocabulary.
         settings: which engine, and whether to compile.
-        keeps: whether torch's weights are wanted where torch does not run the model.
+        keeps: whether torch's weights are needed where torch does not run the model.
 
     Raises:
         ModelError: the engine cannot run it quantised, and torch cannot either.
@@ -58,8 +58,7 @@ def sharded_runner(
 ) -> "LeadingRunner":
     """The runner of a model in shards, by the engine that a profile asks for.
 
-    Raises:
-        ModelError: onnxruntime is to run it, or a rank cannot run it.
+    Raises ModelError where onnxruntime is to run it, and where a rank cannot run it.
     """
     from specctl.models.sharding import leader
 
@@ -80,13 +79,9 @@ def checking_runner(model: "PreTrainedModel", sharding: "Sharding", vocabulary: 
 
 
 def checked_runner(runner: Slot, bare: Slot, target: PairMember, vocabulary: int) -> Slot:
-    """A target that is compared once with a fresh read, by eager passes where torch has the same weights.
+    """A target's runner that is compared once with a fresh read, by eager passes where torch has the same weights.
 
-    Args:
-        runner: the target's.
-        bare: the same without wrappers.
-        target: as that runs it.
-        vocabulary: the pair's shared vocabulary.
+    ``bare`` is ``runner`` without wrappers, ``target`` the member as that runs it.
     """
     network = target.torch_model
     assert network is not None, "stored graphs were checked when they were made"

@@ -203,10 +203,8 @@ def require_head_settings(found: DraftHeadCheckpoint, table: ModelTable) -> None
 def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) -> DraftHeadCheckpoint | None:
     """The draft head that a draft table names; None if it names a model.
 
-    Args:
-        role: the table's key in the profile.
-        table: the draft's.
-        verifier: key and table of the model above it, whose own files hold the head if its name is `IN_TARGET`.
+    ``role`` is the table's key in the profile. ``verifier`` are key and table of the model above it, whose files hold
+    the head if its name is `IN_TARGET`.
     """
     if not table.has_files:
         return None
@@ -253,10 +251,8 @@ def load_found(
 ) -> list[PairMember]:
     """Load all members that have files: the models in their order, then the draft heads.
 
-    Args:
-        members: from the target down, with their files.
-        above: as in `Pair`: whose states a draft may read.
-        progress: called with the name of each before it is loaded.
+    ``above`` says whose states a draft may read, as in `Pair`; ``progress`` is called with each name before it is
+    loaded.
     """
     loaded = list(members)
     wanted = [place for place, one in enumerate(members) if one.checkpoint is not None]
@@ -277,11 +273,7 @@ def load_found(
 
 
 def split(tables: Iterable[ModelTable]) -> int | None:
-    """The number of processes over which a profile's models are split; None where none is.
-
-    Raises:
-        ModelError: two of them are split over different numbers.
-    """
+    """Over how many processes models are split, None where none is; raises ModelError for two different numbers."""
     numbers = {table.shards for table in tables if table.shards is not None and table.splits}
     if len(numbers) > 1:
         raise ModelError(
@@ -293,19 +285,11 @@ def split(tables: Iterable[ModelTable]) -> int | None:
 
 
 def find_stored(members: Sequence[PairMember], profile: Profile, settings: EngineSettings) -> list[PairMember] | None:
-    """The members with the stored graphs of their models, which stand for the models.
+    """The members with the stored graphs of their models, which stand for the models; members are listed from the
+    target down.
 
-    Args:
-        members: from the target down.
-        profile: as the pair is wanted.
-        settings: how forward passes run.
-
-    Returns:
-        None where a model has no graph yet, where the stored facts about a model do not cover all that is asked, and
-        where there is too little memory.
-
-    Raises:
-        ModelError: there is no such model.
+    None where a model has no graph yet, where the stored facts about a model do not cover all that is asked, and where
+    there is too little memory. Raises ModelError if there is no such model.
     """
     wanted = [place for place, one in enumerate(members) if one.table.has_files]
     if (

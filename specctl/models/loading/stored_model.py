@@ -30,11 +30,11 @@ class StoredModel:
     Attributes:
         name: the model's name in the profile.
         path: of the graph.
-        key: its name in the store.
+        key: the graph's name in the store.
         facts: of the model.
         rounding: how the graph's weights are rounded; None where they are not.
-        no_trees: as of `OnnxPasses`.
-        ids: of the columns of its logits; None where a column is an id.
+        no_trees: as in `OnnxPasses`.
+        ids: the token ids of its logits' columns; None where a column is an id.
     """
 
     name: str
@@ -49,13 +49,8 @@ class StoredModel:
     def find(
         cls, checkpoint: Checkpoint, table: ModelTable, trees: bool, ids: DraftVocabulary | None
     ) -> "StoredModel | None":
-        """Find a model's graph; None if it or the facts about its model are not stored.
-
-        Args:
-            checkpoint: the model's files.
-            table: its profile table.
-            trees: whether it is to read trees.
-            ids: as of the class.
+        """Find a model's graph, one that reads ``trees`` if it can; None if it or the facts about its model are not
+        stored.
         """
         stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
         if "float32" not in (table.dtype, stated):
@@ -116,11 +111,7 @@ def may_be_stored(table: ModelTable) -> bool:
 def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
     """Store the facts of a model beside its graph, if its runner has a stored one and there are none yet.
 
-    Args:
-        network: the model; it may have shapes and no weights.
-        runner: the model's own.
-        tokenizer: the model's own.
-        checkpoint: the model's files.
+    ``network`` may have shapes and no weights; the others are the model's own.
     """
     path = getattr(getattr(runner, "passes", None), "facts", None)
     if path is None or Kept.read(path) is not None:

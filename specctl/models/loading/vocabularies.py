@@ -35,20 +35,20 @@ def token_map(
     *,
     needs_law: bool = False,
 ) -> TokenMap | None:
-    """What a draft shares with its target, and how it drafts; None where their tokenizers are one.
+    """What a draft shares with its target, and how it drafts; None where they have the same tokenizer.
 
     Args:
         table: the draft's.
         target: the target's tokenizer.
         draft: the draft's.
-        whole: V, the pair's vocabulary: the target's ids, perhaps with padding behind them.
+        whole: V, the pair's vocabulary: the target's ids, perhaps followed by padding.
         draft_rows: width of the draft's logits.
         needs_law: whether a head or a draft below it needs its distribution over the target's tokens.
 
     Raises:
-        ModelError: they differ and have to be one; or they are one and the draft has too few rows.
-        ProfileError: nothing of the draft's are tokens of the target's, one of them does not give back a text, or what
-            writes text needs a law.
+        ModelError: they differ and must not; or they are the same and the draft has too few rows.
+        ProfileError: no token of the draft's is one of the target's, one of them does not give back a text, or a draft
+            that writes text needs a distribution.
     """
     if (told := difference(target, draft)) is None:
         check_vocabulary(target, draft, whole, draft_rows)
@@ -86,17 +86,17 @@ def token_map(
 
 
 def covered(tokens: TokenMap, target: Tokenizer) -> float:
-    """The share of shared tokens among the target's of the prompts that come with the package."""
+    """The share of shared tokens among the target's tokens of the shipped prompts."""
     return TokenCounts.shipped(target).covered(tokens.vocabulary.ids.tolist())
 
 
 def own_text_runner(runner: Slot, tokens: TokenMap) -> OwnTextRunner:
-    """A runner of the target's ids around a draft with another tokenizer."""
+    """A wrapper that gives a draft with another tokenizer the target's ids."""
     return (WrittenRunner if tokens.writes_text else TranslatedRunner)(runner, tokens)
 
 
 def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
-    """What is told of a draft with another tokenizer before it drafts."""
+    """The notice about a draft with another tokenizer before it drafts."""
     return f"{role} {table.model} has another tokenizer than the target: it {tokens.told}"
 
 
@@ -126,7 +126,7 @@ def draft_vocabulary(
         whole: V, the pair's shared vocabulary.
         eos: ids that end a text, which it can write in any case.
         rows: of its output layer; None for V at least.
-        share: of the weights that a draft step reads, those of the output layer; only ``auto`` asks for it.
+        share: the output layer's share of the weights that a draft step reads; only ``auto`` uses it.
 
     Raises:
         ModelError: it is to write more ids than there are, or there are no counts where the table says.
@@ -145,10 +145,9 @@ def draft_vocabulary(
 
 
 def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCounts:
-    """How often tokens occur, as a draft's table has it.
+    """Token counts from the file that a draft's table names, or of the shipped prompts.
 
-    Raises:
-        ModelError: there are no counts where it says, or they are of other tokens.
+    Raises ModelError if there are none in the file, or they are of other tokens.
     """
     if (named := table.token_counts) is None:
         return TokenCounts.shipped(tokenizer)
@@ -162,12 +161,9 @@ def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCoun
 
 
 def fitting(counts: TokenCounts, whole: int, share: float) -> int:
-    """How many ids ``auto`` lets a draft write: what a round gains by a smaller product less what lost drafts cost it.
+    """The number of ids that ``auto`` lets a draft write: the gain of a smaller product less the cost of lost drafts.
 
-    Args:
-        counts: of the pair's texts.
-        whole: V.
-        share: as of `draft_vocabulary`.
+    ``counts`` are of the pair's texts, ``whole`` is V, ``share`` as in `draft_vocabulary`.
     """
 
     def gain(count: int) -> float:
@@ -178,14 +174,9 @@ def fitting(counts: TokenCounts, whole: int, share: float) -> int:
 
 
 def write_fewer(draft: "PairMember", tokenizer: Tokenizer, whole: int, eos: Iterable[int]) -> None:
-    """Cut a draft's output layer to the ids that its table lets it write, if torch has the draft.
+    """Cut the output layer of a loaded draft to the ids that its table lets it write, if torch has the draft.
 
-    Args:
-        draft: loaded.
-        tokenizer, whole, eos: as in `draft_vocabulary`.
-
-    Raises:
-        ModelError: as there, or its output layer cannot be cut.
+    The others are `draft_vocabulary`'s. Raises ModelError as that does, and if the output layer cannot be cut.
     """
     table, network = draft.table, draft.network
     if not isinstance(table, DraftTable) or table.tokens is None:
@@ -211,7 +202,7 @@ def write_fewer(draft: "PairMember", tokenizer: Tokenizer, whole: int, eos: Iter
 
 
 def trained_on_few(name: str, count: int) -> ModelError:
-    """What is told where a draft head that was trained to write few tokens is to write others."""
+    """The error for a draft head that was trained to write few tokens and is to write others."""
     return _cannot(name, WRITES_FEW.format(count))
 
 
@@ -236,7 +227,7 @@ def _output_of(network: "LoadedModel | ChainHead | BlockHead") -> "nn.Linear | s
 
 
 def _share(output: "nn.Linear", module: "nn.Module") -> float:
-    """Of the weights that a draft step reads, those of the output layer: all but the embeddings are read."""
+    """The output layer's share of the weights that a draft step reads: all but the embeddings are read."""
     from torch import nn
 
     weights = {id(weight): weight.numel() for weight in module.parameters()}
