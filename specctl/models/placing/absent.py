@@ -17,9 +17,8 @@ _BYTES = 2
 def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> AbsentError:
     """One error about all models of a profile that are not here, with how to get them.
 
-    Args:
-        tables: key and table of every model, in any order; at least one is absent.
-        here: names of the machine's devices.
+    ``tables`` are key and table of every model, at least one of which is absent; ``here`` are names of the machine's
+    devices.
     """
     found: dict[str, tuple[str, str]] = {}
     gated: list[str] = []
@@ -41,9 +40,10 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
 
 
 def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
-    """About how large the models of a profile are in 16 bits, by key, as far as their names tell.
+    """By key the approximate bytes of a profile's models in 16 bits, as far as their names say.
 
-    A draft of the target's size is named after the model that it reads, and is a small head: it is left out.
+    A draft whose name gives the target's size is named after the model that it reads, and is a small head: it is left
+    out.
     """
     weights = {key: found for key, table in tables if (found := weights_by_name(table.model)) is not None}
     largest = max(weights.values(), default=None)
@@ -51,7 +51,7 @@ def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
 
 
 def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> list[str]:
-    """What to tell about devices that the tables ask for and a machine lacks; arguments as of `absence`."""
+    """What to say about devices that the tables ask for and a machine lacks; arguments as in `absence`."""
     hint: list[str] = []
     asked = {name for _, table in tables for name in _asked(table)}
     if lacking := sorted(asked - set(here)):
@@ -65,7 +65,7 @@ def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str
 
 
 def commands(models: Iterable[str]) -> list[str]:
-    """Lines that say how models of the hub get here, and where they are kept."""
+    """Lines about how models of the hub get here, and where they are stored."""
     from huggingface_hub import constants, get_token
 
     names = list(models)
@@ -97,13 +97,15 @@ def download_note(checkpoint: Checkpoint) -> str | None:
 
 
 def weights_by_name(name: str) -> float | None:
-    """How many weights a model has by its name, as ``7e10`` for ``Meta-Llama-3-70B``; None if that does not tell."""
+    """The number of a model's weights by its name, such as ``7e10`` for ``Meta-Llama-3-70B``; None if that does not
+    say.
+    """
     found = _SIZE.search(name.rpartition("/")[2])
     return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2].lower()] if found else None
 
 
 def size_text(count: float) -> str:
-    """Bytes as the hub writes them, such as ``16 GB``."""
+    """Bytes in the hub's units, such as ``16 GB``."""
     return (
         f"{count / 1e9:.0f} GB"
         if count >= 10e9
@@ -118,6 +120,6 @@ def _page(name: str) -> str:
 
 
 def _asked(table: ModelTable) -> set[str]:
-    """The devices that a table asks for by name or by number of shards, but the CPU."""
+    """The devices, without the CPU, that a table asks for by name or by number of shards."""
     names = set(named_devices(table) or ()) | {f"cuda:{index}" for index in range(table.shards or 0)}
     return names - {"cpu", "disk"}

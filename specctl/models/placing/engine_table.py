@@ -156,7 +156,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def engine_named(name: EngineName) -> Engine:
-    """The engine of that name; for ``auto``, of which nothing more is known, the one that runs any model."""
+    """The engine of that name; for ``auto``, before more is known, the one that runs any model."""
     return ENGINES["eager" if name == "auto" else name]
 
 
@@ -190,7 +190,7 @@ def chosen(asked: EngineName, model: "PreTrainedModel", where: Where, settings: 
 
 
 def _unasked(model: "PreTrainedModel", where: Where, settings: EngineSettings, offers: Sequence[Engine]) -> Choice:
-    """The first of some engines that is the one to take where nobody asked for one; the last takes any model."""
+    """The first of some engines to take where no one asked for one; the last takes any model."""
     engine, *others = offers
     why = engine.unasked(model, where, settings)
     if why is None:
@@ -241,13 +241,9 @@ def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> 
 
 
 def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
-    """The runner of a model by the engine that the settings ask for, without those that have to be tried.
+    """The runner of a model in eval mode, by the engine that the settings ask for, without those that have to be tried.
 
-    Args:
-        model: in eval mode, on its device or devices.
-        vocabulary: the pair's shared vocabulary.
-        name: the model's, in messages.
-        settings: which engine, and whether to compile.
+    ``vocabulary`` is the pair's shared vocabulary, ``name`` the model's in messages.
     """
     choice: Choice | None = chosen(settings.engine, model, Where.of(model), settings)
     while choice is not None and choice.engine.tried:

@@ -36,7 +36,7 @@ DRIVERS = {
 
 
 def accelerator() -> "torch.device | None":
-    """That which torch finds; torch is not imported on a Linux where it would find none."""
+    """The accelerator that torch finds; torch is not imported on a Linux where it would find none."""
     if "torch" not in sys.modules and sys.platform == "linux" and not may_be_there():
         return None
     import torch
@@ -45,10 +45,10 @@ def accelerator() -> "torch.device | None":
 
 
 def may_be_there(devices: Path = DEVICES) -> bool:
-    """Whether a Linux has a driver of an accelerator that torch was built for, or torch a backend of another package.
+    """Whether a Linux has a driver of an accelerator that torch was built for, or a backend of torch in another
+    package.
 
-    Args:
-        devices: the folder of device files.
+    ``devices`` is the folder of device files.
     """
     if entry_points(group="torch.backends"):
         return True
@@ -66,15 +66,15 @@ class Estimate:
     """Memory that a checkpoint needs, estimated before its weights are loaded.
 
     Attributes:
-        parameters: number of weights in the model; of one that also reads pictures, of its text model.
-        stored_bytes: size of the weight files in bytes.
+        parameters: number of weights in the model; in the text model of one that also reads pictures.
+        stored_bytes: size of the weight files.
         stored_dtype: the dtype in the configuration, else of most weights, such as ``bfloat16``.
         quantised: whether the files hold packed weights, whose size does not depend on the dtype.
         cached_values: numbers in the KV cache per token over all layers; sliding windows are ignored.
-        quantization: how the weights are quantised while they are loaded; None if they are loaded as they are.
+        quantization: how the weights are quantised while they are loaded; None if they are not.
         not_loaded: bytes of the files that belong to other parts of a quantised model than its text model.
-        unread: why the weight headers could not be read; sizes are then computed from the configuration. None if they
-            were read.
+        unread: why the weight headers could not be read, so that sizes are computed from the configuration; None if
+            they were read.
     """
 
     parameters: int
@@ -113,9 +113,8 @@ class DeviceMemory:
 def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
     """The accelerators (GPUs) in order, then the CPU.
 
-    Args:
-        asked: names of those that matter; asking a GPU for its memory opens a context there, which takes some hundred
-            MiB and 0.3 s. None for all.
+    ``asked`` are the names of those that matter, None for all: asking a GPU for its memory opens a context there, which
+    takes some hundred MiB and 0.3 s.
     """
     import psutil  # type: ignore[import-untyped]
 
@@ -144,11 +143,8 @@ def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
 def described(texts: Sequence[str]) -> list[DeviceMemory]:
     """The devices of a machine that is not here, GPUs first; its CPU is this machine's unless it is described too.
 
-    Args:
-        texts: each as ``cuda:0=24GiB``.
-
-    Raises:
-        UsageError: one has another form, names a device twice, or leaves out a GPU before it.
+    ``texts`` are like ``cuda:0=24GiB``. Raises UsageError where one has another form, names a device twice, or leaves
+    out a GPU before it.
     """
     from accelerate.utils import convert_file_size_to_int  # type: ignore[import-untyped]
 
@@ -178,7 +174,7 @@ def described(texts: Sequence[str]) -> list[DeviceMemory]:
 def estimate(
     checkpoint: Checkpoint, trust_remote_code: bool = False, quantization: "Quantization | None" = None
 ) -> Estimate:
-    """Estimate a checkpoint from its weight headers, or from its configuration where there are none to be read.
+    """Estimate a checkpoint from its weight headers, or from its configuration where the headers cannot be read.
 
     Args:
         checkpoint: the model's files.
@@ -186,8 +182,8 @@ def estimate(
         quantization: how its weights are quantised while they are loaded.
 
     Raises:
-        ModelError: local files are damaged or not safetensors, the configuration cannot be loaded, or it is of a model
-            much larger than the files.
+        ModelError: local files are damaged or not safetensors, the configuration cannot be loaded, or it describes a
+            model much larger than the files.
     """
     config = ModelConfig.read(checkpoint, trust_remote_code)
     headers, unread = None, None
@@ -241,7 +237,7 @@ WORKSPACES = 64 * 1024**2
 
 
 def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on_cuda: bool, first: bool) -> int:
-    """Bytes that a model takes beyond its weights for a text of so many tokens.
+    """Bytes that a model takes beyond its weights for a text.
 
     Args:
         need: of the model.
@@ -249,7 +245,7 @@ def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on
         tokens: in the cache.
         engine: the profile's; ``auto`` is counted as eager.
         on_cuda: whether it is on a CUDA device; elsewhere the cache is counted alone.
-        first: whether it is the first model of the process there, which brings the context along.
+        first: whether it is the process's first model there, which brings the context along.
     """
     cache = need.cache_bytes(dtype, tokens)
     if not on_cuda:
@@ -271,12 +267,8 @@ _FIELDS = "name,driver_version,memory.total,compute_cap"
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card.
-
-    Attributes:
-        name: such as ``NVIDIA L4``.
-        memory: bytes in all; None where the driver does not tell.
-        capability: its compute capability, such as ``8.9``; None where the driver does not tell.
+    """One card. Its memory in bytes and its compute capability (such as ``8.9``) are None where the driver does not
+    say.
     """
 
     name: str
@@ -294,7 +286,7 @@ class Graphics:
         torch_version: torch's.
         built_for: the version of CUDA that torch was built for; None for a build without CUDA.
         architectures: what torch has kernels for, such as ``sm_90``; empty where that is not known.
-        usable: how many devices torch sees.
+        usable: the number of devices that torch sees.
         hidden: CUDA_VISIBLE_DEVICES; None if it is not set.
     """
 
@@ -371,9 +363,8 @@ def graphics() -> Graphics:
 def parsed(answer: str) -> tuple[str | None, tuple[Card, ...]]:
     """The driver's version and its cards.
 
-    Args:
-        answer: of nvidia-smi, a line with name, driver version, memory in MiB and compute capability for each card;
-            lines of another form are left out.
+    ``answer`` is nvidia-smi's, a line with name, driver version, memory in MiB and compute capability for each card;
+    lines of another form are left out.
     """
     driver, cards = None, []
     for line in answer.splitlines():
@@ -387,10 +378,9 @@ def parsed(answer: str) -> tuple[str | None, tuple[Card, ...]]:
 
 
 def nvidia_smi(fields: str) -> str:
-    """What the driver tells of each card, a line for each; empty without a driver that answers.
+    """The driver's answer for each card, a line for each; empty without a driver that answers.
 
-    Args:
-        fields: as ``nvidia-smi --query-gpu`` takes them.
+    ``fields`` are those of ``nvidia-smi --query-gpu``.
     """
     program = shutil.which("nvidia-smi", path=os.environ.get("PATH", "") + os.pathsep + WSL)
     if program is None:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What is asked of a checkpoint's configuration before a model is made from it.
+    """What is needed of a checkpoint's configuration before a model is made from it.
 
     Attributes:
-        whole: transformers' configuration; None where it was not needed, of a well-known family that can run.
+        whole: transformers' configuration; None for a well-known family, where it was not needed.
         architecture: the class that it names, else its family.
         context: the most tokens of a sequence; None where there is no limit.
         vocabulary: rows of its embeddings.
@@ -30,7 +30,7 @@ class ModelConfig:
         eos: its ``eos_token_id``.
         dtype: of its weights; None where it names none.
         quantised: whether its weights are packed.
-        wraps: whether it is a wrapper around a text decoder, of which only that is loaded.
+        wraps: whether it is a wrapper around a text decoder, which alone is loaded.
     """
 
     whole: Any
@@ -52,10 +52,9 @@ class ModelConfig:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, trust_remote_code: bool = False) -> "ModelConfig":
-        """That of a checkpoint, without transformers where that adds nothing.
+        """That of a checkpoint, without transformers for well-known families.
 
-        Raises:
-            ModelError: its config.json is damaged, or describes no model that transformers knows.
+        Raises ModelError where its config.json is damaged, or describes a model that transformers does not know.
         """
         settings = checkpoint.settings()
         if is_plain(settings):
@@ -126,11 +125,9 @@ NEEDS_MORE = {
 
 
 def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
-    """Raise a ModelError if a model has no decoder that writes text, or cannot take back the tokens that are rejected.
+    """Raise a ModelError if a model has no decoder that writes text, or cannot take back rejected tokens.
 
-    Args:
-        checkpoint: the model's files; its weights are not needed.
-        trust_remote_code: whether code from its repository may run.
+    Its weights are not needed. ``trust_remote_code`` is whether code from its repository may run.
     """
     from specctl.models.passes.cache import cannot_go_back
 
@@ -154,11 +151,10 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
 
 
 def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | SimpleNamespace | None":
-    """What a checkpoint's generation_config.json says, without transformers where that adds nothing; None if there is
-    no such file.
+    """The contents of a checkpoint's generation_config.json, without transformers for plain ones; None if there is no
+    file.
 
-    Raises:
-        ModelError: it is damaged. transformers would go on without it, and so without its end of sequence.
+    Raises ModelError where it is damaged: transformers would go on without it, and so without its end of sequence.
     """
     settings = checkpoint.generation_settings()
     if settings is None:

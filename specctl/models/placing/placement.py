@@ -35,10 +35,10 @@ class Placement:
     Attributes:
         device_map: a device such as ``cuda:0`` or ``cpu``, an accelerate strategy, or a map from module to device.
         max_memory: for a strategy, the bytes each device may take; None otherwise.
-        dtype: the dtype of the weights, never ``auto``.
+        dtype: of the weights, never ``auto``.
         shares: bytes of weights expected on each device, by device name.
-        sharded: how the model is split over processes, each of which has a device of its own; None for one process.
-        shards: over how many processes.
+        sharded: how the model is split over processes with a device each; None for one process.
+        shards: the number of processes.
     """
 
     device_map: str | dict[str, int | str]
@@ -134,8 +134,7 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     ``auto`` is the first GPU, or the CPU if there is no GPU. A target that would leave too little memory for the KV
     cache on the first GPU is spread over all GPUs.
 
-    Raises:
-        ModelError: a device does not exist, or the weights do not fit.
+    Raises ModelError where a device does not exist, and where the weights do not fit.
     """
     free = {device.name: device.free for device in devices}
     gpus = [name for name in free if name.startswith("cuda")]
@@ -446,8 +445,7 @@ def sharded_placement(
 ) -> Placement:
     """Where the shards of a model go: to the first cards, one each, or all to the CPU where there is none.
 
-    Raises:
-        ModelError: the model cannot be split so, or a card lacks the room for its share.
+    Raises ModelError where the model cannot be split in this way, and where a card lacks the room for its share.
     """
     role, shards = checkpoint.role, table.shards
     assert shards is not None, "others are placed by `place`"
@@ -482,11 +480,9 @@ def sharded_placement(
 def placement_advice(
     checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], tokens: int
 ) -> list[str]:
-    """A line for each way to split a model over its shards: whether it fits, and what speaks for it.
+    """A line for each way to split a model over its shards: whether it fits, and its advantage.
 
-    Args:
-        checkpoint, table, need, devices: see `sharded_placement`.
-        tokens: the length of a KV cache to have room for.
+    ``tokens`` is the length of a KV cache to have room for; the others are `sharded_placement`'s.
     """
     shards = table.shards
     assert shards is not None, "the model is to be split"

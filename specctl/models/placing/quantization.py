@@ -22,11 +22,11 @@ class Scheme:
         package: what transformers needs for it.
         bits: of one weight.
         row_bytes: bytes beside the weights for each output row, such as the row's scale.
-        groups: how many weights of a row may share a scale and a zero, in the compute dtype; empty for rows.
+        groups: group sizes of weights in a row that share a scale and a zero, in the compute dtype; empty for rows.
         block_bytes: bytes beside the weights for each 64 of them.
         multiple: the numbers of rows and columns are padded to multiples of these.
-        rows_of: layers whose number of rows is not a multiple of this stay as they are.
-        dtypes: what it can compute in; all of them if empty.
+        rows_of: layers whose number of rows is not a multiple of this stay unquantised.
+        dtypes: the dtypes that it can compute in; all of them if empty.
         usual_dtype: the dtype that ``auto`` means; None for the device's usual one.
         config: makes the transformers configuration from the dtype, the group and the modules to leave alone.
     """
@@ -62,9 +62,9 @@ class Quantization:
     Attributes:
         name: the value of ``quantize``.
         scheme: how each weight is stored.
-        group: how many weights share a scale, for a scheme with groups; else 1.
+        group: the number of weights that share a scale, for a scheme with groups; else 1.
         shapes: ``(rows, columns)`` of every weight that is quantised.
-        plain: names of the linear layers that are left as they are.
+        plain: names of the linear layers that are not quantised.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Quantization:
 
 
 def rounding(table: ModelTable, engine: Engine) -> str | None:
-    """The value of ``quantize`` that an engine has a form of its own for, so that the model is loaded whole."""
+    """The value of ``quantize`` that an engine has its own form for, so that the model is loaded whole."""
     return table.quantize if table.quantize in engine_named(engine).forms else None
 
 
