@@ -22,7 +22,6 @@ from specctl.terminal.output import write_out
 from specctl.terminal.progress import loading
 
 if TYPE_CHECKING:
-    from specctl.commands.flags import PairOptions, RunOptions
     from specctl.doctor.diagnosis import Diagnosis, ModelFacts
     from specctl.doctor.draft_candidates import DraftCandidate, DraftSearch
     from specctl.doctor.expectations import Expectation, Room
@@ -40,37 +39,58 @@ USUAL = "profile target draft set_ run devices memory find_draft folders json_"
 """The parameters that --help shows."""
 
 
-@grouped(usual=USUAL)
-def doctor(
-    *,
-    models: PairOptions,
-    options: Annotated[RunOptions, But(("check", "force", "foreign_head"))],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorRequest:
+    """What `specctl doctor` is asked.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+
+    models: PairOptions
+    options: Annotated[RunOptions, But(("check", "force", "foreign_head"))]
     run: bool = option(
         "Load the models and generate a few tokens. Checks that the target forgets rejected tokens, and compares with "
         "and without drafts.",
         "--run",
         default=False,
-    ),
+    )
     devices: bool = option(
         "Show GPUs, memory, engine and the best speedup to expect. Loads no weights; tells what weights and caches "
         "take, how long passes take at least, and the acceptance rate above which drafting pays.",
         "--devices",
         default=False,
-    ),
+    )
     memory: list[str] | None = option(
         "Ask about another machine: a GPU, or its CPU, such as cuda:0=24GiB. Tells what fits there, on which "
         "devices layers go, and with which engine; repeatable.",
         "--memory DEVICE=SIZE",
-    ),
+    )
     find_draft: bool = option(
         "List drafts for the target, with what a step costs. Looks in the hub's cache, the target's own files and the "
         "folders of --in, and asks the hub. Reads no weights.",
         "--find-draft",
         default=False,
-    ),
-    folders: list[Path] | None = option("With --find-draft: a folder of models to look into; repeatable.", "--in DIR"),
-    json_: JsonOption = False,
-) -> None:
+    )
+    folders: list[Path] | None = option("With --find-draft: a folder of models to look into; repeatable.", "--in DIR")
+    json_: JsonOption = False
+
+    def __post_init__(self) -> None:
+        if self.find_draft and (self.run or self.devices or self.models.draft is not None):
+            flag = "--run" if self.run else "--devices" if self.devices else "--draft"
+            raise UsageError(f"{flag} is about a pair, and --find-draft looks for one", "leave one of them out")
+        if self.memory and (self.run or self.find_draft):
+            flag = "--run" if self.run else "--find-draft"
+            what = f"--memory describes a machine that is not here, and {flag} needs this one"
+            raise UsageError(what, "leave one of them out")
+        if self.folders and not self.find_draft:
+            raise UsageError("--in names folders for --find-draft", "add --find-draft")
+        if missing := next((folder for folder in self.folders or () if not folder.is_dir()), None):
+            raise UsageError(f"--in {display(missing)}: there is no such folder")
+
+
+@grouped(usual=USUAL)
+def doctor(request: DoctorRequest) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
     Exits with 3 when the pair cannot be loaded, or does not fit on what --memory describes.
@@ -81,49 +101,35 @@ def doctor(
 
     [cyan]specctl doctor --target Qwen/Qwen3-8B --find-draft[/]
     """
-    if find_draft and (run or devices or models.draft is not None):
-        flag = "--run" if run else "--devices" if devices else "--draft"
-        raise UsageError(f"{flag} is about a pair, and --find-draft looks for one", "leave one of them out")
-    if memory and (run or find_draft):
-        raise UsageError(
-            f"--memory describes a machine that is not here, and {'--run' if run else '--find-draft'} needs this one",
-            "leave one of them out",
-        )
-    if folders and not find_draft:
-        raise UsageError("--in names folders for --find-draft", "add --find-draft")
-    if missing := next((folder for folder in folders or () if not folder.is_dir()), None):
-        raise UsageError(f"--in {display(missing)}: there is no such folder")
-    resolved = options.resolve(models, {"check": run or None})
-    profile = resolved.profile.model_copy(update={"draft": None}) if find_draft else resolved.profile
+    resolved = request.options.resolve(request.models, {"check": request.run or None})
+    profile = resolved.profile.model_copy(update={"draft": None}) if request.find_draft else resolved.profile
+    found = drafts = tried = None
     with loading(Console(stderr=True), "examining the models"):
         from specctl.doctor.diagnosis import diagnose
         from specctl.models.placing.memory import described
         from specctl.models.running.threads import decided, use
 
-        machine = described(memory) if memory else None
-        report = diagnose(profile, tries=not run, machine=machine)  # --run loads all models anyway
+        machine = described(request.memory) if request.memory else None
+        report = diagnose(profile, tries=not request.run, machine=machine)  # --run loads all models anyway
         chosen = decided(resolved.profile.threads)
-        found = None
-        if devices or machine is not None:
+        if request.devices or machine is not None:
             from specctl.models.placing.memory import graphics
 
             use(resolved.profile.threads)
             found = examine_devices(resolved.profile, report, graphics() if machine is None else None)
             if not report.placed and machine is None:
                 report.advice.append("Only facts of the GPUs: the models could not be read.")
-        drafts = None
-        if find_draft and report.ready:
+        if request.find_draft and report.ready:
             from specctl.doctor.draft_candidates import find_drafts
 
-            drafts = find_drafts(profile, report, folders or (), given(models, options, profile.target.model))
-    tried = None
-    if run and report.ready:
+            drafts = find_drafts(profile, report, request.folders or (), _target_flags(request, profile.target.model))
+    if request.run and report.ready:
         tried, chosen = _try_out(resolved.profile)
     told = [
         *(device_sections(found) if found is not None else ()),
         *(draft_sections(drafts) if drafts is not None else ()),
     ]
-    if json_:
+    if request.json_:
         document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
         document["threads"] = None if chosen is None else asdict(chosen)
         if found is not None:
@@ -508,13 +514,14 @@ def draft_sections(found: "DraftSearch") -> "Iterator[Section]":
         yield "to compare the first two", {str(number): line for number, line in enumerate(found.compare, start=1)}
 
 
-def given(models: "PairOptions", options: "RunOptions", target: str) -> list[str]:
-    """The arguments that name this call's target in another command, with all that --set says but of the draft."""
+def _target_flags(request: DoctorRequest, target: str) -> list[str]:
+    """The arguments that name this call's target in another command, with all --set values except the draft's."""
+    models = request.models
     name = models.profile or (None if models.target else os.environ.get("SPECCTL_PROFILE"))
     arguments = ["--profile", name] if name else []
     if models.target or not name:
         arguments += ["--target", target]
-    kept = [text for text in options.set_ or () if text.split(".")[0].strip() not in ("draft", "policy")]
+    kept = [text for text in request.options.set_ or () if text.split(".")[0].strip() not in ("draft", "policy")]
     return [*arguments, *(word for text in kept for word in ("--set", text))]
 
 
