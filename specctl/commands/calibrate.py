@@ -118,13 +118,13 @@ class CalibrateRequest:
 
     def __post_init__(self) -> None:
         if self.trace is not None and self.from_ is not None:
-            raise UsageError("--trace and --from exclude each other", "leave one of them out")
+            raise UsageError("use either --trace or --from, not both")
         if self.several and (self.trace or self.from_ or self.head or self.export):
             flag = "--against" if self.against else "--tokens"
             hint = "calibrate one profile with these"
             raise UsageError(f"{flag} goes with neither --trace, --from, --head nor --export", hint)
         if self.against and self.tokens:
-            raise UsageError("--against and --tokens exclude each other", "leave one of them out")
+            raise UsageError("use either --against or --tokens, not both")
         if self.replicas.replication is not None and self.rows != 1:
             raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
         if self.sizes and (self.several or self.head):

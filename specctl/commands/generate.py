@@ -126,14 +126,14 @@ class GenerateRequest:
     def __post_init__(self) -> None:
         records, results = self.records, self.results
         if self.prompt is not None and self.file is not None:
-            raise UsageError("PROMPT and --file exclude each other", "leave one of them out")
+            raise UsageError("use either PROMPT or --file, not both")
         from_records = self.from_records
         if self.prompt is None and self.file is None and not from_records:
             hint = "give a PROMPT, one in a file with -f FILE, or records with -i FILE"
             raise UsageError("there is nothing to generate from", hint)
         if records.input_ is not None and not (self.prompt is None and self.file is None):
             which = "PROMPT" if self.prompt_file in (None, "-") else "--file"
-            raise UsageError(f"{which} and --input exclude each other", "leave one of them out")
+            raise UsageError(f"use either {which} or --input, not both")
         if from_records and results.json_:
             hint = "leave it out: every record is answered with a line of JSON"
             raise UsageError("--json works only with a PROMPT", hint)
@@ -146,7 +146,7 @@ class GenerateRequest:
             what = "--live" if from_records else "a PROMPT"
             raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
         if self.replicas.rows not in (None, 1, "auto") and not from_records:
-            raise UsageError("--batch and a PROMPT exclude each other", "leave one of them out")
+            raise UsageError("use either --batch or a PROMPT, not both")
         if records.anyway and not records.resume:
             raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
         if records.resume and records.output == "-":

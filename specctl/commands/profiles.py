@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -48,10 +48,14 @@ def profiles(help_all: HelpAll = False) -> None:
 T = TypeVar("T")
 
 
-@app.command(cls=CommandWithHelp)
-@grouped()
-def new(
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """What `specctl profiles new` is asked.
+
+    Raises:
+        UsageError: flags that do not go together, or that name files that cannot be written.
+    """
+
     name: Annotated[
         str | None,
         typer.Argument(
@@ -59,21 +63,48 @@ def new(
             show_default=False,
             help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
         ),
-    ] = None,
-    target: str | None = option("A folder or hub id.", "--target --model MODEL"),
+    ] = None
+    target: str | None = option("A folder or hub id.", "--target --model MODEL")
     drafts: list[str] | None = option(
         "A folder or hub id. A second one names a model that drafts for the first.", "--draft MODEL"
-    ),
+    )
     policy: str | None = option(
         "Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
         "NAME:KEY=VALUE,...",
         autocompletion=complete_policy,
-    ),
-    set_: SetOption = None,
-    chat: TemplateOption = None,
-    output: Path | None = option("Write this file instead of one for NAME.", "-o --output FILE"),
-    force: ForceOption = False,
-) -> None:
+    )
+    set_: SetOption = None
+    chat: TemplateOption = None
+    output: Path | None = option("Write this file instead of one for NAME.", "-o --output FILE")
+    force: ForceOption = False
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.output is not None:
+            raise UsageError("use either NAME or --output, not both")
+        if self.asks and not sys.stdin.isatty():
+            raise UsageError(
+                f"{'--target' if self.target is None else '--draft'} is missing", "name a folder or hub id"
+            )
+        _ = self.settings
+        if self.output is not None:
+            if not self.output.parent.is_dir():
+                raise UsageError(f"cannot write {display(self.output)}: there is no such folder")
+            _require_new(self.output, self.force)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person is asked for what is missing."""
+        return self.target is None or not self.drafts
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """The policy as a profile writes it; None for the default."""
+        return None if self.policy is None else parse_policy(self.policy)
+
+
+@app.command(cls=CommandWithHelp)
+@grouped()
+def new(request: NewRequest) -> None:
     """Write a profile, after checking that its models have one tokenizer and fit this machine.
 
     Says what could not be checked of models that are not downloaded yet. In a terminal, asks for the models if --target
@@ -83,26 +114,14 @@ def new(
 
     [cyan]specctl profiles new --target ./big --draft ./small[/]
     """
-    if name is not None and output is not None:
-        raise UsageError("NAME and --output exclude each other", "leave one of them out")
-    asks = target is None or not drafts
-    if asks and not sys.stdin.isatty():
-        raise UsageError(f"{'--target' if target is None else '--draft'} is missing", "name a folder or hub id")
-    settings = parse_policy(policy) if policy is not None else None
-    path = output if name is None else _path_of(name, force)
-    if output is not None:
-        if not output.parent.is_dir():
-            raise UsageError(f"cannot write {display(output)}: there is no such folder")
-        _require_new(output, force)
-    if target is None:
-        target = _ask("Target model, a folder or hub id")
-    if not drafts:
-        drafts = [_ask("Draft model, a folder or hub id")]
+    settings, asks, force = request.settings, request.asks, request.force
+    path = request.output if request.name is None else _path_of(request.name, force)
+    target = request.target or _ask("Target model, a folder or hub id")
+    drafts = request.drafts or [_ask("Draft model, a folder or hub id")]
     if settings is None:
         default = Setting.of(pair_policy(drafts[0])).label
         text = _ask("Policy", default, lambda text: parse_policy(text, "policy")) if asks else default
         settings = parse_policy(text)
-
     own = _name_for(target, drafts[0])
     if path is None and not asks:
         path = _path_of(own, force)
@@ -110,24 +129,23 @@ def new(
     from specctl.profile.writing import checked, new_profile
 
     models = [_findable(model) for model in (target, *drafts)]
-    values = set_ or ()
+    values = request.set_ or ()
     profile = checked(new_profile(models[0], models[1:], settings, chat=None, values=values), "the new profile")
     _require_ready(profile)
+    chat = request.chat
     if profile.prompt.chat is None:
         chat = _wants_template(profile, chat, asks)
     elif chat is not None and chat != profile.prompt.chat:
-        raise UsageError(
-            f"{'--chat' if chat else '--raw'} and --set prompt.chat contradict each other", "leave one out"
-        )
+        flag = "--chat" if chat else "--raw"
+        raise UsageError(f"{flag} and --set prompt.chat contradict each other", "leave one out")
     if path is None:
         path = _path_of(_ask("Name", own, lambda text: _path_of(text, force)), force)
     with Outputs(force=force) as outputs:
         for model in models:
             outputs.spare("model", model)
-        if output is None:
+        if request.output is None:
             outputs.folder("profiles", path.parent, ())
-        text = new_profile(models[0], models[1:], settings, chat=chat, values=values)
-        outputs.file("profile", path).replace(text)
+        outputs.file("profile", path).replace(new_profile(models[0], models[1:], settings, chat=chat, values=values))
     _say_what_next(path, "bench -p {}" if LOOKUP in drafts else "calibrate -p {} -o fast.toml")
 
 

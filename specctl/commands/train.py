@@ -85,7 +85,7 @@ class _TrainRequest:
         flag = f"--{self.material}"
         self.replicas.check_one()
         if self.earlier is not None and self.only:
-            raise UsageError(f"{flag}-only and {flag} exclude each other", "leave one of them out")
+            raise UsageError(f"use either {flag}-only or {flag}, not both")
         if self.earlier is not None:
             require_unused(self.ctx, self.material, "replaces the prompts", only=PromptOptions)
         elif self.prompts.suite is None and self.prompts.input_ is None:

@@ -272,7 +272,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(tmp_path):
     [
         (["--policy", "svpi"], "did you mean 'svip'"),
         (["--from", "nowhere.jsonl", "--no-verify"], "cannot read"),
-        (["--from", "a", "--trace", "b"], "--trace and --from exclude each other"),
+        (["--from", "a", "--trace", "b"], "use either --trace or --from"),
         (
             ["--set", "draft.model=embedded:mid", "--from", "{trace}", "--no-verify"],
             "recorded with embedded:draft",

@@ -74,7 +74,7 @@ def test_a_profile_of_few_tokens_learns_which(prompts: Path, tmp_path: Path) -> 
         (("--tokens", "all,-3"), "neither a number nor all"),
         (("--tokens", "all,all"), "named twice"),
         (("--tokens", "all", "--set", "draft.tokens=9"), "sets draft.tokens"),
-        (("--tokens", "9", "--against", "embedded-svip"), "exclude each other"),
+        (("--tokens", "9", "--against", "embedded-svip"), "use either"),
         (("--tokens", "9", "--trace", "trace.jsonl"), "--tokens goes with neither"),
     ],
 )

@@ -247,15 +247,15 @@ def test_a_prompt_that_is_no_text_is_an_error(specctl):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([PROMPT, "-i", "in.jsonl"], "exclude each other"),
+        ([PROMPT, "-i", "in.jsonl"], "use either"),
         ([PROMPT, "--resume", "-o", "out"], "--resume works only with records"),
         (["-i", "in.jsonl", "--resume"], "--output FILE"),
         (["-i", "in.jsonl", "-o", "new", "--anyway"], "--anyway says how --resume goes on"),
         (["-i", "in.jsonl", "--json"], "leave it out"),
         ([PROMPT, "--rounds"], "add --json"),
         ([PROMPT, "--token-ids"], "add --json"),
-        ([PROMPT, "-f", "in.jsonl"], "PROMPT and --file exclude each other"),
-        (["-f", "in.jsonl", "-i", "in.jsonl"], "--file and --input exclude each other"),
+        ([PROMPT, "-f", "in.jsonl"], "use either PROMPT or --file"),
+        (["-f", "in.jsonl", "-i", "in.jsonl"], "use either --file or --input"),
         (["-f", "missing.txt"], "cannot read missing.txt"),
         (["-f", "."], "cannot read ."),
         ([PROMPT, "--system", "be"], "add --chat"),

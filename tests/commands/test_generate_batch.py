@@ -109,7 +109,7 @@ def test_an_engine_that_reads_one_text_says_so_where_a_number_was_asked_for(
 
 
 def test_a_prompt_is_one_text() -> None:
-    with pytest.raises(UsageError, match=re.escape("--batch and a PROMPT exclude each other")):
+    with pytest.raises(UsageError, match=re.escape("use either --batch or a PROMPT")):
         invoke("generate", "a prompt", "--batch", 2)
 
 

@@ -126,7 +126,7 @@ def test_an_existing_file_is_replaced_only_with_force(specctl: Specctl, tmp_path
         (("--target", "./big"), 2, "--draft is missing"),
         (("embedded", *PAIR), 2, "has the name embedded already"),
         (("a/b", *PAIR), 2, "is not a name for a profile"),
-        (("name", "-o", "file.toml", *PAIR), 2, "exclude each other"),
+        (("name", "-o", "file.toml", *PAIR), 2, "use either"),
         ((*PAIR, "-o", "nowhere/file.toml"), 2, "there is no such folder"),
         ((*PAIR, "-o", "big/config.json", "--force"), 2, "model and profile are the same file"),
         ((*PAIR, "--policy", "svpi"), 2, "did you mean 'svip'"),

@@ -163,7 +163,7 @@ def test_answers_of_another_target_are_an_error(folder: Path) -> None:
     ("kind", "arguments", "message"),
     [
         ("eagle3", [], "there are no prompts to train on"),
-        ("eagle3", ["--answers", "x", "--answers-only"], "exclude each other"),
+        ("eagle3", ["--answers", "x", "--answers-only"], "use either"),
         ("eagle3", ["--answers", "x", "-i", "prompts.jsonl"], "--answers replaces the prompts"),
         ("eagle3", ["--answers", "nowhere"], "holds no training data of specctl train-draft"),
         ("eagle3", ["--lr", "0", "-i", "prompts.jsonl"], "--lr must be more than 0"),
