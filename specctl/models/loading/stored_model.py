@@ -9,7 +9,7 @@ from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.plain_config import DTYPES
 from specctl.models.files.tokenizer import Spelling, Tokenizer
 from specctl.models.loading.contents import model_hash
-from specctl.models.onnx.store import CHAINS, Kept, Store, cache_folder, key_of_files, no_tree_graph
+from specctl.models.onnx.store import CHAINS, GraphFacts, Store, cache_folder, key_of_files, no_tree_graph
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.inference import HOST
 from specctl.models.placing.memory import accelerator
@@ -40,7 +40,7 @@ class StoredModel:
     name: str
     path: Path
     key: str
-    facts: Kept
+    facts: GraphFacts
     rounding: str | None
     no_trees: str | None
     ids: DraftVocabulary | None
@@ -62,7 +62,7 @@ class StoredModel:
         store, form = Store(cache_folder()), rounding(table, "onnx")
         for asked in dict.fromkeys((trees, False)):
             key = key_of_files(files, "cpu", "float32", form, trees=asked, vocabulary=ids)
-            facts = Kept.read(store.facts(key))
+            facts = GraphFacts.read(store.facts(key))
             # Where trees are asked for, a graph without is the one to take only if the model cannot read them.
             if facts is None:
                 continue
@@ -114,7 +114,7 @@ def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, chec
     ``network`` may have shapes and no weights; the others are the model's own.
     """
     path = getattr(getattr(runner, "passes", None), "facts", None)
-    if path is None or Kept.read(path) is not None:
+    if path is None or GraphFacts.read(path) is not None:
         return
     from specctl.models.passes.masks import attends_to_everything
     from specctl.models.passes.weights import weight_bytes
@@ -123,7 +123,7 @@ def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, chec
 
     configs = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
     penalties = {None if unsupported_in(each) else lone_repetition_penalty(each) for each in configs} or {1.0}
-    Kept(
+    GraphFacts(
         rows=network.vocabulary,
         context=runner.context,
         eos=tuple(sorted(network.eos_ids)),

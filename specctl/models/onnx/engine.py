@@ -23,7 +23,7 @@ from specctl.models.onnx.store import (
     known_by_files,
     no_tree_graph,
     packages_there,
-    passing_store,
+    temporary_store,
 )
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.weights import Where, page_out, weight_bytes
@@ -236,7 +236,7 @@ def graph_path(key: str, name: str, settings: EngineSettings, write: Callable[[P
 def _unkept(key: str, write: Callable[[Path], None]) -> Path:
     """A graph in a folder that ends with this process."""
     try:
-        return passing_store().put(key, write)
+        return temporary_store().put(key, write)
     except OSError as error:
         raise Unable(f"there is no room for its graph in {gettempdir()} either ({error.strerror or error})") from error
 

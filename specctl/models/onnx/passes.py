@@ -221,7 +221,7 @@ class OnnxPasses(Passes):
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
 
     Attributes:
-        facts: the file of `Kept` about its model; None where the model cannot be known again by its files.
+        facts: the file of the `GraphFacts` of its model; None where the model cannot be known again by its files.
         capacity: tokens of a sequence that there is room for.
     """
 

@@ -48,10 +48,10 @@ def cache_folder() -> Path:
 
 
 def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False, files: str | None = None) -> str:
-    """A name for a model's graph, by all that it was made and checked with.
+    """A name for a model's graph: a hash of all that it was made and checked with.
 
-    That is the weights, the configuration, the dtype and the quantisation, a custom model's code, the versions of
-    `MAKERS`, and the kind of processor, for kernels differ.
+    That is the weights, the configuration, the dtype, the quantisation, a custom model's code, the versions of
+    `MAKERS`, and the kind of processor, because kernels differ.
 
     Args:
         model: whose graph it is.
@@ -205,35 +205,33 @@ class Store:
         return entry / GRAPH if whole else None
 
     def facts(self, key: str) -> Path:
-        """The file beside a graph in which `Kept` is told of its model."""
+        """The file of the `GraphFacts` beside a graph."""
         return self.folder / f"{key}.model.json"
 
     def times(self, key: str) -> Path:
-        """The file beside a graph in which `Times` are told."""
+        """The file of the `Times` beside a graph."""
         return self.folder / f"{key}.times.json"
 
     def refusal(self, key: str) -> str | None:
-        """Why no graph of this name can be used, as an earlier attempt has found; None if none has."""
+        """Why an earlier attempt found that no graph of this name can be used; None if there was none."""
         try:
             return self._refusal(key).read_text(encoding="utf-8")[:1000] or None
         except (OSError, ValueError):
             return None
 
     def refuse(self, key: str, why: str) -> None:
-        """Keep why no graph of this name can be used, so that none is made in vain again; where it cannot be kept, one
-        is."""
-        with suppress(OSError):
-            self._refusal(key).write_text(why, encoding="utf-8")
+        """Store why no graph of this name can be used, so that none is made in vain again."""
+        write_small(self._refusal(key), why)
 
     def _refusal(self, key: str) -> Path:
         return self.folder / f"{key}.refused.txt"
 
-    def packed(self, key: str, rows: int | str | None) -> Path:
-        """The file beside a graph in which that is which was made of it, as `derived_graph` names them."""
+    def derived(self, key: str, rows: int | str | None) -> Path:
+        """The file of a `derived_graph` beside a graph."""
         return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
 
     def remove(self, key: str) -> None:
-        """Forget a graph, and those that were made of it."""
+        """Remove a graph, and those that were made of it."""
         shutil.rmtree(self.folder / key, ignore_errors=True)
         for made in (*self.folder.glob(f"{key}.packed-*.onnx"), *self.folder.glob(f".{key}.packed-*.onnx-*")):
             with suppress(OSError):
@@ -264,9 +262,9 @@ class Store:
 
     @contextmanager
     def alone(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Let no other process make this graph meanwhile; ``waiting`` is called once if another one does.
+        """Let no other process make this graph meanwhile; ``waiting`` is called once if one is making it already.
 
-        What processes left behind that were killed while they made one is removed.
+        Folders of processes that were killed while they made one are removed.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -285,8 +283,8 @@ class Store:
         return self.folder / f".{key}.lock"
 
 
-def passing_store() -> Store:
-    """A store in a temporary folder that this process removes at its end; those of killed ones are removed now.
+def temporary_store() -> Store:
+    """A store in a temporary folder that this process removes when it ends; those of killed processes are removed now.
 
     Raises:
         OSError: there is no room for it.
@@ -312,25 +310,40 @@ def _checksum(path: Path) -> list[int]:
 
 FACTS_VERSION = 3
 CHAINS = "its onnx graph was made for chains"
-"""Why a graph reads no trees that could have been made so."""
+"""Why a graph does not read trees that could have been made to read them."""
 HEAD_CHAINS = "the onnx graph of a draft head reads no trees"
-"""Why none of a draft head does."""
+"""Why no graph of a draft head reads trees."""
+
+
+def write_small(path: Path, content: str | bytes) -> None:
+    """Write a small file as a whole. Where that fails no error is raised: an earlier file stays, if there was one."""
+    new = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}-*"):  # of processes that were killed
+            if left.stat().st_mtime < time() - ABANDONED:
+                left.unlink(missing_ok=True)
+        new.write_bytes(content.encode() if isinstance(content, str) else content)
+        new.replace(path)
+    except OSError:  # a folder that cannot be written to
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A model that has a graph.
+class GraphFacts:
+    """Facts about a model that has a stored graph, so that the model itself need not be loaded.
 
     Attributes:
         rows: width of its logits.
         context: the most tokens of a sequence.
         eos: the end-of-sequence ids of its generation settings, sorted.
-        repetition_penalty: of its generation settings; None where they have other rules about tokens too, or what
-            specctl cannot honour.
+        repetition_penalty: of its generation settings; None where they have other rules about tokens too, or settings
+            that specctl cannot honour.
         everything: whether every layer sees the whole sequence.
-        checked: whether it is compared with a fresh read unasked.
+        checked: whether it is compared with a fresh read without being asked to.
         parameters: how many weights it has.
-        weight_bytes: what they take in torch.
+        weight_bytes: their size in torch.
         spelling: of its tokenizer; None where only transformers can spell.
     """
 
@@ -345,39 +358,34 @@ class Kept:
     spelling: Spelling | None
 
     @classmethod
-    def read(cls, path: Path) -> "Kept | None":
-        """What a file says; None if it is not there, of another version, or damaged."""
+    def read(cls, path: Path) -> "GraphFacts | None":
+        """The facts in a file; None if it does not exist, has another version, or is damaged."""
         try:
             first, _, second = path.read_text(encoding="utf-8").partition("\n")
             if json.loads(first) != _heading(second):
                 return None
-            told: dict[str, Any] = json.loads(second)
-            spelling = None if told["spelling"] is None else Spelling.from_json(told["spelling"])
-            return cls(**{**told, "eos": tuple(told["eos"]), "spelling": spelling})
+            found: dict[str, Any] = json.loads(second)
+            spelling = None if found["spelling"] is None else Spelling.from_json(found["spelling"])
+            return cls(**{**found, "eos": tuple(found["eos"]), "spelling": spelling})
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def write(self, path: Path) -> None:
-        """Write a file as a whole: a line about it, and one that it is. Where that cannot be, there is none."""
-        told = json.dumps(asdict(self))
-        new = path.with_name(f".{path.name}-{os.getpid()}")
-        try:
-            new.write_text(f"{json.dumps(_heading(told))}\n{told}", encoding="utf-8")
-            new.replace(path)
-        except OSError:
-            new.unlink(missing_ok=True)
+        """Write a line with a checksum, and one with the facts; see `write_small`."""
+        facts = json.dumps(asdict(self))
+        write_small(path, f"{json.dumps(_heading(facts))}\n{facts}")
 
 
-def _heading(told: str) -> dict[str, int]:
-    return {"schema_version": FACTS_VERSION, "sum": crc32(told.encode())}
+def _heading(facts: str) -> dict[str, int]:
+    return {"schema_version": FACTS_VERSION, "sum": crc32(facts.encode())}
 
 
 def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | None:
-    """Why the graph of a model of which this is known cannot read trees, as the end of a sentence; None if it can.
+    """Why a model's graph cannot read trees, as the end of a sentence; None if it can.
 
-    A quantised graph rounds what its products read to 8 bits. A branch of a tree stands elsewhere in the cache than a
-    chain does, and its logits were measured to differ from the chain's: by 0.03 of their spread on the embedded target,
-    where those of a graph that is not quantised differ by 4e-6.
+    A quantised graph rounds the inputs of its products to 8 bits. A branch of a tree lies elsewhere in the cache than a
+    chain. Its logits were measured to differ from the chain's by 0.03 of their spread on the embedded target; those of
+    a graph that is not quantised differ by 4e-6.
 
     Args:
         everything: whether every layer sees the whole sequence.
@@ -402,12 +410,14 @@ EAGER, ONNX = "eager", "onnx"
 
 
 def packages_there() -> bool:
-    """Whether all is installed that makes and runs graphs."""
+    """Whether all packages that make and run graphs are installed."""
     return all(find_spec(package) is not None for package in PACKAGES)
 
 
 class Times:
-    """A file with the times of engines by machine and number of threads. What cannot be read or written is not there.
+    """A file with times of small rounds in torch and in onnxruntime, by machine and number of threads.
+
+    A file that cannot be read counts as empty; where it cannot be written nothing is stored.
 
     Args:
         path: of the file.
@@ -424,14 +434,14 @@ class Times:
             return {}
 
     def here(self, threads: int) -> dict[str, float] | None:
-        """Milliseconds by engine, measured on this machine with so many threads; None if nothing is known."""
-        found = self._all().get(_place(threads))
+        """Milliseconds by engine on this machine with a number of threads; None if they were not measured."""
+        found = self._all().get(_machine(threads))
         if found is None or (found and {EAGER, ONNX} - found.keys()) or not all(map(isfinite, found.values())):
             return None
         return found
 
     def onnx_is_faster(self, threads: int | None) -> bool:
-        """Whether onnxruntime is known to be the faster on this machine.
+        """Whether onnxruntime was measured to be faster on this machine.
 
         Args:
             threads: how many torch has; None for all numbers that were measured, if there are any.
@@ -441,64 +451,44 @@ class Times:
         return bool(found) and all(one and one[ONNX] < one[EAGER] for one in found)
 
     def note(self, times: dict[str, float], threads: int) -> None:
-        """Keep the times of this machine with so many threads; empty if onnxruntime cannot run the model."""
-        new = self._path.with_name(f".{self._path.name}-{os.getpid()}")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(self._all() | {_place(threads): times}), encoding="utf-8")
-            new.replace(self._path)
-        except OSError:
-            new.unlink(missing_ok=True)
+        """Store the times of this machine with a number of threads; empty if onnxruntime cannot run the model."""
+        write_small(self._path, json.dumps(self._all() | {_machine(threads): times}))
 
 
-def _place(threads: int) -> str:
+def _machine(threads: int) -> str:
     return f"{platform.node()}, {threads} threads"
 
 
 FORM = 2
-"""Of the graphs that are made; those of another form are made anew."""
+"""Of derived graphs; those of another form are made anew."""
 NUMBER_OF_SIGNALS = 0xFFFF
-"""What stands for ``signals`` where other graphs have their number of sequences."""
+"""Stands for ``signals`` where other graphs have their number of sequences."""
 
 
 def derived_graph(path: Path, rows: int | Literal["signals"] | None) -> bytes:
-    """`packed_graph` or `signals_graph` of a graph, out of a file where that is of this graph, form and number.
+    """`packed_graph` or `signals_graph` of a graph, from a file where that is of this graph, form and number.
 
-    The file stands beside the graph's folder in its `Store`; of a graph that is in none nothing is kept.
+    The file lies beside the graph's folder in its `Store`, because making a graph takes a third of a second of imports.
+    Of a graph that is not in a store nothing is stored.
 
     Args:
         path: of the graph.
         rows: as of `packed_graph`, or ``signals``.
     """
     number = NUMBER_OF_SIGNALS if rows == "signals" else rows or 0
-    own = crc32(path.read_bytes(), FORM << 16 | number)  # of what it is made from, and how
-    kept = Store(path.parent.parent).packed(path.parent.name, rows)
+    source = crc32(path.read_bytes(), FORM << 16 | number)  # what it is made from, and how
+    stored = Store(path.parent.parent).derived(path.parent.name, rows)
     with suppress(OSError):
-        told = kept.read_bytes()
-        made = told[8:]
-        if told[:8] == _sums(own, made):
-            return made
-    if rows == "signals":
-        from specctl.models.onnx.packed_graph import signals_graph
+        content = stored.read_bytes()
+        if content[:8] == _checksums(source, content[8:]):
+            return content[8:]
+    from specctl.models.onnx.packed_graph import packed_graph, signals_graph
 
-        made = signals_graph(path)
-    else:
-        from specctl.models.onnx.packed_graph import packed_graph
-
-        made = packed_graph(path, rows)
+    made = signals_graph(path) if rows == "signals" else packed_graph(path, rows)
     if (path.parent / MANIFEST).exists():
-        new = kept.with_name(f".{kept.name}-{os.getpid()}")
-        try:
-            for left in kept.parent.glob(f".{kept.name}-*"):  # of processes that were killed
-                if left.stat().st_mtime < time() - ABANDONED:
-                    left.unlink(missing_ok=True)
-            new.write_bytes(_sums(own, made) + made)
-            new.replace(kept)
-        except OSError:  # a store that is only read
-            with suppress(OSError):
-                new.unlink(missing_ok=True)
+        write_small(stored, _checksums(source, made) + made)
     return made
 
 
-def _sums(own: int, made: bytes) -> bytes:
-    return own.to_bytes(4, "little") + crc32(made).to_bytes(4, "little")
+def _checksums(source: int, made: bytes) -> bytes:
+    return source.to_bytes(4, "little") + crc32(made).to_bytes(4, "little")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specctl.models.onnx import store as stores
-from specctl.models.onnx.store import GRAPH, SCHEMA_VERSION, TEMPORARY, Store, cache_folder, key_of, passing_store
+from specctl.models.onnx.store import GRAPH, SCHEMA_VERSION, TEMPORARY, Store, cache_folder, key_of, temporary_store
 from specctl.outputs import ABANDONED
 from tests.support.toys import random_model
 
@@ -105,11 +105,11 @@ def test_folders_that_end_with_a_process_are_removed_if_it_was_killed(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     killed = left_behind(tmp_path / f"{TEMPORARY}a1b2")
-    alive = passing_store().folder
+    alive = temporary_store().folder
     for each in (*alive.iterdir(), alive):
         os.utime(each, (0, 0))
     left_behind(tmp_path / "something-else")
-    second = passing_store().folder
+    second = temporary_store().folder
     assert not killed.exists()
     assert {path.name for path in tmp_path.iterdir()} == {alive.name, second.name, "something-else"}
 

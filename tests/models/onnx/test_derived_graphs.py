@@ -37,7 +37,7 @@ def test_a_graph_is_made_once_for_each_number_of_sequences(made: list[int | None
 def test_what_is_not_the_same_is_made_anew(
     made: list[int | None], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, kept = put(tmp_path, "ab"), Store(tmp_path).packed("it", 2)
+    path, kept = put(tmp_path, "ab"), Store(tmp_path).derived("it", 2)
     derived_graph(path, 2)
     if change == "graph":
         path = put(tmp_path, "cd")
@@ -49,7 +49,7 @@ def test_what_is_not_the_same_is_made_anew(
         kept.write_bytes(kept.read_bytes()[:3])
     else:
         derived_graph(path, 3)
-        Store(tmp_path).packed("it", 3).replace(kept)
+        Store(tmp_path).derived("it", 3).replace(kept)
         made.pop()
     assert derived_graph(path, 2) == path.read_bytes() * 2
     assert made == [2, 2]
@@ -57,7 +57,7 @@ def test_what_is_not_the_same_is_made_anew(
 
 @pytest.mark.usefixtures("made")
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    path, kept = put(tmp_path, "ab"), Store(tmp_path).packed("it", 2)
+    path, kept = put(tmp_path, "ab"), Store(tmp_path).derived("it", 2)
     old, new = (kept.with_name(f".{kept.name}-{number}") for number in (1, 2))
     for left in (old, new):
         left.write_text("a")
@@ -75,6 +75,6 @@ def test_nothing_is_kept_outside_of_a_store_or_where_nothing_can_be(made: list[i
     assert derived_graph(alone, 2) == derived_graph(alone, 2) == b"abab"
     assert [each.name for each in tmp_path.iterdir()] == ["one"]
     path = put(tmp_path, "ab")
-    Store(tmp_path).packed("it", 2).mkdir()
+    Store(tmp_path).derived("it", 2).mkdir()
     assert derived_graph(path, 2) == b"abab"
     assert made == [2, 2, 2]
