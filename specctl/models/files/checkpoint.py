@@ -33,14 +33,14 @@ DOWN_UP = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_em
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that is on this machine.
+    """A LoRA adapter that is on this machine.
 
     Attributes:
-        name: a folder or hub id, as the profile has it.
+        name: a folder or hub id, as in the profile.
         role: of the model that it changes, a key in the profile.
         folder: of its files.
         commit: of one from the hub; None for a folder.
-        base: the model that it was trained on, as its files name it; empty where they do not.
+        base: the model that it was trained on, by its files; empty where they do not say.
         rank: the largest of its changes.
     """
 
@@ -58,12 +58,8 @@ class Adapter:
     def find(cls, name: str, role: str) -> "Adapter":
         """An adapter in a folder or on the hub, from which it is downloaded whole.
 
-        Args:
-            name: a folder, or a hub id.
-            role: of the model that it changes, for messages.
-
-        Raises:
-            ModelError: there is none, it is no LoRA adapter, or its weights are not safetensors.
+        ``role`` is the role of the model that it changes. Raises ModelError where there is none, where it is not a LoRA
+        adapter, and where its weights are not safetensors.
         """
         folder, commit = Path(name).expanduser(), None
         subject = f"The {role} adapter {name!r}"
@@ -106,14 +102,12 @@ class Adapter:
 
     @property
     def files(self) -> list[Path]:
-        """Those that decide what it changes."""
+        """The files that decide what it changes."""
         return [self.folder / ADAPTER, self.folder / WEIGHTS]
 
     def require_fit(self, model: "nn.Module") -> None:
-        """Raise a ModelError where peft is not installed, or the changes are not of a model's modules.
-
-        Args:
-            model: the model's `skeleton`.
+        """Raise a ModelError where peft is not installed, or the changes are not of the modules of a model's
+        `skeleton`.
         """
         if find_spec("peft") is None:
             raise ModelError(f"{self} needs peft.", f"Run `{pip_install('peft')}`.")
@@ -135,9 +129,8 @@ class Adapter:
     def require_whole(self, lacking: Sequence[str], unknown: Sequence[str]) -> None:
         """Raise a ModelError if not all of it, or more than it, belongs to a model.
 
-        Args:
-            lacking: tensors of the model's changes that its files do not have.
-            unknown: tensors of its files that the model has no place for.
+        ``lacking`` are tensors of the model's changes that its files do not have, ``unknown`` are tensors of its files
+        that the model has no place for.
         """
         if unknown:
             raise self._of_another_base(f"the model has no place for {len(unknown)} tensor(s), first {unknown[0]}")
@@ -219,7 +212,9 @@ class WeightHeaders:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def bytes_without(self, *looked_up: str) -> int:
-        """About the size of all weights but those of tensors whose names end so, of which a pass reads single rows."""
+        """The approximate size of all weights without tensors whose names end like this, of which a pass reads single
+        rows.
+        """
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         left_out = sum(size for name, size in sizes.items() if name.endswith(looked_up))
         return round(self.stored_bytes * (1 - left_out / max(1, sum(sizes.values()))))
@@ -262,8 +257,7 @@ class Checkpoint:
     def tensor_files(self) -> dict[str, Path]:
         """The file of every tensor, by its name; from the hub, only a header is read.
 
-        Raises:
-            ModelError: files are missing, damaged, or not safetensors.
+        Raises ModelError where files are missing, damaged, or not safetensors.
         """
         index, path = self._index(), self.folder / SINGLE
         if index is not None:
@@ -276,8 +270,7 @@ class Checkpoint:
     def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
         """Some tensors, each from its file; other tensors are not read.
 
-        Raises:
-            ModelError: a file is missing or damaged, or does not hold a tensor that the index promises.
+        Raises ModelError where a file is missing or damaged, or does not hold a tensor that the index promises.
         """
         self.fetch_weights()
         files = self.tensor_files()
@@ -297,8 +290,7 @@ class Checkpoint:
     def headers(self) -> WeightHeaders:
         """Read the headers of the weight files, from disk if they are there, else from the hub.
 
-        Raises:
-            ModelError: files are missing, damaged, or not safetensors.
+        Raises ModelError where files are missing, damaged, or not safetensors.
         """
         if not self.has_weights():
             metadata = self._remote_headers()
@@ -352,9 +344,7 @@ class Checkpoint:
 
     @contextmanager
     def _opened(self, path: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
-        """A weight file, of which torch (``pt``) reads tensors and numpy no more than the header; whatever goes wrong
-        with it inside the block is a ModelError.
-        """
+        """A weight file: torch (``pt``) reads tensors, numpy only the header. Faults of the file become ModelErrors."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -404,12 +394,8 @@ class Checkpoint:
 def locate(table: ModelTable, role: str) -> Checkpoint:
     """Find a model's files; from the hub, only small files (configuration, tokenizer) are downloaded, and an adapter.
 
-    Args:
-        table: the model's profile table.
-        role: the table's key in the profile, for messages: ``target``, ``draft``, ``draft.draft``.
-
-    Raises:
-        ModelError: there is no such model or adapter, or no access to it.
+    ``role`` is the table's key in the profile, for messages. Raises ModelError where there is no such model or adapter,
+    or no access to it.
     """
     found = _located(table, role)
     return found if table.adapter is None else replace(found, adapter=Adapter.find(table.adapter, role))
@@ -490,7 +476,7 @@ def _is_gguf(file: Path) -> bool:
 
 
 def _gguf(subject: str, role: str, file: Path) -> ModelError:
-    """The error about a GGUF file, with the command that unpacks it for this installation."""
+    """The error about a GGUF file, with the command that unpacks it in this installation."""
     folder = file.name.removesuffix(file.suffix)
     command = [sys.executable, "-m", "specctl.models.files.unpack_gguf", str(file), folder]
     return ModelError(
@@ -516,15 +502,9 @@ _SAMPLES, _SAMPLE = 256, 256 << 10
 def files_hash(files: Iterable[Path], *, whole: bool = False) -> str:
     """SHA-256 of files' contents, in the given order.
 
-    For a file of more than 64 MiB only its size and 256 blocks of 256 KiB, spread evenly from start to end, are hashed.
-    This is enough, because training changes weights everywhere.
-
-    Args:
-        files: to read.
-        whole: read large ones to the end too, for who must not overlook a single weight that somebody changed.
-
-    Raises:
-        OSError: a file cannot be read.
+    For a file of more than 64 MiB only its size and 256 blocks of 256 KiB, spread evenly from start to end, are hashed,
+    for training changes weights everywhere; with ``whole`` it is read to the end, so that not a single changed weight
+    is missed. Raises OSError where a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -556,7 +536,7 @@ def weights_hash(checkpoint: Checkpoint) -> str:
 
 
 def terms_of(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
-    """The licence from the model card, and for a hub model whether its files are gated."""
+    """The licence in the model card, and for a hub model whether its files are gated."""
     if checkpoint.source == "embedded":
         return "apache-2.0", None  # as specctl's own; MODEL_CARD.md says what they learnt from
     import huggingface_hub

@@ -32,10 +32,7 @@ MEMORY_HINT = (
 def explained(role: str, name: str, *, by_config: bool = False) -> Iterator[None]:
     """Turn any exception raised inside into a ModelError about this model, with the original as its cause.
 
-    Args:
-        role: of the model.
-        name: of the model.
-        by_config: whether its config.json is all that is read inside.
+    ``by_config`` is whether nothing but its config.json is read inside.
     """
     try:
         yield
@@ -48,9 +45,7 @@ def explained(role: str, name: str, *, by_config: bool = False) -> Iterator[None
 def explain(error: BaseException, role: str, name: str, *, by_config: bool = False) -> ModelError:
     """The ModelError for an exception: from the first of its causes that is known, exception types before messages.
 
-    Args:
-        error: as it was raised.
-        role, name, by_config: as for `explained`.
+    The other arguments are those of `explained`.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -226,7 +221,7 @@ def similar_models(name: str) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """What the first cause of an exception says, shortened, with its type unless that is of wrong values."""
+    """The message of an exception's first cause, shortened, with its type unless that is one of wrong values."""
     while error.__cause__ is not None:
         error = error.__cause__
     said = textwrap.shorten(_first_line(error), 200, placeholder=" ...")
@@ -238,8 +233,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def hush_imports() -> None:
-    """Suppress the warnings of torchao and bitsandbytes, which transformers imports where they are installed: they warn
-    of what users cannot change. Before torch is imported."""
+    """Suppress what torchao and bitsandbytes warn about when transformers imports them; call it before torch is
+    imported.
+    """
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -18,7 +18,7 @@ class Family:
 
     Attributes:
         ties: whether the output layer is the embeddings where the file does not say.
-        required: keys that the file must have, for transformers has a number of its own for them.
+        required: keys that the file must have, because transformers has its own numbers for them.
     """
 
     ties: bool = False
@@ -169,7 +169,7 @@ _GENERATION: dict[str, Check] = {
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether the contents of a config.json say all that transformers would make of them, without a fault."""
+    """Whether a config.json states everything that transformers would make of it, without a fault."""
     if not _all_known(settings, _KEYS) or not all(key in settings for key in REQUIRED):
         return False
     family = FAMILIES[settings["model_type"]]
@@ -189,7 +189,7 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
 
 
 def is_plain_generation(settings: Mapping[str, Any]) -> bool:
-    """Whether the contents of a generation_config.json mean what they say, without a fault."""
+    """Whether a generation_config.json means what it states, without a fault."""
     return _all_known(settings, _GENERATION)
 
 

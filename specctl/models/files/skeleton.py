@@ -27,31 +27,29 @@ WRAPPED = frozenset({"emu3"})
 
 
 def is_wrapper(config: Any) -> bool:
-    """Whether a configuration is one of a text decoder and of more, such as an encoder of pictures.
-
-    Args:
-        config: transformers' configuration of the whole model.
+    """Whether transformers' configuration of a whole model is of a text decoder and of more, such as an encoder of
+    pictures.
     """
     return config.get_text_config(decoder=True) is not config
 
 
 def known_class(config: Any) -> "type[PreTrainedModel] | None":
-    """transformers' class for models that write text; None if it has none, as for code from a repository."""
+    """transformers' class for models that write text; None if it has none, such as for code from a repository."""
     return next(iter(_known(config)), None)
 
 
 def text_only_class(config: Any) -> "type[PreTrainedModel] | None":
-    """The class of a wrapper without what its text does not need: a subclass of `known_class`, with its name.
+    """The class of a wrapper without the parts that text does not need: a subclass of `known_class`, with its name.
 
-    None for other models, and where `known_class` is one of the decoder alone. Then transformers' AutoModelForCausalLM
-    loads the model, from the wrapper's files too.
+    None for other models, and where `known_class` is the decoder's. Then transformers' AutoModelForCausalLM loads the
+    model, from the wrapper's files too.
     """
     known: Any = known_class(config)
     return _text_only(known) if known is not None and _wraps(known, config) else None
 
 
 def left_out(config: Any) -> int:
-    """How many weights of a wrapper are not in its text model; 0 for other models."""
+    """The number of weights of a wrapper that are not in its text model; 0 for other models."""
     import torch
 
     wrappers: list[Any] = [known for known in _known(config) if _wraps(known, config)]
@@ -63,7 +61,7 @@ def left_out(config: Any) -> int:
 
 
 def _wraps(known: "type[PreTrainedModel]", config: Any) -> bool:
-    """Whether a class makes more than the text decoder of what a configuration describes."""
+    """Whether a class makes more than the text decoder of a configuration."""
     import transformers
 
     if not is_wrapper(config):
@@ -96,7 +94,9 @@ def _text_only(known: Any) -> "type[PreTrainedModel]":
 
 
 def _leave_out(model: Any) -> int:
-    """Take out all modules with weights that are neither the text decoder nor an end of it; returns their weights."""
+    """Take out all modules with weights that are neither the text decoder nor an end of it; returns their number of
+    weights.
+    """
     ends = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
     kept = {id(module) for module in ends if module is not None}
     return 0 if id(model) in kept else _without(model, kept, KEPT.get(model.config.model_type, ()))
@@ -164,12 +164,9 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool = False, config: An
 
 
 def require_modules(model: "PreTrainedModel", device_map: dict[str, int | str], role: str) -> None:
-    """Raise a ModelError if a device_map names a module that the model does not have.
+    """Raise a ModelError if a device_map, from module to device, names a module that a `skeleton` does not have.
 
-    Args:
-        model: a `skeleton`.
-        device_map: from module to device; ``""`` is the whole model.
-        role: the model's key in the profile, for the message.
+    ``""`` is the whole model. ``role`` is the model's key in the profile, for the message.
     """
     known = {*dict(model.named_modules()), *dict(model.named_parameters())}
     for name in device_map:

@@ -14,18 +14,14 @@ SCHEMA_VERSION = 1
 
 
 def shipped_texts(tokenizer: Tokenizer) -> list[list[int]]:
-    """The prompts that come with the package, as ids without special tokens."""
+    """The prompts that ship with the package, as ids without special tokens."""
     lines = (files("specctl") / "prompts" / "embedded_suite.jsonl").read_text(encoding="utf-8").splitlines()
     return [tokenizer.encode(json.loads(line)["prompt"], add_special_tokens=False) for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Occurrences by id.
-
-    Attributes:
-        counts: of the ids that occur.
-    """
+    """Occurrences in texts by token id."""
 
     counts: Mapping[int, int]
 
@@ -36,16 +32,12 @@ class TokenCounts:
 
     @classmethod
     def shipped(cls, tokenizer: Tokenizer) -> "TokenCounts":
-        """Those in the prompts that come with the package, where nothing is known of a pair's own texts."""
+        """Counts in the prompts that ship with the package, where nothing is known about a pair's own texts."""
         return cls.of(shipped_texts(tokenizer))
 
     @classmethod
     def read(cls, path: Path) -> "TokenCounts":
-        """Those that `write` wrote.
-
-        Raises:
-            ModelError: there is no such file, or it holds something else.
-        """
+        """Counts in a file that `text` wrote; raises ModelError if there is no such file or it holds something else."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             if told["schema_version"] != SCHEMA_VERSION:
@@ -67,15 +59,11 @@ class TokenCounts:
         return json.dumps({"schema_version": SCHEMA_VERSION, "counts": counts}) + "\n"
 
     def likeliest(self, count: int, whole: int, always: Iterable[int] = ()) -> list[int]:
-        """The ids that occur most, some given ones before all others.
+        """The ``count`` ids below ``whole`` that occur most; some, such as those that end a text, come before all
+        others.
 
-        Tokenizers number their ids by how early they were merged, so of ids that occur equally often, or not at all,
-        the lowest are the likeliest.
-
-        Args:
-            count: N, how many.
-            whole: V, ids are below it.
-            always: ids to be among them, such as those that end a text.
+        Tokenizers number their ids by how early they were merged, so among ids that occur equally often the lowest are
+        the likeliest.
         """
         first = {id_ for id_ in always if id_ < whole}
         order = sorted(range(whole), key=lambda id_: (id_ not in first, -self.counts.get(id_, 0), id_))
@@ -87,13 +75,10 @@ class TokenCounts:
         return sum(self.counts.get(id_, 0) for id_ in ids) / total if total else 1.0
 
     def expected(self, ids: Iterable[int], whole: int) -> float:
-        """`covered` as it is to be expected of other texts.
+        """`covered` as expected of other texts, for different ids out of V, ``whole``.
 
-        What occurs once here stands for what other texts have and these have not, any of the V ids (Good and Turing).
-
-        Args:
-            ids: different ones.
-            whole: V.
+        Ids that occur once here stand for those that other texts have and these have not, any of the V ids (Good and
+        Turing).
         """
         total, ids = sum(self.counts.values()), set(ids)
         if not total:

@@ -24,18 +24,14 @@ PARTS = {"role", "content"}
 
 
 class CannotRender(Exception):  # noqa: N818 - it is a finding
-    """Only transformers renders this, or says what is wrong with it."""
+    """Only transformers can render this, or say what is wrong with it."""
 
 
 class ChatTemplate:
-    """A chat template with what transformers gives it. It may be a stranger's program, so it runs in Jinja's sandbox.
+    """A chat template, rendered like in transformers, in Jinja's sandbox since it may be a stranger's program.
 
-    Args:
-        source: in Jinja's language.
-        names: special tokens by the names that the template knows them by.
-
-    Raises:
-        CannotRender: there is no Jinja, or the template is not in its language.
+    ``names`` are special tokens by their names in the template. Raises CannotRender where there is no Jinja, and where
+    the template is not in its language.
     """
 
     def __init__(self, source: str, names: Mapping[str, Any]) -> None:
@@ -46,14 +42,10 @@ class ChatTemplate:
         self._names = names
 
     def render(self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation.
+        """The text of a conversation of messages with a role and a content.
 
-        Args:
-            conversation: messages with a role and a content.
-            add_generation_prompt: whether the assistant's turn is opened at the end.
-
-        Raises:
-            CannotRender: a message has more, there is none, or the template raised an error.
+        ``add_generation_prompt`` opens the assistant's turn at the end. Raises CannotRender where a message has more,
+        where there is none, and where the template raised an error.
         """
         if not conversation or any({*message} - PARTS for message in conversation):
             raise CannotRender
@@ -126,10 +118,10 @@ OWN = ("__call__", "encode", "decode", "get_vocab", "_encode_plus", "_decode", "
 
 
 class Tokenizer(Protocol):
-    """The part of transformers' tokenizers that decoding reads; their signatures are wider.
+    """The part of transformers' tokenizers that decoding uses; their signatures are wider.
 
     Attributes:
-        chat_template: as transformers has it; false where there is none.
+        chat_template: as in transformers; false where there is none.
         all_special_tokens, all_special_ids: the special tokens, as text and ids in one order.
         eos_token_id: the id that ends a sequence; None if there is none.
         added_tokens_decoder: by id, the tokens that were added to a vocabulary as text.
@@ -181,8 +173,8 @@ class Spelling:
         cleans: whether spaces are cleaned up in decoded text unless that is refused.
         splits: whether special tokens are split in a text like other words.
         chats: whether there is a chat template.
-        template: it; None where there is none, or only transformers writes what it says.
-        names: special tokens by the names that templates know them by.
+        template: the chat template; None where there is none, or only transformers can render it.
+        names: special tokens by their names in templates.
     """
 
     backend: str
@@ -196,7 +188,7 @@ class Spelling:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Spelling | None":
-        """That of a tokenizer of transformers; None where it is more than the library below it, or differs from it."""
+        """That of a transformers tokenizer; None where it does more than the library below it, or differs from it."""
         from transformers import PreTrainedTokenizerFast
 
         kind: Any = type(tokenizer)
@@ -223,7 +215,7 @@ class Spelling:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "Spelling":
-        """Raises KeyError, TypeError or ValueError for anything but a spelling as JSON writes it."""
+        """A spelling from JSON; raises KeyError, TypeError or ValueError for anything else."""
         specials = [(str(token), int(index)) for token, index in told["specials"]]
         return cls(**{**told, "specials": specials})
 
@@ -231,12 +223,10 @@ class Spelling:
 class BareTokenizer:
     """A `Tokenizer` of the library ``tokenizers``: the ids and texts of transformers' tokenizer without transformers.
 
-    Args:
-        spelling: of transformers' tokenizer.
-        whole: gives that one, for what `ChatTemplate` cannot write and where spaces are cleaned up.
+    ``whole`` returns transformers' tokenizer, for what `ChatTemplate` cannot render and where spaces are cleaned up.
 
     Attributes:
-        joins: whether the bytes of a text are those of its tokens, whatever stands beside them, as in byte-level BPE.
+        joins: whether the bytes of a text are those of its tokens, whatever their neighbours, as in byte-level BPE.
 
     Raises:
         Exception: the spelling is damaged; the library raises nothing narrower.
@@ -280,7 +270,7 @@ class BareTokenizer:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def spell(self, token: int) -> str:
-        """The text of one token, nothing for a special one; kept, for streams ask for each of theirs."""
+        """The text of one token, nothing for a special one; cached, because streams ask for each of theirs."""
         if token not in self._spelled:
             self._spelled[token] = str(self._backend.decode([token], skip_special_tokens=True))
         return self._spelled[token]
@@ -338,7 +328,7 @@ def _chats_alike(whole: "PreTrainedTokenizerBase") -> bool:
 
 
 def light(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that does less about each text: the library's own where transformers' is no more than that."""
+    """A faster form of a tokenizer: the library's own where transformers' does no more than that."""
     if isinstance(tokenizer, BareTokenizer):
         return tokenizer
     spelling = Spelling.of(cast("PreTrainedTokenizerBase", tokenizer))
@@ -346,10 +336,8 @@ def light(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def backend_of(tokenizer: Tokenizer) -> str:
-    """A tokenizer as the library ``tokenizers`` writes it down, without padding and truncation.
-
-    Raises:
-        ValueError: it is not of that library.
+    """A tokenizer as JSON of the library ``tokenizers``, without padding and truncation; raises ValueError if it is of
+    another kind.
     """
     import tokenizers
 
@@ -400,13 +388,13 @@ LETTERS = _byte_letters()
 
 
 def bytes_of_letters(token: str) -> bytes | None:
-    """What a token of byte-level BPE stands for; None where it is spelled by other letters."""
+    """The bytes of a token of byte-level BPE; None where it is spelled by other letters."""
     letters = [LETTERS.get(letter) for letter in token]
     return None if None in letters else bytes(letter for letter in letters if letter is not None)
 
 
 def byte_of(token: str) -> int | None:
-    """The byte that SentencePiece spells so; None for other tokens."""
+    """The byte that SentencePiece spells like this; None for other tokens."""
     found = BYTE.fullmatch(token)
     return int(found[1], 16) if found else None
 
@@ -435,10 +423,8 @@ def check_vocabulary(
     target's output.
 
     Args:
-        target_tokenizer: the target's tokenizer.
-        draft_tokenizer: the draft's tokenizer.
-        target_rows: width of the target's logits.
-        draft_rows: width of the draft's logits.
+        target_tokenizer, draft_tokenizer: of the models.
+        target_rows, draft_rows: widths of their logits.
 
     Raises:
         ModelError: the tokenizers differ (the message shows the first difference), or the draft has too few rows.
@@ -455,12 +441,14 @@ def check_vocabulary(
 
 
 def known_ids(tokenizer: Tokenizer, rows: int) -> int:
-    """How many ids of a model belong to its tokenizer, as far as it has a row for them; the others are padding."""
+    """The number of a model's ids that its tokenizer knows, as far as the model has a row for them; the others are
+    padding.
+    """
     return min(max(tokenizer.get_vocab().values()) + 1, rows)
 
 
 def difference(target: Tokenizer, draft: Tokenizer) -> str | None:
-    """In what two tokenizers differ, as a sentence; None if they are one."""
+    """How two tokenizers differ, as a sentence; None if they do not."""
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
     if target_ids != draft_ids:
         return f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}."
@@ -558,7 +546,7 @@ class TokenizerFiles:
         return cls(backend, kept, special, added, family)
 
     def tokenizer(self) -> BareTokenizer | None:
-        """Their tokenizer; None where transformers could make more of them than they say."""
+        """Their tokenizer; None where transformers could make more of them than they state."""
         kinds = [
             str(self.config.get("tokenizer_class")).removesuffix("Fast"),
             *filter(None, [OF_FAMILY.get(self.family)]),
@@ -602,15 +590,15 @@ class TokenizerFiles:
 
 
 def _text(token: Any) -> Any:
-    """What a token is that stands alone or with its settings."""
+    """The text of a token that stands alone or with its settings."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
 def one_tokenizer(checkpoints: Sequence[Checkpoint]) -> BareTokenizer | None:
-    """The tokenizer of some models by their files alone: its vocabulary, the ids that it makes of a text and its end of
-    sequence; None where it takes transformers to know them, or whether they have one tokenizer.
+    """The common tokenizer of some models by their files alone; it knows neither special tokens nor templates.
 
-    It knows neither special tokens nor templates.
+    It has the vocabulary, the ids of a text and the end of sequence. None where only transformers knows these, or
+    whether the models have one tokenizer.
     """
     found = [TokenizerFiles.read(checkpoint) for checkpoint in checkpoints]
     first = found[0] if found else None

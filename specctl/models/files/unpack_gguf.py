@@ -34,7 +34,7 @@ def unpack(file: Path, folder: Path) -> None:
     Raises:
         UsageError: the folder exists, or the file does not.
         ModelError: the file is damaged, one of several, of an architecture that transformers does not read, or rotates
-            positions in a way that is not known; or the package gguf is missing.
+            positions in an unknown way; or the package gguf is missing.
     """
     if folder.exists():
         raise UsageError(f"{folder} exists already.", "Name a folder that does not exist.")
@@ -85,10 +85,8 @@ def _unreadable(file: Path, error: Exception) -> ModelError:
 
 
 def _rotation(reader: Any, arch: str, config: Any) -> dict[str, Any] | None:
-    """The ``rope_parameters`` that transformers does not read from a file; None if there are none.
-
-    Raises:
-        ModelError: the file has such parameters in a form that is not known.
+    """The ``rope_parameters`` that transformers does not read from a file, None if there are none; unknown ones are an
+    error.
     """
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     original = _value(reader, f"{arch}.rope.scaling.original_context_length")
