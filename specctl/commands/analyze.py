@@ -123,7 +123,7 @@ def _read(
     progress = show.bars()
     # In a hierarchy only the draft that the target verifies is analysed.
     drafts = [profile.draft] if profile.draft is not None else []
-    pair = load(profile, progress.console, drafts=drafts, foreign_head=foreign_head, progress=progress)
+    pair = load(profile, progress, drafts=drafts, foreign_head=foreign_head)
 
     pair.require_law("analyze")
 

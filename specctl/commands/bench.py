@@ -460,7 +460,7 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
     candidates = plan.candidates
     return load(
         plan.profile,
-        progress.console,
+        progress,
         expected_tokens=expected_tokens,
         drafts=candidates.drafts,
         above=candidates.above,
@@ -469,7 +469,6 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
         tree=candidates.tree,
         longest=max((one.setting.longest_draft for one in candidates.all if one.setting is not None), default=0),
         torch_weights=any(candidate.peer in ASSISTED for candidate in candidates.all),
-        progress=progress,
     )
 
 

@@ -311,7 +311,7 @@ def _calibrate_one(
 
     @cache
     def pair() -> "Pair":
-        return load(own, progress.console, heads=named, foreign_head=foreign_head, progress=progress)
+        return load(own, progress, heads=named, foreign_head=foreign_head)
 
     decision = _decide(request, own, asked, heads, suite, count, pair, progress, traced, earlier, verify=request.verify)
     exports = None
@@ -458,9 +458,11 @@ def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int
     del number
     from rich.console import Console
 
-    console = Console(stderr=True, quiet=True)
+    from specctl.terminal.progress import TerminalProgress
+
+    silent = TerminalProgress(Console(stderr=True, quiet=True), False)
     named = [list(heads)] if heads else None
-    pair = load(profile, console, heads=named, foreign_head=foreign_head, quiet=True)
+    pair = load(profile, silent, heads=named, foreign_head=foreign_head, quiet=True)
 
     from specctl.replay.recording.collecting import replica_of
 
@@ -499,7 +501,7 @@ def _calibrate_several(request: CalibrateRequest, rivals: "Sequence[ResolvedProf
     progress, foreign_head = request.show.bars(), request.run.foreign_head
     entrants: list[Entrant] = []
     for one, (own, asked) in zip(rivals, compared, strict=True):
-        pair = partial(load, own, progress.console, foreign_head=foreign_head, progress=progress)
+        pair = partial(load, own, progress, foreign_head=foreign_head)
         decision = _decide(request, own, asked, [], prompts, given, pair, progress, verify=False)
         entrants.append(Entrant(one.name, own, decision))
     standings, interrupted = predicted(entrants), False
@@ -507,12 +509,11 @@ def _calibrate_several(request: CalibrateRequest, rivals: "Sequence[ResolvedProf
     if request.verify and candidates.drafts:
         together = load(
             entrants[0].profile,
-            progress.console,
+            progress,
             drafts=candidates.drafts,
             above=candidates.above,
             heads=candidates.heads,
             foreign_head=foreign_head,
-            progress=progress,
         )
         live, interrupted = run_live(together, candidates, entrants, progress)
         standings = live or standings

@@ -108,9 +108,7 @@ def chat(request: ChatRequest) -> None:
             sink = outputs.file("answers", "-")
             foreign_head = request.run.foreign_head
             progress = TerminalProgress(console, False if show.quiet else show.progress)
-            pair = load(
-                resolved.profile, console, foreign_head=foreign_head, quiet=show.quiet, models=False, progress=progress
-            )
+            pair = load(resolved.profile, progress, foreign_head=foreign_head, quiet=show.quiet, models=False)
 
             from specctl.conversation import Chat
 

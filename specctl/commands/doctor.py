@@ -19,7 +19,7 @@ from specctl.errors import ModelError, UsageError
 from specctl.files import write_line
 from specctl.profile.profile_file import display
 from specctl.terminal.output import write_out
-from specctl.terminal.progress import loading
+from specctl.terminal.progress import TerminalProgress, loading
 
 if TYPE_CHECKING:
     from specctl.doctor.diagnosis import Diagnosis, ModelFacts
@@ -150,7 +150,7 @@ def doctor(request: DoctorRequest) -> None:
 def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
     from specctl.commands.loading import load
 
-    pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
+    pair = load(profile, TerminalProgress(Console(stderr=True)), expected_tokens=1, torch_weights=True)
 
     from specctl.observing.pass_times import try_out
 

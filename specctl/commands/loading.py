@@ -11,8 +11,6 @@ from specctl.errors import UsageError
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.jsonl import Record
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 def load(
     profile: "Profile",
-    console: "Console",
+    progress: "TerminalProgress",
     *,
     expected_tokens: int = 0,
     drafts: "Sequence[ModelTable] | None" = None,
@@ -44,13 +42,12 @@ def load(
     quiet: bool = False,
     torch_weights: bool = False,
     models: bool = True,
-    progress: "TerminalProgress | None" = None,
 ) -> "Pair":
     """Load the pair of a profile; compile or capture its passes where the profile wants that.
 
     Args:
         profile: names the models and how their passes run.
-        console: writes to standard error.
+        progress: shows what is loaded.
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, above, heads, with_predictors: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
@@ -59,11 +56,9 @@ def load(
         quiet: show only warnings.
         torch_weights: as in `load_pair`, for who runs the transformers models too.
         models: as in `load_pair`.
-        progress: shows what is loaded; None for a new one on the console.
     """
-    from specctl.terminal.progress import TerminalProgress, note
+    from specctl.terminal.progress import note
 
-    progress = progress or TerminalProgress(console, False if quiet else None)
     if tree == "profile":
         tree = profile.draft.own_setting.tree if profile.draft is not None else None
     if longest is None:
@@ -73,7 +68,7 @@ def load(
         from specctl.models.loading.assembly import load_pair
         from specctl.models.running.engines import EngineSettings
 
-        notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
+        notice: Any = (lambda _: None) if quiet else (lambda text: note(progress.console, text))
         engines = replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=tree is not None)
         pair = load_pair(
             profile,
@@ -291,13 +286,12 @@ def load_answering(
     with_predictors = traced or (draft is not None and draft.setting.needs_predictors)
     pair = load(
         profile,
-        progress.console,
+        progress,
         expected_tokens=expected_tokens,
         with_predictors=with_predictors,
         foreign_head=foreign_head,
         quiet=quiet,
         models=False,
-        progress=progress,
     )
 
     from specctl.decoding.composition import readable
