@@ -163,7 +163,7 @@ def _log_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _divergence(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """KL(q||p) from logarithms of probabilities, as the sum of q log(q/p) + p - q, of which no term is negative.
+    """KL(q||p) from logarithms of probabilities, as the sum of q log(q/p) + p - q, where no term is negative.
 
     So it loses nothing to cancellation where the two are nearly the same, and the bounds made of it hold.
     """

@@ -530,13 +530,7 @@ def _family_name(candidate: Candidate, drafts: list[str]) -> str:
 
 
 def _least(candidates: list[_Passes], middle: Floats, target: Floats) -> Floats:
-    """The least time per token among candidates, in passes of the lowest draft.
-
-    Args:
-        candidates: at least one.
-        middle: cost of a pass of the middle model.
-        target: cost of a pass of the target, in passes of the middle model.
-    """
+    """The least time per token among candidates, in passes of the lowest draft."""
     least: Floats = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in candidates], 0)
     return least
 

@@ -114,12 +114,7 @@ def _command() -> str:
 def _read(
     profile: "Profile", suite: "Suite", show: ShowOptions, foreign_head: bool
 ) -> tuple["Judged | None", "Readings | None", dict[str, Any], dict[str, str]]:
-    """Run the prompts.
-
-    Returns:
-        The verdicts, None without any; the readings, None of a draft head too; facts of the run; and by prompt id why
-        a prompt failed.
-    """
+    """Run the prompts."""
     progress = show.bars()
     # In a hierarchy only the draft that the target verifies is analysed.
     drafts = [profile.draft] if profile.draft is not None else []

@@ -359,11 +359,7 @@ REPLICA = "specctl.commands.bench:replica"
 
 
 def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "RunSet":
-    """Load the models of all candidates and run them, with a table that fills in as runs finish.
-
-    Replicas load the models where there are any, and each prompt runs on one of these. After Ctrl-C the runs that are
-    there are shown before KeyboardInterrupt goes on.
-    """
+    """Load the models of all candidates and run them, with a table that fills in as runs finish."""
     from specctl.benchmark.papers import left_out_lines
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
@@ -473,12 +469,7 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
 
 
 def _measure_server(request: BenchRequest) -> None:
-    """Measure a server and show what was found, after Ctrl-C too.
-
-    Raises:
-        UsageError: the records have settings that no request can have.
-        SpecctlError: the server gives no answers, or some requests failed.
-    """
+    """Measure a server and show what was found, after Ctrl-C too."""
     from specctl.profile.schema import SamplingTable
 
     settings = {

@@ -269,16 +269,7 @@ def _calibrate_one(
     traced: OutputFile | None,
     files: _Files,
 ) -> None:
-    """Calibrate one profile, and find the settings of other engines.
-
-    Args:
-        request: what is asked.
-        resolved: the profile.
-        own: the same, with the first of the heads.
-        heads: acceptance heads to choose among.
-        traced: takes the trace.
-        files: take the outcome.
-    """
+    """Calibrate one profile, and find the settings of other engines."""
     from specctl.calibration.compared_settings import compared_settings, computed_by, recordable, require_fits
     from specctl.export.engines import LONGEST
     from specctl.replay.play import replayable
@@ -342,21 +333,7 @@ def _decide(
     *,
     verify: bool,
 ) -> "Decision":
-    """Collect the traces of the prompts, if there are any, search, and run the winner live.
-
-    Args:
-        request: says how many prompts are answered at once, and whether replicas trace.
-        own: the profile.
-        asked: the settings that compete.
-        heads: acceptance heads to choose among.
-        prompts: None to search in an earlier trace alone.
-        given: how many prompts there were to draw from.
-        pair: gives the loaded models; called only for traces or live runs.
-        progress: shows the work.
-        traced: where to write the trace.
-        earlier: an earlier trace, to search in or to go on with.
-        verify: whether to run the winner live.
-    """
+    """Collect the traces of the prompts, if there are any, search, and run the winner live."""
     from specctl.calibration.decision import decide
     from specctl.terminal.progress import resumable
 
@@ -470,16 +447,7 @@ def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int
 
 
 def _calibrate_several(request: CalibrateRequest, rivals: "Sequence[ResolvedProfile]", files: _Files) -> None:
-    """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use.
-
-    Args:
-        request: what is asked.
-        rivals: the profiles, the first with the prompts' sampling settings.
-        files: take the calibrated profile of the fastest.
-
-    Raises:
-        UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
-    """
+    """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use."""
     from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
     from specctl.calibration.several_drafts import Entrant, candidates_of_entrants, predicted, run_live
     from specctl.observing.candidates import require_one_target

@@ -150,10 +150,7 @@ def new(request: NewRequest) -> None:
 
 
 def _require_ready(profile: "Profile") -> None:
-    """Print doctor's verdict; raises ModelError if the models cannot run together on this machine.
-
-    Of models whose files cannot be fetched now it is said what is not checked.
-    """
+    """Print doctor's verdict; raises ModelError if the models cannot run together on this machine."""
     from rich.console import Console
 
     from specctl.commands.doctor import verdict

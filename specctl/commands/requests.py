@@ -81,11 +81,7 @@ def help_lines(command: Any, ctx: Any, width: int, *, whole: bool = False) -> It
 
 
 def _sections(command: Any, ctx: Any, whole: bool) -> tuple[dict[str, list[tuple[str, str]]], int]:
-    """What stands under each heading: commands, arguments, options in the order of the first of each, how it runs.
-
-    Returns:
-        The sections, and how many options are not shown, besides those about help.
-    """
+    """What stands under each heading: commands, arguments, options in the order of the first of each, how it runs."""
     usual = getattr(command.callback, "usual", ())
     brief = bool(usual) and not whole
     found: dict[str, list[tuple[str, str]]] = {"Commands": [], "Arguments": [], "Options": []}

@@ -146,12 +146,7 @@ def tell(text: str, label: str = "", style: str = "") -> None:
 
 
 def _wrapped(text: str, before: int = 0) -> str:
-    """The text with its lines broken between words for a terminal; indented ones stay whole, to be copied.
-
-    Args:
-        text: whole lines.
-        before: characters in front of the first of them.
-    """
+    """The text with its lines broken between words for a terminal; indented ones stay whole, to be copied."""
     width = max(shutil.get_terminal_size().columns, 20)
     lines: list[str] = []
     for line in text.split("\n"):
