@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
@@ -33,7 +33,7 @@ DRAFT_VOCABULARY = 32000
 """What published EAGLE-3 heads draft from."""
 
 
-def head_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[HeadRunner, nn.Module]:
+def head_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[Slot, nn.Module]:
     """An EAGLE-3 head for a target of this shape, over embeddings like the target's; its runner and the head."""
     layer = LayerShape(shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim)
     drafts = min(DRAFT_VOCABULARY, shape.vocabulary)
@@ -42,7 +42,7 @@ def head_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[HeadRunner, 
     with torch.device(device):
         embeddings = nn.Embedding(shape.vocabulary, shape.hidden, dtype=dtype)
         head = Eagle3Head(config, torch.arange(drafts), embeddings).to(dtype).eval()
-    return HeadRunner(head, shape.vocabulary), head
+    return Slot(ChainPasses(head, shape.vocabulary)), head
 
 
 def draft_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[Slot, nn.Module]:

@@ -17,7 +17,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.draft_heads.block import MARKOV, BlockHead, MarkovKind, SequentialKind
-from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses, GraphBlockPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
@@ -35,9 +35,9 @@ PROMPT = [5, 9, 2, 40, 33, 7, 12, 60]
 SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 TOY = LayerShape(hidden_size=3, intermediate_size=6, heads=2, kv_heads=1, head_dim=4)
 KINDS: list[MarkovKind | None] = [None, *MARKOV]
-ENGINES: dict[str, Callable[[BlockHead], BlockRunner]] = {
-    "uncompiled": lambda head: BlockRunner(head, 64, capacity=4),
-    "graph": lambda head: GraphBlockRunner(head, 64, Replays()),
+ENGINES: dict[str, Callable[[BlockHead], Slot]] = {
+    "uncompiled": lambda head: Slot(BlockPasses(head, 64, capacity=4)),
+    "graph": lambda head: Slot(GraphBlockPasses(head, 64, Replays())),
 }
 
 
@@ -105,7 +105,7 @@ def toy_drafter(case: Case, kind: SequentialKind | None) -> ModelDrafter:
     # Two tokens of three, one of which ends the sequence.
     few = [0, 2] if case.sampling == FEW and kind != "selector" else None
     head = random_block(vocabulary=3, tokens=few, markov=kind, shape=TOY, seed=6)
-    return ModelDrafter(BlockRunner(head, 3, capacity=16), case.policy())
+    return ModelDrafter(Slot(BlockPasses(head, 3, capacity=16)), case.policy())
 
 
 Pair = tuple[Case, SequentialKind | None]
@@ -153,7 +153,7 @@ def test_a_block_cut_after_its_later_tokens_were_drawn_is_caught(kind: MarkovKin
 
     def drafter() -> Drafter:
         head = random_block(vocabulary=3, markov=kind, shape=TOY, seed=6)
-        return CutsInHindsight(BlockRunner(head, 3, capacity=16), Constant(2))
+        return CutsInHindsight(Slot(BlockPasses(head, 3, capacity=16)), Constant(2))
 
     found = enumerate_decode(drafter, SAMPLINGS["T=1"], 2, 3, frozenset(), layers=(0,))
     assert error(found, expected_law(SAMPLINGS["T=1"], 2, frozenset())) > BIASED
@@ -186,8 +186,10 @@ def test_a_draft_stops_by_its_own_prediction_before_the_token_is_drawn() -> None
         assert bool((product[:-1] >= 0.4).all())
 
 
-@pytest.mark.parametrize("runner", [TableRunner(table(1)), BlockRunner(random_block(), 5)], ids=["model", "DFlash"])
-def test_a_draft_that_predicts_nothing_is_a_clear_error(runner: BlockRunner | TableRunner) -> None:
+@pytest.mark.parametrize(
+    "runner", [TableRunner(table(1)), Slot(BlockPasses(random_block(), 5))], ids=["model", "DFlash"]
+)
+def test_a_draft_that_predicts_nothing_is_a_clear_error(runner: Slot | TableRunner) -> None:
     if isinstance(runner, TableRunner):
         runner.foresees = False
     with pytest.raises(ProfileError, match="what a draft head predicts of its next token"):

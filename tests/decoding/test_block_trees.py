@@ -14,7 +14,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.trees import TreeDrafter
 from specctl.models.draft_heads.block import SequentialKind
-from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
@@ -36,9 +36,9 @@ PROMPT = [5, 9, 2, 40, 33, 7, 12, 60]
 KINDS: list[SequentialKind | None] = [None, "rnn", "selector"]
 
 
-def runner_of(kind: SequentialKind | None, spread: float = 0.3) -> BlockRunner:
+def runner_of(kind: SequentialKind | None, spread: float = 0.3) -> Slot:
     head = random_block(layers=LAYERS, block_size=5, vocabulary=64, markov=kind, shape=SHAPE, spread=spread)
-    return BlockRunner(head, 64)
+    return Slot(BlockPasses(head, 64))
 
 
 def play(drafter: Drafter | None, count: int) -> list[Round]:
@@ -154,7 +154,7 @@ def test_greedy_text_is_the_targets_own(kind: SequentialKind | None) -> None:
 def test_output_has_the_law_of_the_target(kind: SequentialKind | None, policy: StoppingPolicy) -> None:
     def drafter() -> Drafter:
         head = random_block(vocabulary=3, markov=kind, shape=TOY, seed=6)
-        return TreeDrafter(BlockRunner(head, 3, capacity=16), type(policy)(**vars_of(policy)), TreeSize(4, 2))
+        return TreeDrafter(Slot(BlockPasses(head, 3, capacity=16)), type(policy)(**vars_of(policy)), TreeSize(4, 2))
 
     found = enumerate_decode(drafter, SAMPLINGS["T=1"], 2, 3, layers=(0,))
     assert sum(found.law.values()) == pytest.approx(1)

@@ -12,7 +12,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode, read_prompt
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses, GraphChainPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.watching import States
@@ -51,9 +51,9 @@ TARGETS: dict[str, Callable[..., Slot]] = {
     "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
     "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
 }
-HEADS: dict[str, Callable[..., HeadRunner]] = {
-    "uncompiled": lambda head: HeadRunner(head, 64),
-    "graph": lambda head: GraphHeadRunner(head, 64, Replays()),
+HEADS: dict[str, Callable[..., Slot]] = {
+    "uncompiled": lambda head: Slot(ChainPasses(head, 64)),
+    "graph": lambda head: Slot(GraphChainPasses(head, 64, Replays())),
 }
 
 
@@ -165,10 +165,12 @@ def test_compiled_passes_show_states_and_draft_the_same() -> None:
     head = random_eagle3(layers=layers, states=32, vocabulary=64, shape=SHAPE, spread=0.5)
     plain = Slot(EagerPasses(model, 64))
     plain.watch(layers)
-    tokens, rounds = play(plain, ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4)), PROMPT, 40)
+    tokens, rounds = play(plain, ModelDrafter(Slot(ChainPasses(head, 64)), Constant(draft_length=4)), PROMPT, 40)
     target = Slot(StaticPasses(model, 64, compiler=Compiler("the target", heard.append)))
     target.watch(layers)
-    drafter = ModelDrafter(HeadRunner(head, 64, compiler=Compiler("the head", heard.append)), Constant(draft_length=4))
+    drafter = ModelDrafter(
+        Slot(ChainPasses(head, 64, compiler=Compiler("the head", heard.append))), Constant(draft_length=4)
+    )
     for _ in range(2):
         again, compiled = play(target, drafter, PROMPT, 40)
         assert again == tokens
@@ -235,7 +237,7 @@ def toy_drafter(case: Case) -> ModelDrafter:
     head = random_eagle3(states=3, vocabulary=3, tokens=[0, 2] if case.sampling == FEW else None, seed=4)
     policy = case.policy()
     return ModelDrafter(
-        HeadRunner(head, 3, capacity=16), policy, predictor=head_for(policy, random_predictor(8, seed=3))
+        Slot(ChainPasses(head, 3, capacity=16)), policy, predictor=head_for(policy, random_predictor(8, seed=3))
     )
 
 

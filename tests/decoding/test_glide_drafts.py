@@ -14,7 +14,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses, GraphChainPasses
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
@@ -33,18 +33,17 @@ SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, he
 LIMIT = 40
 
 
-class StaysWhereItIs(HeadRunner):
+class StaysWhereItIs(ChainPasses):
     """Wrong on purpose: it keeps what it read before the verifier's keys were known."""
 
-    def rollback(self, length: int) -> None:
-        kept = min(self.length, length)
-        super().rollback(length)
-        self.length = kept
+    def rollback(self, slot: int, length: int) -> int:
+        super().rollback(slot, length)
+        return min(self.length, length)
 
 
-ENGINES: dict[str, Callable[[GlideHead], HeadRunner]] = {
-    "uncompiled": lambda head: HeadRunner(head, 64, capacity=4),
-    "graph": lambda head: GraphHeadRunner(head, 64, Replays()),
+ENGINES: dict[str, Callable[[GlideHead], Slot]] = {
+    "uncompiled": lambda head: Slot(ChainPasses(head, 64, capacity=4)),
+    "graph": lambda head: Slot(GraphChainPasses(head, 64, Replays())),
 }
 
 
@@ -64,7 +63,7 @@ def alone(family: str, prompt: Sequence[int]) -> list[int]:
         return [round_.emitted[0] for round_ in decode(runner, None, prompt, LIMIT, Sampling())]
 
 
-def differing_drafts(runner_of: Callable[[GlideHead], HeadRunner]) -> int:
+def differing_drafts(runner_of: Callable[[GlideHead], Slot]) -> int:
     """Of how many rounds a drafter that has just read the text would have drafted others."""
     head, differ = head_of(), 0
     target = watched(head)
@@ -72,7 +71,7 @@ def differing_drafts(runner_of: Callable[[GlideHead], HeadRunner]) -> int:
     assert sum(round_.accepted < round_.drafted for round_ in rounds) > 3, "nothing was ever taken back"
     text = list(PROMPT)
     for round_ in rounds:
-        anew = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4))
+        anew = ModelDrafter(Slot(ChainPasses(head, 64)), Constant(draft_length=4))
         target.rollback(0)
         with torch.inference_mode():
             prefill(target, anew, text)
@@ -89,7 +88,7 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> No
 
 
 def test_a_head_that_does_not_read_again_is_caught() -> None:
-    assert differing_drafts(lambda head: StaysWhereItIs(head, 64)) > 0
+    assert differing_drafts(lambda head: Slot(StaysWhereItIs(head, 64))) > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox", "mistral"])
@@ -97,7 +96,7 @@ def test_a_head_that_does_not_read_again_is_caught() -> None:
 @pytest.mark.representatives("prompt-llama", "one token-gemma2", slow=("one token-qwen3", "prompt-mistral"))
 def test_greedy_text_is_the_targets_own(family: str, prompt: list[int]) -> None:
     head = head_of(family)
-    drafter = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4))
+    drafter = ModelDrafter(Slot(ChainPasses(head, 64)), Constant(draft_length=4))
     assert play(watched(head, family), drafter, prompt, LIMIT)[0] == alone(family, prompt)
 
 
@@ -107,7 +106,7 @@ def test_the_verifiers_keys_matter_and_so_does_their_place() -> None:
     assert states is not None
     drafts = []
     for shift in (0, 1, None):
-        drafter = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=8))
+        drafter = ModelDrafter(Slot(ChainPasses(head, 64)), Constant(draft_length=8))
         with torch.inference_mode():
             if shift is not None:
                 drafter.observe_states(0, {layer: rows.roll(shift, 0)[:-1] for layer, rows in states.items()})
@@ -121,8 +120,8 @@ def test_the_verifiers_keys_matter_and_so_does_their_place() -> None:
 def test_compiled_passes_draft_the_same() -> None:
     heard: list[str] = []
     head = head_of(depth=1)
-    _, rounds = play(watched(head), ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4)), PROMPT, LIMIT)
-    runner = HeadRunner(head, 64, compiler=Compiler("the head", heard.append))
+    _, rounds = play(watched(head), ModelDrafter(Slot(ChainPasses(head, 64)), Constant(draft_length=4)), PROMPT, LIMIT)
+    runner = Slot(ChainPasses(head, 64, compiler=Compiler("the head", heard.append)))
     for _ in range(2):
         _, again = play(watched(head), ModelDrafter(runner, Constant(draft_length=4)), PROMPT, LIMIT)
         assert [[step.token for step in one.steps] for one in again] == [
@@ -151,7 +150,7 @@ CASES = [replace(case, length=2, limit=3) if case.sampling == "T=1" else case fo
 def toy_drafter(case: Case) -> ModelDrafter:
     head = random_glide(vocabulary=3, depth=DEPTH, seed=4, spread=0.7)
     predictor = random_predictor(8, seed=3) if "accept_prob" in case.policy().signals else None
-    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), predictor=predictor)
+    return ModelDrafter(Slot(ChainPasses(head, 3, capacity=16)), case.policy(), predictor=predictor)
 
 
 def law_of(make: Callable[[], Drafter], case: Case, layers: Sequence[int] = LAYERS) -> Enumeration:
@@ -186,7 +185,7 @@ def test_greedy_text_under_svip_is_the_targets_own(engine: str) -> None:
     head = head_of()
     target = watched(head) if engine == "eager" else Slot(StaticPasses(random_model("llama"), 64))
     target.watch(head.layers)
-    drafter = ModelDrafter(HeadRunner(head, 64), Svip(threshold=0.75))
+    drafter = ModelDrafter(Slot(ChainPasses(head, 64)), Svip(threshold=0.75))
     tokens, rounds = play(target, drafter, PROMPT, LIMIT)
     assert tokens == alone("llama", PROMPT)
     assert {round_.drafted for round_ in rounds} > {1, 2}

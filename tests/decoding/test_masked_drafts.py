@@ -18,7 +18,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.trees import TreeDrafter
 from specctl.errors import ModelError, ProfileError
-from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.eager import EagerPasses
@@ -170,7 +170,7 @@ def test_rules_hold_in_a_block(kind: str, prompt: list[int], tree: TreeSize | No
     """What may follow depends on the path, so that the tokens of a level do not share a row."""
     rule = Forces()
     layers = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
-    block = BlockRunner(random_block(layers=(0, 1), block_size=5, vocabulary=64, shape=layers, spread=0.3), 64)
+    block = Slot(BlockPasses(random_block(layers=(0, 1), block_size=5, vocabulary=64, shape=layers, spread=0.3), 64))
 
     def said(drafter: Drafter | None) -> list[int]:
         inner = Slot(EagerPasses(random_model("llama"), 64))

@@ -11,7 +11,6 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.slot import Slot
 from specctl.policies.rules.constant import Constant
@@ -33,7 +32,7 @@ TOY = LayerShape(hidden_size=3, intermediate_size=6, heads=2, kv_heads=1, head_d
 
 
 @cache
-def toy_runner(kind: str) -> DraftHeadRunner:
+def toy_runner(kind: str) -> Slot:
     """Over the states of a `TableRunner`, which are its logits."""
     with torch.inference_mode(False):
         if kind == "eagle3":

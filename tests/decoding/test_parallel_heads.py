@@ -12,7 +12,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.trees import TreeDrafter
 from specctl.errors import ModelError
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
@@ -48,7 +48,7 @@ def random_parallel(vocabulary: int, layers: tuple[int, ...], states: int, sizes
     with torch.no_grad():
         for number, weight in enumerate(head.parameters()):
             weight.copy_(torch.randn(weight.shape, generator=seeded(number)))
-    return ParallelRunner(HeadRunner(head.eval(), vocabulary), vocabulary - 1, 3)
+    return ParallelRunner(Slot(ChainPasses(head.eval(), vocabulary)), vocabulary - 1, 3)
 
 
 def test_rows_are_speculators_own_and_of_one_pass() -> None:

@@ -19,8 +19,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Lead, Reach, StartedStep, StepsAhead
-from specctl.models.draft_heads.block_runner import GraphBlockRunner
-from specctl.models.draft_heads.chain_runner import GraphHeadRunner
+from specctl.models.draft_heads.block_runner import GraphBlockPasses
+from specctl.models.draft_heads.chain_runner import GraphChainPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.forward import Token, TokenReader
 from specctl.models.running.eager import EagerPasses
@@ -238,13 +238,17 @@ PREDICTS = random_predictor(hidden_size=32, spread=0.15)
 PROMPT = torch.randint(1, 64, (30,), generator=seeded(5)).tolist()
 CAPTURED: dict[str, Callable[[], Slot]] = {
     "a draft model": lambda: Slot(GraphPasses(noisy_copy("llama"), 64, Replays())),
-    "a chain head": lambda: GraphHeadRunner(
-        random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=SHAPE, spread=0.5), 64, Replays()
+    "a chain head": lambda: Slot(
+        GraphChainPasses(
+            random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=SHAPE, spread=0.5), 64, Replays()
+        )
     ),
-    "a block head": lambda: GraphBlockRunner(
-        random_block(layers=(0, 1, -1), block_size=5, vocabulary=64, markov="gated", shape=SHAPE, spread=0.3),
-        64,
-        Replays(),
+    "a block head": lambda: Slot(
+        GraphBlockPasses(
+            random_block(layers=(0, 1, -1), block_size=5, vocabulary=64, markov="gated", shape=SHAPE, spread=0.3),
+            64,
+            Replays(),
+        )
     ),
 }
 

@@ -11,7 +11,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.trees import TreeDrafter
-from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses, GraphChainPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import path_to
@@ -28,9 +28,9 @@ LAYERS = (0, 1, -1)
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 TEXT = [5, 9, 2, 40, 33, 7, 12, 60]
 LEVELS = [([3, 8, 20], [0, 0, 0]), ([1, 8, 50], [1, 1, 3]), ([2, 4, 2, 9], [6, 4, 4, 5]), ([7], [9])]
-HEADS: dict[str, Callable[..., HeadRunner]] = {
-    "uncompiled": lambda head: HeadRunner(head, 64),
-    "graph": lambda head: GraphHeadRunner(head, 64, Replays()),
+HEADS: dict[str, Callable[..., Slot]] = {
+    "uncompiled": lambda head: Slot(ChainPasses(head, 64)),
+    "graph": lambda head: Slot(GraphChainPasses(head, 64, Replays())),
 }
 
 
@@ -45,7 +45,7 @@ def glide() -> torch.nn.Module:
 KINDS: dict[str, Callable[[], torch.nn.Module]] = {"EAGLE-3": head, "GliDe": glide}
 
 
-def observed(runner: HeadRunner, count: int) -> HeadRunner:
+def observed(runner: Slot, count: int) -> Slot:
     """After the states of so many places of the text, the same for every runner."""
     states = torch.randn(len(TEXT), 32, generator=seeded(2))
     if count:
@@ -84,7 +84,7 @@ def test_every_token_is_read_as_in_a_chain(engine: str, length: int, known: int)
 def test_published_heads_read_trees(name: str) -> None:
     data = reference(name)
     text = data.ids[:9].tolist()
-    runner, again = (HeadRunner(data.build(), 96) for _ in range(2))
+    runner, again = (Slot(ChainPasses(data.build(), 96)) for _ in range(2))
     with torch.inference_mode():
         runner.observe_states(0, {layer: rows[:8] for layer, rows in data.states.items()})
         runner.extend(text, keep=1)
@@ -97,7 +97,7 @@ def test_published_heads_read_trees(name: str) -> None:
 
 
 def test_a_tree_is_read_level_by_level() -> None:
-    runner = HeadRunner(head(), 64)
+    runner = Slot(ChainPasses(head(), 64))
     runner.extend(TEXT, keep=1)
     with pytest.raises(AssertionError, match="an earlier pass"):
         runner.extend_tree([1, 2], [0, 1], before=1)
@@ -105,7 +105,7 @@ def test_a_tree_is_read_level_by_level() -> None:
 
 def played(drafter: ModelDrafter, prompt: Sequence[int], limit: int = 40) -> tuple[list[int], list[Round]]:
     target = Slot(EagerPasses(random_model("llama"), 64))
-    assert isinstance(drafter.runner, HeadRunner)
+    assert isinstance(drafter.runner.passes, ChainPasses)
     target.watch(drafter.runner.layers)
     with torch.inference_mode():
         prefill(target, drafter, prompt)
@@ -165,9 +165,9 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine:
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_trees_are_the_same() -> None:
     heard: list[str] = []
-    compiled = HeadRunner(head(), 64, compiler=Compiler("the head", heard.append))
+    compiled = Slot(ChainPasses(head(), 64, compiler=Compiler("the head", heard.append)))
     tokens, rounds = played(TreeDrafter(compiled, Constant(3), TreeSize(20, 4)), TEXT)
-    again, plain = played(TreeDrafter(HeadRunner(head(), 64), Constant(3), TreeSize(20, 4)), TEXT)
+    again, plain = played(TreeDrafter(Slot(ChainPasses(head(), 64)), Constant(3), TreeSize(20, 4)), TEXT)
     assert tokens == again
     assert [one.path for one in rounds] == [one.path for one in plain]
     assert heard == []

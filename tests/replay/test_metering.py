@@ -11,11 +11,12 @@ import torch
 from specctl.commands.flags import batch_sizes
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Request
+from specctl.models.running.slot import Slot
 from specctl.policies import Signal
 from specctl.replay.costs import signal_key
 from specctl.replay.recording import metering
@@ -78,7 +79,9 @@ class WideTable(TableRunner):
 
 def test_a_head_that_drafts_blocks_is_timed_with_what_it_foresees() -> None:
     shape = LayerShape(hidden_size=8, intermediate_size=8, heads=1, kv_heads=1, head_dim=4)
-    draft = BlockRunner(random_block(block_size=4, vocabulary=VOCABULARY, markov="gated", shape=shape), VOCABULARY)
+    draft = Slot(
+        BlockPasses(random_block(block_size=4, vocabulary=VOCABULARY, markov="gated", shape=shape), VOCABULARY)
+    )
     target = WideTable(table(1, vocabulary=VOCABULARY))
     target.watch(draft.layers)
     signals: frozenset[Signal] = frozenset({"next_accept_prob"})

@@ -19,8 +19,8 @@ from specctl.decoding.draft_tokens import CHUNK
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block import MarkovKind
-from specctl.models.draft_heads.block_runner import BlockRunner
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.fixed_buffers import PIECE
 from specctl.models.running.eager import EagerPasses
@@ -73,7 +73,7 @@ def chain_pair(eos: frozenset[int], _: int | None) -> Pair:
     head = random_eagle3(layers=(0, 1), states=6, vocabulary=6, tokens=[0, 2, 3, 5], seed=5)
     acceptance = random_predictor(8, seed=5, spread=0.5)
     target = table(21, spread=1.0, vocabulary=6)
-    return pair_of(TableRunner(target), HeadRunner(head, 6), eos=eos, heads=[acceptance])
+    return pair_of(TableRunner(target), Slot(ChainPasses(head, 6)), eos=eos, heads=[acceptance])
 
 
 def model_pair(eos: frozenset[int], _: int | None) -> Pair:
@@ -81,21 +81,21 @@ def model_pair(eos: frozenset[int], _: int | None) -> Pair:
     shape_of_layer = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
     head = random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=shape_of_layer, spread=0.5)
     target = Slot(EagerPasses(random_model("llama"), 64))
-    return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_predictor(16, spread=0.2)])
+    return pair_of(target, Slot(ChainPasses(head, 64)), eos=eos, heads=[random_predictor(16, spread=0.2)])
 
 
 def crossing_pair(eos: frozenset[int], _: int | None) -> Pair:
     """A head that attends to what the verifier cached, and reads the first token of a text too."""
     head = random_glide(vocabulary=6, depth=2, seed=5)
     heads = [random_predictor(8, seed=5, spread=0.5)]
-    return pair_of(TableRunner(table(21, spread=1.0, vocabulary=6)), HeadRunner(head, 6), eos=eos, heads=heads)
+    return pair_of(TableRunner(table(21, spread=1.0, vocabulary=6)), Slot(ChainPasses(head, 6)), eos=eos, heads=heads)
 
 
 def block_pair(eos: frozenset[int], _: int | None, markov: MarkovKind | None = None) -> Pair:
     """A head that drafts a block in one pass."""
     shape_of_layer = LayerShape(hidden_size=6, intermediate_size=8, heads=1, kv_heads=1, head_dim=4)
     head = random_block(block_size=5, vocabulary=6, tokens=[0, 2, 3, 5], markov=markov, shape=shape_of_layer, seed=2)
-    runner = BlockRunner(head, 6, capacity=16)
+    runner = Slot(BlockPasses(head, 6, capacity=16))
     return pair_of(
         TableRunner(table(21, spread=1.0, vocabulary=6)), runner, eos=eos, heads=[random_predictor(6, spread=0.5)]
     )

@@ -11,14 +11,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
-from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.slot import Slot
 from tests.support.onnx_models import graphs
 from tests.support.toy_heads import random_block, random_eagle3, random_glide
 from tests.support.toys import seeded
@@ -72,11 +72,11 @@ KINDS = [pytest.param(kind, marks=pytest.mark.exhaustive) if kind in ("gated", "
 """Kinds as cases of tests: one of DSpark's heads stands for the other two."""
 
 
-def torch_runner(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY) -> DraftHeadRunner:
-    return BlockRunner(head, vocabulary) if isinstance(head, BlockHead) else HeadRunner(head, vocabulary)
+def torch_runner(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY) -> Slot:
+    return Slot(BlockPasses(head, vocabulary)) if isinstance(head, BlockHead) else Slot(ChainPasses(head, vocabulary))
 
 
-def onnx_head(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY, **settings: object) -> DraftHeadRunner | None:
+def onnx_head(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY, **settings: object) -> Slot | None:
     """A new runner of the graphs of a head, made once for each; None where the head cannot have one."""
     from specctl.models.onnx_heads.engine import build_onnx_head
 
@@ -86,7 +86,7 @@ def onnx_head(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY, **setti
         return build_onnx_head(head, vocabulary, "it", asked, lambda: torch_runner(head, vocabulary), 1)
 
 
-def sure_head(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY) -> DraftHeadRunner:
+def sure_head(head: ChainHead | BlockHead, vocabulary: int = VOCABULARY) -> Slot:
     """As `onnx_head`, for a head that must have one."""
 
     def refuse(line: str) -> None:

@@ -6,11 +6,12 @@ from made import DRAWN, VOCABULARY, answer, spread_head
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.kinds import RECIPES
 from specctl.models.draft_heads.training import Lesson, Teacher, drafted_steps
+from specctl.models.running.slot import Slot
 from specctl.training.draft_heads import head_drafts, model_drafts
 from tests.support.toys import random_model
 
@@ -19,7 +20,7 @@ DEPTH = 4
 
 def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: int) -> torch.Tensor:
     """The law ``(V,)`` of token ``index`` of the round that begins at the answer's token ``start``, as in decoding."""
-    runner = HeadRunner(head, VOCABULARY) if isinstance(head, ChainHead) else BlockRunner(head, VOCABULARY)
+    runner = Slot(ChainPasses(head, VOCABULARY)) if isinstance(head, ChainHead) else Slot(BlockPasses(head, VOCABULARY))
     ids, newest = lesson.ids.tolist(), lesson.first + start - 1
     # All places but the newest token's are observed.
     runner.observe_states(0, {layer: states[:newest] for layer, states in lesson.states.items()})

@@ -11,8 +11,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import MarkovKind
-from specctl.models.draft_heads.block_runner import BlockRunner
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.around import Around
@@ -52,14 +52,14 @@ def toy_pair(eos: frozenset[int] = NO_EOS, longest: int | None = None) -> Pair:
 
 def chain_pair(eos: frozenset[int] = NO_EOS) -> Pair:
     head = random_eagle3(layers=(0, 1), states=6, vocabulary=6, tokens=[0, 2, 3, 5], seed=5)
-    return pair_of(TableRunner(table(21, spread=1.0, vocabulary=6)), HeadRunner(head, 6), eos=eos, heads=[Spy()])
+    return pair_of(TableRunner(table(21, spread=1.0, vocabulary=6)), Slot(ChainPasses(head, 6)), eos=eos, heads=[Spy()])
 
 
 def block_pair(markov: MarkovKind | None = None) -> Pair:
     shape = LayerShape(hidden_size=6, intermediate_size=8, heads=1, kv_heads=1, head_dim=4)
     head = random_block(block_size=5, vocabulary=6, tokens=[0, 2, 3, 5], markov=markov, shape=shape, seed=2)
     target = TableRunner(table(21, spread=1.0, vocabulary=6))
-    return pair_of(target, BlockRunner(head, 6, capacity=16), heads=[Spy()])
+    return pair_of(target, Slot(BlockPasses(head, 6, capacity=16)), heads=[Spy()])
 
 
 PAIRS: dict[str, Callable[[], Pair]] = {

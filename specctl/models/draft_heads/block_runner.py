@@ -1,4 +1,4 @@
-"""What runs a block draft head: one pass for a block, then a row of it for each token."""
+"""The passes of a block draft head: one pass for a block, then a row of it for each token."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 from transformers import Cache
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.head import DraftHeadRunner
+from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.draft_heads.verifier_states import PendingStates
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
@@ -21,8 +21,8 @@ from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 
 
-class BlockHeadRunner(DraftHeadRunner):
-    """A block draft head's `Slot`.
+class BlockHeadPasses(DraftHeadPasses):
+    """Passes of a block draft head.
 
     Tokens of places whose states were observed are not read: their keys and values come from the states. The first
         token
@@ -33,7 +33,6 @@ class BlockHeadRunner(DraftHeadRunner):
 
     head: BlockHead
     no_trees = None
-    length = 0
     _remembered = 0  # places with cached keys and values
     _row = -1  # of the block, the one given last; -1 before its pass
 
@@ -55,21 +54,19 @@ class BlockHeadRunner(DraftHeadRunner):
     def _remember(self) -> None:
         """Cache keys and values of the states that wait."""
 
-    def rollback(self, length: int) -> None:
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
         """End the block, and go to the end of the places that are both within ``length`` and observed."""
         self._row = -1
         self._pending.cut(max(0, length - self._remembered))
         self._remembered = min(self._remembered, length)
-        self.length = self.observed
+        return self.observed
 
     @property
     def marginals(self) -> bool:  # type: ignore[override]
         return self.head.config.markov is None
 
-    def extend_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
-    ) -> Forward:
-        """As of `Slot`, a level at a time: its tokens move to the next row of the block, and no pass is made.
+    def _extend_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
+        """As `Slot.extend_tree`, a level at a time: its tokens move to the next row of the block, and no pass is made.
 
         With a sequential head a row follows each token by itself, without one all of them alike.
 
@@ -84,9 +81,9 @@ class BlockHeadRunner(DraftHeadRunner):
     def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
         """The row after each of a tree's tokens; ``first`` for those below the root."""
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - it keeps nothing of a tree
         """Go back to the places whose states were observed."""
-        self.rollback(self.observed)
+        return self.rollback(slot, self.observed)
 
     def _fed(self, tokens: Sequence[int], keep: int) -> Sequence[int]:
         """The tokens that move through rows of a block; before a block those without logits are skipped.
@@ -112,8 +109,8 @@ class BlockHeadRunner(DraftHeadRunner):
         self._row += 1
 
 
-class BlockRunner(FixedBuffers, BlockHeadRunner):
-    """A `BlockHeadRunner` over preallocated buffers, uncompiled or compiled.
+class BlockPasses(FixedBuffers, BlockHeadPasses):
+    """`BlockHeadPasses` over preallocated buffers, uncompiled or compiled.
 
     Args:
         head: in eval mode, on one device.
@@ -122,15 +119,13 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
-    multiplies = True
-
     def __init__(
         self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
     ) -> None:
         weight = head.fc.weight
         super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
         self._run_head(head, vocabulary)
-        self._known = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
+        self._attended = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
         self._ahead = torch.ones(1, device=weight.device)
         self._none_ahead = torch.zeros(1, device=weight.device)
         self._logits = weight.new_empty(0)  # (B, D) of the block
@@ -138,8 +133,8 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         self._memory = head.blank()
         self._branches = self._memory[None]  # (N, R), the memories after the N tokens of the last tree
 
-    def fresh(self) -> "BlockRunner":
-        return BlockRunner(self.head, self.vocabulary, compiler=self._compiler)
+    def fresh(self) -> "BlockPasses":
+        return BlockPasses(self.head, self.vocabulary, compiler=self._compiler)
 
     def _remember(self) -> None:
         start, count = self._remembered, self._pending.count
@@ -159,8 +154,8 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
                     self._pass(kind)(self._slots[None, :0], positions, slots, rows[piece])
         self.length, self._remembered = fed, start + count
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As of `Slot`.
+    def _extend(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        """As `Slot.extend`.
 
         Raises:
             ValueError: the block has no further row, or logits of a token before its anchor are asked for.
@@ -197,20 +192,20 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         """Any number: those before a block's anchor are not read, and each later one moves to the next row."""
         return WIDEST
 
-    def read(
+    def _sample(
         self,
         tokens: Sequence[Token],
         reader: TokenReader,
         uniform: float | None,
-        previous: torch.Tensor | None = None,
+        previous: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As of `Slot`.
+        """As `Slot.read`.
 
         Raises:
             ValueError: the block has no further row.
         """
         if len(tokens) > 1:
-            self.extend([int(token) for token in tokens[:-1]], keep=0)
+            self._extend([int(token) for token in tokens[:-1]], 0, hidden=False)
         token = tokens[-1]
         with torch.inference_mode():
             base, row = self._next_row(token)
@@ -242,9 +237,9 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         if self._row < 0:
             self._remember()
             self._reserve(self.length + head.block_size)
-            self._known.fill_(min(self.observed, self.length))
+            self._attended.fill_(min(self.observed, self.length))
             block = [token, *[head.config.mask_token] * (head.block_size - 1)]
-            self._logits, self._hidden, _ = self._run(PassKind(0, hidden=True), block, self._known)
+            self._logits, self._hidden, _ = self._run(PassKind(0, hidden=True), block, self._attended)
             self._row, self._memory = head.config.first_row, head.blank()
         else:
             self._move()
@@ -306,8 +301,8 @@ class BlockRunner(FixedBuffers, BlockHeadRunner):
         return block_of
 
 
-class GraphBlockRunner(Capturing, BlockRunner):
-    """A `BlockRunner` with its passes captured."""
+class GraphBlockPasses(Capturing, BlockPasses):
+    """`BlockPasses` that are captured."""
 
     multiplies = False
 
@@ -315,7 +310,7 @@ class GraphBlockRunner(Capturing, BlockRunner):
 class BlocksSideBySide:
     """Rounds of a block head, each after a longer prefix of the same text.
 
-    A `BlockRunner` runs the same passes one block after the other. Here a block attends to the verifier's states of its
+    `BlockPasses` run the same one block after the other. Here a block attends to the verifier's states of its
     own prefix, and to itself.
 
     Args:

@@ -1,4 +1,4 @@
-"""What runs a chain draft head: it reads its verifier's states, and its own output where there are none yet."""
+"""The passes of a chain draft head: it reads its verifier's states, and its own output where there are none yet."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
-from specctl.models.draft_heads.head import DraftHeadRunner
+from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
@@ -17,8 +17,8 @@ from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 
 
-class HeadRunner(FixedBufferRunner, DraftHeadRunner):
-    """A chain head's `Slot` over preallocated buffers, uncompiled or compiled.
+class ChainPasses(FixedBufferRunner, DraftHeadPasses):
+    """Passes of a chain head over preallocated buffers, uncompiled or compiled.
 
     The token at position p is read with the features of place p - 1. Tokens whose features are known run in one pass.
     Each later one takes a pass of its own, with the features that the pass before it gave. The first token of a
@@ -32,7 +32,6 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
     """
 
     head: ChainHead
-    multiplies = True
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -46,29 +45,29 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
             self.no_trees = "it has a sliding window"
         self._blank = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         with torch.inference_mode():
-            self._rows = HeadInputs(self._blank, self._fused, head.mask_features())
+            self._inputs = HeadInputs(self._blank, self._fused, head.mask_features())
         self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
 
-    def fresh(self) -> "HeadRunner":
-        return HeadRunner(self.head, self.vocabulary, compiler=self._compiler)
+    def fresh(self) -> "ChainPasses":
+        return ChainPasses(self.head, self.vocabulary, compiler=self._compiler)
 
     @property
     def observed(self) -> int:
-        return self._rows.observed
+        return self._inputs.observed
 
     def observe_states(self, start: int, states: States) -> None:
-        self._rows.observe_states(start, states)
+        self._inputs.observe_states(start, states)
 
     def _fused(self, states: States) -> torch.Tensor:  # (T, R)
         with torch.inference_mode():
             return self.head.fuse({layer: torch.as_tensor(states[layer]).to(self._blank) for layer in self.layers})
 
-    def extend_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
-    ) -> Forward:
-        """As of `Slot`, a level at a time: a token is read with the features that the head wrote after its parent."""
+    def _extend_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
+        """As `Slot.extend_tree`, a level at a time: a token is read with the features that the head wrote after its
+        parent.
+        """
         assert max(parents) < before, "a parent has to be read in an earlier pass"
-        self._rows.take_pending()
+        self._inputs.take_pending()
         self._reserve(self.length + len(tokens))
         with torch.inference_mode():
             if before == 1:
@@ -78,21 +77,21 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
             self._branches = torch.cat([self._branches, own])
         return Forward(logits, last, vocabulary=self.draft_vocabulary)
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Slot`
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - it keeps nothing of a tree
         """Go back to what was read with features of the verifier's states."""
-        self.rollback(self._rows.true)
+        return self.rollback(slot, self._inputs.true)
 
-    def rollback(self, length: int) -> None:
-        self.length = self._rows.rollback(length)
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
+        return self._inputs.rollback(length)
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        self._rows.take_pending()
+    def _extend(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        self._inputs.take_pending()
         self._reserve(self.length + len(tokens))
         logits: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
         done = 0
         with torch.inference_mode():
-            for some in self._rows.pieces(self.length, tokens):
+            for some in self._inputs.pieces(self.length, tokens):
                 done += len(some)
                 part, last, _ = self._read(some, max(0, keep - (len(tokens) - done)), hidden)
                 logits.append(part)
@@ -101,28 +100,28 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         whole = torch.cat(logits) if logits else torch.empty(0, self._columns, device=self.device)
         return Forward(whole[kept], torch.cat(states)[kept] if hidden else None, None, self.draft_vocabulary)
 
-    def read(
+    def _sample(
         self,
         tokens: Sequence[Token],
         reader: TokenReader,
         uniform: float | None,
-        previous: torch.Tensor | None = None,
+        previous: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As of `Slot`; the last token has a pass of its own if its features are not known before."""
-        self._rows.take_pending()
-        if len(tokens) > max(1, self._rows.known(self.length)):
-            self.extend([int(token) for token in tokens[:-1]], keep=0)
+        """As `Slot.read`; the last token has a pass of its own if its features are not known before."""
+        self._inputs.take_pending()
+        if len(tokens) > max(1, self._inputs.known(self.length)):
+            self._extend([int(token) for token in tokens[:-1]], 0, hidden=False)
             tokens = tokens[-1:]
-        return super().read(tokens, reader, uniform, previous)
+        return self.read(tokens, reader, uniform, previous)
 
     def _next_rows(self, count: int) -> torch.Tensor:  # (count, R)
         """The features to read the next tokens with."""
-        rows: torch.Tensor = self._rows.next(self.length, count)
-        return rows.clone() if self._rows.known(self.length) > 0 else rows  # a view would be compiled separately
+        rows: torch.Tensor = self._inputs.next(self.length, count)
+        return rows.clone() if self._inputs.known(self.length) > 0 else rows  # a view would be compiled separately
 
     def _advance(self, count: int, further: torch.Tensor) -> None:
         """As in `FixedBufferRunner`; ``further`` are the features ``(T, F)`` that the head wrote after the tokens."""
-        self._rows.advance(self.length, count, further[-1:])
+        self._inputs.advance(self.length, count, further[-1:])
         self.length += count
 
     def _network(
@@ -143,8 +142,8 @@ class HeadRunner(FixedBufferRunner, DraftHeadRunner):
         return found.logits[:, : self._columns], found.hidden if kind.hidden else None, found.features
 
 
-class GraphHeadRunner(Capturing, HeadRunner):
-    """A `HeadRunner` with its passes captured."""
+class GraphChainPasses(Capturing, ChainPasses):
+    """`ChainPasses` that are captured."""
 
     multiplies = False
 
@@ -152,7 +151,7 @@ class GraphHeadRunner(Capturing, HeadRunner):
 class SideBySide:
     """Rounds of a chain head, each after a longer prefix of the same text.
 
-    A `HeadRunner` runs the same passes one round after the other. Here the text is read once, with the features of the
+    `ChainPasses` run the same one round after the other. Here the text is read once, with the features of the
     verifier's states. A round attends to what was read of its own prefix, and to its own draft tokens.
 
     Args:
@@ -168,21 +167,21 @@ class SideBySide:
         # The cache holds the text as far as it was read, and then the draft tokens of the rounds.
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._rows = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
+        self._inputs = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
         """``(N, R)`` of the places before the tokens to be read next, as far as they are known."""
         self._read = 0
         self._lengths = torch.empty(0, dtype=torch.int64, device=self._device)  # (B,) tokens of each round's prefix
         self._rounds = self._lengths  # (B,) the numbers of the rounds
         self._owners = self._lengths  # by draft token in the cache, the number of its round
         self._places = self._lengths  # by draft token in the cache, its place
-        self._own = self._rows  # (B, R)
+        self._own = self._inputs  # (B, R)
         self._step = 0
         self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
 
     def observe_states(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
-        fresh = {layer: torch.as_tensor(states[layer]).to(self._rows) for layer in self._head.layers}
-        self._rows = torch.cat([self._rows, self._head.fuse(fresh)])
+        fresh = {layer: torch.as_tensor(states[layer]).to(self._inputs) for layer in self._head.layers}
+        self._inputs = torch.cat([self._inputs, self._head.fuse(fresh)])
 
     def first(self, lengths: Sequence[int], *, hidden: bool = False) -> Forward:
         """The pass after each round's first token: logits ``(B, V)``, and hidden states ``(B, H)`` where wanted.
@@ -226,7 +225,7 @@ class SideBySide:
         positions = torch.arange(self._read, stop, device=self._device)
         mask = self._head.causal(torch.arange(stop, device=self._device), positions)  # (T, S)
         ids = torch.tensor([self._text[self._read : stop]], device=self._device)
-        rows, self._rows = self._rows[:count], self._rows[count:]
+        rows, self._inputs = self._inputs[:count], self._inputs[count:]
         found: ChainPass = self._head(ids, rows[None], positions, mask[None, None], self._cache, min(keep, count))
         self._read = stop
         return found

@@ -1,14 +1,17 @@
 """What all draft heads have in common."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.running.runner import Runner
+from specctl.models.passes.forward import Forward, Token, TokenReader
+from specctl.models.running.passes import Passes, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +97,21 @@ class DraftHead(nn.Module):
         return everything.index_copy(-1, self.tokens, logits)
 
 
-class DraftHeadRunner(Runner):
-    """What runs a draft head.
+class DraftHeadPasses(Passes):
+    """The passes of a draft head, over one sequence.
 
     Attributes:
         head: the network.
         vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+        length: tokens read so far.
     """
 
     runs_model = False
     verifies = False
+    multiplies = True
     head: DraftHead
     vocabulary: int
+    length = 0
     _columns: int  # of the head's logits, those of ids that both share
 
     def _run_head(self, head: DraftHead, vocabulary: int) -> None:
@@ -114,3 +120,34 @@ class DraftHeadRunner(Runner):
         self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
         self._columns = vocabulary if ids is None else len(ids)
         self.layers, self.state_size, self.longest = head.layers, head.state_size, head.longest
+
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (request,) = requests
+        return [self.answer(request._replace(reader=None))]
+
+    def answer(self, request: Request) -> Any:
+        self.length = request.after
+        if request.reader is not None:
+            reader = cast("TokenReader", request.reader)
+            return self._sample(request.tokens, reader, request.about, request.previous)
+        if request.parents is not None:
+            return self._extend_tree(request.tokens, request.parents, request.before, request.hidden)
+        return self._extend(request.tokens, request.keep, request.hidden)
+
+    @abstractmethod
+    def _extend(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        """As `Slot.extend`."""
+
+    def _extend_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
+        """As `Slot.extend_tree`."""
+        raise NotImplementedError(self.no_trees)
+
+    def _sample(
+        self,
+        tokens: Sequence[Token],
+        reader: TokenReader,
+        uniform: float | None,
+        previous: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `Slot.read`."""
+        raise NotImplementedError("its logits are read after the pass")

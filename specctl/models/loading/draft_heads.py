@@ -8,9 +8,9 @@ import torch
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses, GraphBlockPasses
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses, GraphChainPasses
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES
 from specctl.models.passes.weights import Where, weight_bytes
@@ -19,17 +19,18 @@ from specctl.models.placing.memory import Estimate, device_memory
 from specctl.models.placing.placement import place
 from specctl.models.running.engines import Choice, EngineSettings, compiler_for
 from specctl.models.running.parallel_runner import ParallelRunner
+from specctl.models.running.passes import Passes
 from specctl.models.running.slot import Slot
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
 
-RUNNERS: dict[type, tuple[Callable[..., Slot], Callable[..., Slot]]] = {
-    ChainHead: (HeadRunner, GraphHeadRunner),
-    BlockHead: (BlockRunner, GraphBlockRunner),
+PASSES: dict[type, tuple[Callable[..., Passes], Callable[..., Passes]]] = {
+    ChainHead: (ChainPasses, GraphChainPasses),
+    BlockHead: (BlockPasses, GraphBlockPasses),
 }
-"""By family: the runner over fixed buffers, and the one that captures its passes."""
+"""By family: those over fixed buffers, and those that are captured."""
 
 
 def build_head_runner(
@@ -74,20 +75,20 @@ def _by_engine(
     verifier: Slot | None,
 ) -> Slot | None:
     """A head's runner by an engine; None where that has found that it cannot or should not run the head."""
-    plain, captured = next(runners for family, runners in RUNNERS.items() if isinstance(head, family))
+    plain, captured = next(passes for family, passes in PASSES.items() if isinstance(head, family))
     if choice.engine.tried:
         from specctl.models.onnx_heads.engine import build_onnx_head
 
         threads = (verifier.threads if verifier is not None else None) or 1
-        return build_onnx_head(head, vocabulary, name, settings, lambda: plain(head, vocabulary), threads)
+        return build_onnx_head(head, vocabulary, name, settings, lambda: Slot(plain(head, vocabulary)), threads)
     compiler = compiler_for(name, replace(settings, compile=choice.compiles))
     if choice.engine.captures:
         from specctl.models.passes.cuda_capture import CudaCapture
 
         said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
         device = next(head.parameters()).device
-        return captured(head, vocabulary, CudaCapture(device), compiler=compiler, **said)
-    return plain(head, vocabulary, compiler=compiler)
+        return Slot(captured(head, vocabulary, CudaCapture(device), compiler=compiler, **said))
+    return Slot(plain(head, vocabulary, compiler=compiler))
 
 
 def needed(head: ChainHead | BlockHead) -> Estimate:

@@ -22,8 +22,8 @@ from specctl.models.onnx_heads.runners import (
     REMEMBER,
     ROW,
     HeadGraphs,
-    OnnxBlockRunner,
-    OnnxHeadRunner,
+    OnnxBlockPasses,
+    OnnxChainPasses,
 )
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.engines import EngineSettings
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
 
-    from specctl.models.running.slot import Slot
-
-OnnxDraftHead = OnnxHeadRunner | OnnxBlockRunner
-
 
 def build_onnx_head(
     head: ChainHead | BlockHead,
@@ -46,7 +42,7 @@ def build_onnx_head(
     settings: EngineSettings,
     reference: "Callable[[], Slot]",
     threads: int,
-) -> OnnxDraftHead | None:
+) -> Slot | None:
     """The runner of a draft head's graphs, which are made and kept if they are not there.
 
     Where nobody asked for onnxruntime they are made for a long run only, as those of models are.
@@ -94,10 +90,10 @@ def build_onnx_head(
         return None
 
 
-def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) -> OnnxDraftHead:
+def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) -> Slot:
     if isinstance(head, BlockHead):
-        return OnnxBlockRunner(head, graphs, vocabulary)
-    return OnnxHeadRunner(head, graphs, vocabulary)
+        return Slot(OnnxBlockPasses(head, graphs, vocabulary))
+    return Slot(OnnxChainPasses(head, graphs, vocabulary))
 
 
 def _write(head: ChainHead | BlockHead, folder: Path) -> None:

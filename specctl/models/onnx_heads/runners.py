@@ -9,9 +9,9 @@ import numpy as np
 import onnxruntime
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlockHeadRunner
+from specctl.models.draft_heads.block_runner import BlockHeadPasses
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.head import DraftHeadRunner
+from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.onnx.graph import ON_HOST, Array, element_type, open_session
 from specctl.models.onnx.passes import BOUND_WIDTH, CAPACITY, PIECE
@@ -155,8 +155,8 @@ class HeadGraphs:
         return SizedGraph(session, capacity)
 
 
-class OnnxHeadRunner(DraftHeadRunner):
-    """As `HeadRunner`, by graphs of the head: what reads each token is the same.
+class OnnxChainPasses(DraftHeadPasses):
+    """As `ChainPasses`, by graphs of the head: what reads each token is the same.
 
     The token at place p goes to slot p - 1 of the cache, so that each attends to all slots before its own: but for the
     first token of a sequence no token attends to the first one, which is read by itself, if it is read at all. Of a
@@ -174,8 +174,6 @@ class OnnxHeadRunner(DraftHeadRunner):
     head: ChainHead
     engine = "onnx"
     no_trees = HEAD_CHAINS
-    length = 0
-    multiplies = True
     threads: int
 
     def __init__(self, head: ChainHead, graphs: HeadGraphs, vocabulary: int) -> None:
@@ -192,8 +190,8 @@ class OnnxHeadRunner(DraftHeadRunner):
         self._shows = self._pass.reads("places")  # whether other slots hold what rows bring in
         self._written = "row" if self._pass.makes("row") else "hidden"
 
-    def fresh(self) -> "OnnxHeadRunner":
-        return OnnxHeadRunner(self.head, self._graphs, self.vocabulary)
+    def fresh(self) -> "OnnxChainPasses":
+        return OnnxChainPasses(self.head, self._graphs, self.vocabulary)
 
     @property
     def preparing_seconds(self) -> float | None:
@@ -219,10 +217,10 @@ class OnnxHeadRunner(DraftHeadRunner):
             rows.append(fusing.run()["rows"].copy())
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def rollback(self, length: int) -> None:
-        self.length = self._rows.rollback(length)
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
+        return self._rows.rollback(length)
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+    def _extend(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         self._rows.take_pending()
         logits: list[Array] = []
         states: list[Array] = []
@@ -282,8 +280,8 @@ class OnnxHeadRunner(DraftHeadRunner):
         return found
 
 
-class OnnxBlockRunner(BlockHeadRunner):
-    """As `BlockRunner`, by graphs of the head: what is fed and what is attended to is the same.
+class OnnxBlockPasses(BlockHeadPasses):
+    """As `BlockPasses`, by graphs of the head: what is fed and what is attended to is the same.
 
     Args:
         head: in eval mode, on the CPU.
@@ -295,7 +293,6 @@ class OnnxBlockRunner(BlockHeadRunner):
     """
 
     engine = "onnx"
-    multiplies = True
     threads: int
 
     def __init__(self, head: BlockHead, graphs: HeadGraphs, vocabulary: int) -> None:
@@ -310,8 +307,8 @@ class OnnxBlockRunner(BlockHeadRunner):
         self._branches: list[Array] = []  # the memories (1, R) behind the tokens of the last tree
         self._confidence = graphs.opened(CONFIDENCE).sized() if graphs.has(CONFIDENCE) else None
 
-    def fresh(self) -> "OnnxBlockRunner":
-        return OnnxBlockRunner(self.head, self._graphs, self.vocabulary)
+    def fresh(self) -> "OnnxBlockPasses":
+        return OnnxBlockPasses(self.head, self._graphs, self.vocabulary)
 
     @property
     def preparing_seconds(self) -> float | None:
@@ -341,8 +338,8 @@ class OnnxBlockRunner(BlockHeadRunner):
         if self._pass.capacity > capacity:
             self._block = self._pass.sized()
 
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """Feed tokens; see `BlockHeadRunner`.
+    def _extend(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        """Feed tokens; see `BlockHeadPasses`.
 
         Raises:
             ValueError: the block has no further row, or logits of a token before its anchor are asked for.
@@ -417,7 +414,7 @@ class OnnxBlockRunner(BlockHeadRunner):
         return None if self._confidence is None else self._next_accept_prob
 
     def _next_accept_prob(self, token: "torch.Tensor") -> "torch.Tensor":
-        """As of `BlockRunner`."""
+        """As of `BlockPasses`."""
         import torch
 
         step = self._confidence

@@ -141,7 +141,8 @@ class Slot(Facts):
         of a draft head goes back to what came from its verifier's states, so that what it drafts does not depend on
         earlier rounds.
         """
-        self._at = self.passes.rollback(self.number, min(length, self._at))
+        # A head may know more states than it has read tokens.
+        self._at = self.passes.rollback(self.number, length if self.reads_states else min(length, self._at))
 
     def begin(self, prompt: int) -> None:
         """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.

@@ -13,7 +13,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlocksSideBySide
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.chain_runner import SideBySide
-from specctl.models.draft_heads.head import DraftHeadRunner
+from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import States, kept_states
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors
@@ -78,7 +78,7 @@ class ManyAtOnce:
 
     def __init__(
         self,
-        draft: DraftHeadRunner,
+        draft: Slot,
         verifier: "ReadText",
         sequence: Sequence[int],
         before: int,
@@ -86,13 +86,15 @@ class ManyAtOnce:
         hidden: bool,
     ) -> None:
         self._rounds: SideBySide | BlocksSideBySide
-        head = draft.head
+        passes = draft.passes
+        assert isinstance(passes, DraftHeadPasses), "see `starts_of`"
+        head, vocabulary = passes.head, passes.vocabulary
         if isinstance(head, BlockHead):
-            self._rounds = BlocksSideBySide(head, draft.vocabulary, sequence)
+            self._rounds = BlocksSideBySide(head, vocabulary, sequence)
             self.at_once = max(1, TOKENS // head.block_size)
         else:
             assert isinstance(head, ChainHead), "there are no others"
-            self._rounds = SideBySide(head, draft.vocabulary, sequence)
+            self._rounds = SideBySide(head, vocabulary, sequence)
             self.at_once = CHUNK
         self._verifier, self._before, self._hidden = verifier, before, hidden
 
@@ -207,7 +209,7 @@ def starts_of(draft: Slot, verifier: ReadText, sequence: Sequence[int], before: 
         before: length of the prompt.
         hidden: whether further passes give hidden states.
     """
-    if isinstance(draft, DraftHeadRunner):
+    if isinstance(getattr(draft, "passes", None), DraftHeadPasses):  # not one inside a wrapper
         return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
     return OneByOne(draft, verifier, sequence, before, hidden=hidden)
 

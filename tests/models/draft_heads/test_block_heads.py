@@ -18,7 +18,7 @@ from specctl.decoding.warming import warm_up
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlockRunner, BlocksSideBySide, GraphBlockRunner
+from specctl.models.draft_heads.block_runner import BlockPasses, BlocksSideBySide, GraphBlockPasses
 from specctl.models.draft_heads.dflash import spread_layers
 from specctl.models.draft_heads.file_layout import Verifier, described, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
@@ -26,6 +26,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
+from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile
 from tests.support.toy_heads import random_block
@@ -72,7 +73,7 @@ def states(given: Tensors, start: int, end: int) -> dict[int, torch.Tensor]:
     return {layer: given[f"states.{layer}"][start:end] for layer in (2, 4, 6)}
 
 
-def drafted(runner: BlockRunner, anchor: int, drawn: list[int]) -> torch.Tensor:
+def drafted(runner: Slot, anchor: int, drawn: list[int]) -> torch.Tensor:
     """The logits ``(K, V)`` of a block in which these tokens are drawn; the last of them is not read."""
     rows = [runner.extend([token], keep=1).logits for token in [anchor, *drawn][: runner.longest]]
     return torch.cat(rows)
@@ -82,7 +83,7 @@ def drafted(runner: BlockRunner, anchor: int, drawn: list[int]) -> torch.Tensor:
 def test_rows_are_those_of_the_published_implementation(name: str) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
-    runner = BlockRunner(head, VOCABULARY, capacity=4)
+    runner = Slot(BlockPasses(head, VOCABULARY, capacity=4))
 
     def check(part: str, anchor: int) -> None:
         runner.extend(ids[runner.length : anchor], keep=0)
@@ -103,7 +104,7 @@ def test_rows_are_those_of_the_published_implementation(name: str) -> None:
 def test_rows_are_those_of_speculators(name: str, part: str, anchor: int) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
-    runner = BlockRunner(head, VOCABULARY)
+    runner = Slot(BlockPasses(head, VOCABULARY))
     runner.observe_states(0, states(given, 0, anchor))
     runner.extend(ids[:anchor], keep=0)
     rows = drafted(runner, ids[anchor], ids[anchor + 1 :])
@@ -119,7 +120,7 @@ def test_rows_are_those_of_speculators(name: str, part: str, anchor: int) -> Non
 def test_the_predicted_acceptance_is_that_of_the_published_implementation(name: str) -> None:
     head, given = recorded(name)
     ids, drawn = given["ids"].tolist(), given["first.drawn"].tolist()
-    runner = BlockRunner(head, VOCABULARY)
+    runner = Slot(BlockPasses(head, VOCABULARY))
     runner.observe_states(0, states(given, 0, ANCHOR))
     runner.extend(ids[:ANCHOR], keep=0)
     found = []
@@ -135,7 +136,7 @@ def test_the_predicted_acceptance_is_that_of_the_published_implementation(name: 
 def test_the_predicted_acceptance_is_that_of_speculators(name: str) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
-    runner = BlockRunner(head, VOCABULARY)
+    runner = Slot(BlockPasses(head, VOCABULARY))
     runner.observe_states(0, states(given, 0, ANCHOR))
     runner.extend(ids[:ANCHOR], keep=0)
     found = []
@@ -150,7 +151,7 @@ def test_the_predicted_acceptance_is_that_of_speculators(name: str) -> None:
 def test_windows_and_dflash2_draft_as_z_lab_does(name: str) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
-    runner = BlockRunner(head, VOCABULARY, capacity=4)
+    runner = Slot(BlockPasses(head, VOCABULARY, capacity=4))
 
     def check(part: str, anchor: int) -> None:
         runner.extend(ids[runner.length : anchor], keep=0)
@@ -219,8 +220,8 @@ def test_a_dflash2_head_is_written_as_it_is_read() -> None:
         described(recorded("dflash-windows")[0], Verifier("some/model"))
 
 
-def ready(head: BlockHead, given: Tensors, anchor: int = ANCHOR) -> BlockRunner:
-    runner = BlockRunner(head, VOCABULARY)
+def ready(head: BlockHead, given: Tensors, anchor: int = ANCHOR) -> Slot:
+    runner = Slot(BlockPasses(head, VOCABULARY))
     runner.observe_states(0, states(given, 0, anchor))
     runner.extend(given["ids"].tolist()[:anchor], keep=0)
     return runner
@@ -260,7 +261,7 @@ def test_places_without_a_state_are_missing_and_the_others_keep_their_positions(
 
 def test_states_given_in_pieces_or_twice_are_the_same_as_at_once() -> None:
     head, given = recorded("dspark-rnn")
-    runner = BlockRunner(head, VOCABULARY, capacity=2)
+    runner = Slot(BlockPasses(head, VOCABULARY, capacity=2))
     for start, end in ((0, 1), (0, 4), (2, 3), (3, ANCHOR)):
         runner.observe_states(start, states(given, start, end))
     runner.extend(given["ids"].tolist()[:ANCHOR], keep=0)
@@ -273,7 +274,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
     long = {layer: torch.randn(1100, 16, generator=torch.Generator().manual_seed(layer)) for layer in (2, 4, 6)}
     rows = []
     for step in (1100, 50):
-        runner = BlockRunner(head, VOCABULARY, capacity=8)
+        runner = Slot(BlockPasses(head, VOCABULARY, capacity=8))
         for start in range(0, 1100, step):
             runner.observe_states(start, {layer: part[start : start + step] for layer, part in long.items()})
         runner.extend([1] * 1100, keep=0)
@@ -398,7 +399,7 @@ def test_layers_that_a_file_does_not_name_are_spread_as_z_lab_does() -> None:
 def test_passes_are_captured_once_and_say_the_same() -> None:
     head, given = recorded("dspark-gated")
     capture = Replays()
-    runner, plain = GraphBlockRunner(head, VOCABULARY, capture), BlockRunner(head, VOCABULARY)
+    runner, plain = Slot(GraphBlockPasses(head, VOCABULARY, capture)), Slot(BlockPasses(head, VOCABULARY))
     ids = given["ids"].tolist()
     reader = TokenSampler(Sampling(), frozenset(DISTRIBUTION_SIGNALS), foresees=True)
     counts = []
@@ -436,7 +437,7 @@ def test_a_profile_names_a_block_head(kind: str, tmp_path: Path) -> None:
         {"target": {"model": "embedded:target"}, "draft": {"model": str(tmp_path), "policy": policy}}
     )
     pair = load_pair(settings)
-    assert isinstance(pair.drafts[0], BlockRunner)
+    assert isinstance(pair.drafts[0].passes, BlockPasses)
     assert settings.draft is not None
     table = settings.sampling.model_copy(update={"max_new_tokens": 24})
     warm_up(pair, table)

@@ -8,10 +8,11 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.chain_runner import HeadRunner, SideBySide
+from specctl.models.draft_heads.chain_runner import ChainPasses, SideBySide
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
+from specctl.models.running.slot import Slot
 from tests.support.eagle_references import DATA, EAGLE1, EAGLE3, Reference, all_logits, reference
 
 OPTIONAL = {"embed_tokens.weight", "t2d"}
@@ -310,7 +311,7 @@ def test_a_window_and_longrope_are_speculators_own(pieces: tuple[int, ...]) -> N
     head = data.build()
     assert isinstance(head, Eagle3Head)
     assert head.window == 4
-    runner, ids = HeadRunner(head, 96), data.ids.tolist()
+    runner, ids = Slot(ChainPasses(head, 96)), data.ids.tolist()
     assert runner.no_trees is not None
     runner.observe_states(0, data.states)
     found, done = [], 0
@@ -333,7 +334,7 @@ def test_rounds_side_by_side_have_the_window_of_each() -> None:
         together = [rounds.first(lengths).logits]
         together += [rounds.further(range(3), [token] * 3).logits for token in (5, 6, 7, 8, 9)]
     for index, length in enumerate(lengths):
-        runner = HeadRunner(head, 96)
+        runner = Slot(ChainPasses(head, 96))
         runner.observe_states(0, {layer: rows[: length - 1] for layer, rows in data.states.items()})
         rows = [runner.extend(text[:length], keep=1), *(runner.extend([token], keep=1) for token in (5, 6, 7, 8, 9))]
         alone = torch.cat([row.logits for row in rows])

@@ -29,7 +29,7 @@ from transformers import (
 
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
-from specctl.models.draft_heads.chain_runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses, GraphChainPasses
 from specctl.models.draft_heads.checkpoint import draft_head
 from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.glide import GlideHead, VerifierKeys
@@ -39,6 +39,7 @@ from specctl.models.files.checkpoint import locate
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import LayerWatch, States
+from specctl.models.running.slot import Slot
 from specctl.profile.schema import ModelTable, Profile
 from tests.support.toy_heads import random_glide
 from tests.support.toys import FAMILIES, Replays, random_model, seeded
@@ -243,7 +244,7 @@ def test_logits_are_the_papers_over_the_verifiers_own_cache(family: str, depth: 
     head = random_glide(model, vocabulary=64, depth=depth, shape=WIDE, spread=0.3)
     states, _ = read(model, head.layers)
     expected = by_hand(head, model, known, LENGTH)
-    runner = HeadRunner(head, 64, capacity=4)
+    runner = Slot(ChainPasses(head, 64, capacity=4))
     if known:
         runner.observe_states(0, {layer: rows[:known] for layer, rows in states.items()})
     newest = known + 1  # tokens, of which the last is in no place that is known
@@ -260,7 +261,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
     head = random_glide(model, vocabulary=64, depth=2, shape=WIDE, spread=0.3)
     with torch.inference_mode():
         states, _ = read(model, head.layers)
-        plain, captured = HeadRunner(head, 64), GraphHeadRunner(head, 64, Replays())
+        plain, captured = Slot(ChainPasses(head, 64)), Slot(GraphChainPasses(head, 64, Replays()))
         for runner in (plain, captured):
             runner.observe_states(0, {layer: rows[:6] for layer, rows in states.items()})
             runner.extend(TEXT[:6], keep=0)
@@ -371,7 +372,7 @@ def test_a_profile_names_a_glide_head(tmp_path: Path) -> None:
     facts = diagnose(settings).models[1]
     assert (facts.architecture, facts.reads_layers, facts.draft_tokens) == ("GlideHead", [11], 4096)
     runner = load_pair(settings).drafts[0]
-    assert isinstance(runner, HeadRunner)
+    assert isinstance(runner.passes, ChainPasses)
     assert runner.layers == (11,)
     # Its own keys and values in one layer, the verifier's, and whether those are known.
     assert facts.cache_per_1k_tokens == 1000 * 4 * (2 * 16 + 2 * 6 * 32 + 2)

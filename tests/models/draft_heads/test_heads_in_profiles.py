@@ -12,7 +12,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
@@ -55,7 +55,7 @@ def written(pair: Pair, settings: Profile, setting: Setting | None) -> tuple[int
 def test_a_head_drafts_for_the_target_that_it_reads(folders: dict[str, Path], more: dict[str, Any]) -> None:
     settings = profile({"model": str(folders["target"]), "policy": constant()}, **more)
     pair = load_pair(settings)
-    assert isinstance(pair.drafts[0], HeadRunner)
+    assert isinstance(pair.drafts[0].passes, ChainPasses)
     assert pair.drafts[0].layers == (2, 6, 9)
     assert settings.draft is not None
     tokens = written(pair, settings, settings.draft.setting)
@@ -69,7 +69,7 @@ def test_a_head_below_a_middle_model_reads_the_middle_model(folders: dict[str, P
     pair = load_pair(settings)
     assert settings.draft is not None
     assert pair.above == (None, 0)
-    assert isinstance(pair.drafts[1], HeadRunner)
+    assert isinstance(pair.drafts[1].passes, ChainPasses)
     tokens = written(pair, settings, settings.draft.setting)
     assert pair.drafts[1].observed > 20
     assert tokens == written(pair, settings, None)
@@ -153,7 +153,7 @@ def test_a_head_takes_the_targets_dtype_unless_told_otherwise(folders: dict[str,
         assert diagnose(settings).models[1].dtype == str(expected).removeprefix("torch.")
         pair = load_pair(settings)
         runner = pair.drafts[0]
-        assert isinstance(runner, HeadRunner)
+        assert isinstance(runner.passes, ChainPasses)
         found = runner.extend([5, 6, 7], keep=1).logits
         assert found.dtype == expected
         assert settings.draft is not None

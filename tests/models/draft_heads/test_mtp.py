@@ -23,7 +23,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.running.eager import EagerPasses
@@ -144,7 +144,7 @@ def test_greedy_text_is_the_targets_own(kind: str) -> None:
     model, prompt = target_of(kind), [5, 9, 2, 30, 33, 7, 12]
     target, drafter = (
         Slot(EagerPasses(model, 40)),
-        ModelDrafter(HeadRunner(head_of(kind), 40), Constant(draft_length=4)),
+        ModelDrafter(Slot(ChainPasses(head_of(kind), 40)), Constant(draft_length=4)),
     )
     target.watch([-1])
     with torch.inference_mode():

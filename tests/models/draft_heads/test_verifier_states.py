@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.models.draft_heads.block_runner import BlockRunner
-from specctl.models.draft_heads.chain_runner import HeadRunner
+from specctl.models.draft_heads.block_runner import BlockPasses
+from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.verifier_states import MOST, TAIL, HeadInputs, PendingStates
 from specctl.models.passes.watching import States
 from specctl.models.running.slot import Slot
@@ -77,11 +77,11 @@ def test_there_is_an_end_to_waiting() -> None:
 
 
 def chain() -> Slot:
-    return HeadRunner(random_eagle3(states=3, vocabulary=5), 5)
+    return Slot(ChainPasses(random_eagle3(states=3, vocabulary=5), 5))
 
 
 def block() -> Slot:
-    return BlockRunner(random_block(), 5)
+    return Slot(BlockPasses(random_block(), 5))
 
 
 @pytest.mark.parametrize(("make", "work"), [(chain, "fuse"), (block, "context_rows")])
@@ -91,7 +91,7 @@ def test_a_head_makes_nothing_of_states_until_it_drafts(
     late, soon = make(), make()
     given = {layer: torch.rand(9, late.state_size) for layer in late.layers}
     made: list[int] = []
-    head = vars(late)["head"]
+    head = late.passes.head  # type: ignore[attr-defined]
     original = getattr(head, work)
 
     def counted(states: States) -> torch.Tensor:

@@ -12,10 +12,10 @@ import torch
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.draft_heads.head import DraftHeadRunner
 from specctl.models.onnx.store import key_of_head
 from specctl.models.onnx_heads.runners import PASS, REMEMBER
 from specctl.models.running.one_function import apart
+from specctl.models.running.slot import Slot
 from tests.support.onnx_heads import (
     EVERY_OTHER,
     HEADS,
@@ -43,13 +43,13 @@ def head_of(kind: str) -> ChainHead | BlockHead:
         return HEADS[kind]()
 
 
-def pair_of(kind: str) -> tuple[DraftHeadRunner, DraftHeadRunner]:
+def pair_of(kind: str) -> tuple[Slot, Slot]:
     """Runners of a head by graphs and by torch."""
     head = head_of(kind)
     return sure_head(head), torch_runner(head)
 
 
-def shown(runners: tuple[DraftHeadRunner, ...], start: int, count: int) -> None:
+def shown(runners: tuple[Slot, ...], start: int, count: int) -> None:
     """Show them the states of places from ``start`` on, which depend on the place alone."""
     layers, width = runners[0].layers, runners[0].state_size
     states = {layer: torch.randn(len(TEXT), width, generator=seeded(layer + 2)) for layer in layers}
@@ -57,7 +57,7 @@ def shown(runners: tuple[DraftHeadRunner, ...], start: int, count: int) -> None:
         runner.observe_states(start, {layer: rows[start : start + count] for layer, rows in states.items()})
 
 
-def off(runners: tuple[DraftHeadRunner, ...], tokens: list[int]) -> float:
+def off(runners: tuple[Slot, ...], tokens: list[int]) -> float:
     """How far what they compute of the last of some tokens is apart."""
     mine, theirs = (runner.extend(tokens, keep=1, hidden=True) for runner in runners)
     assert mine.hidden is not None
