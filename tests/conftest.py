@@ -119,8 +119,8 @@ def undrawn() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def drafts_at_will() -> Iterator[None]:
     """`cost-optimal` drafts from the first round on as after having saved time: laws hold for its long drafts too."""
+    from specctl.policies import cost_optimal
     from specctl.policies.draft_account import MOST, DraftAccount
-    from specctl.policies.rules import cost_optimal
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(cost_optimal, "DraftAccount", lambda: DraftAccount(MOST))

@@ -10,7 +10,7 @@ from specctl.errors import out_of_memory
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import OwnClock, working_seconds
 from specctl.policies import Setting, StoppingPolicy
-from specctl.policies.joint import Joint, JointRow, joint_of
+from specctl.policies.joint_cost_optimal import Joint, JointRow, joint_of
 
 
 class Request(Protocol):

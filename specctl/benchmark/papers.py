@@ -9,7 +9,7 @@ from specctl.observing.results import Candidate
 from specctl.peers.engines import PeerSetting, parse_peer
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Setting, Signal, nested
 from specctl.policies.policy_text import policy_table
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import DraftTable, Profile
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.calibration.live_check import Measured
 from specctl.calibration.search import Best, Calibration, Ranked, Score
 from specctl.policies import NONE
-from specctl.policies.rules.specdec import implied_threshold
+from specctl.policies.published import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
 from specctl.reporting.style import (
     BASELINE_COLOUR,

@@ -225,7 +225,7 @@ class BenchRequest:
         from specctl.benchmark.plan import Plan
         from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
         from specctl.peers.engines import launches, parse_peer, paths_by_peer
-        from specctl.policies.tree_shape import parse_tree
+        from specctl.policies.setting import parse_tree
         from specctl.profile import parse_policy
         from specctl.profile.schema import PolicyTable
 

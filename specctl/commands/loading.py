@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specctl.models.running.pair import Pair
     from specctl.observing.record_stream import Watch
     from specctl.policies import Signal
-    from specctl.policies.tree_shape import TreeSize
+    from specctl.policies.setting import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable, ModelTable
     from specctl.serving.served import Served

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from specctl.decoding.copying.chained import ChainedDrafter
-from specctl.decoding.copying.lookup import LookupDrafter
+from specctl.decoding.chained import ChainedDrafter
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.trees import TreeDrafter
 from specctl.errors import ProfileError
@@ -22,7 +22,7 @@ from specctl.policies import (
     Signal,
     StoppingPolicy,
 )
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile.validation import require_offered
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from specctl.decoding.copying.lookup_agreement import Agreement
 from specctl.decoding.draft import Draft
 from specctl.decoding.draws import DrawGenerator, Uniforms, sibling
 from specctl.decoding.logits.judging import draft_logits_of, numbers_on, stacked
@@ -18,6 +17,7 @@ from specctl.decoding.logits.token_sampler import (
     step_of,
     unpack,
 )
+from specctl.decoding.lookup import Agreement
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.passes.forward import Numbers

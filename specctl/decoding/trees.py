@@ -16,7 +16,7 @@ from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.running.slot import Slot
 from specctl.policies import Signal, StoppingPolicy, draft_phase
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.records import DraftStep, ExtraToken, Round
 
 ROOT = -1

@@ -15,8 +15,8 @@ from specctl.models.running.graph import WIDTHS, width_class
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Signal
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import SamplingTable
 
 

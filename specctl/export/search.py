@@ -32,7 +32,7 @@ from specctl.jsonl import Record
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Rule, Setting, StoppingPolicy
 from specctl.policies.base import read
-from specctl.policies.rules.vllm_adaptive import AcceptanceEstimate
+from specctl.policies.foreign_rules import AcceptanceEstimate
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import DraftStep, Round, StopReason

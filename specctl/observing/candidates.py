@@ -8,7 +8,7 @@ from specctl.errors import UsageError
 from specctl.observing.results import BASELINE, Candidate
 from specctl.peers.engines import ASSISTED, Launch, PeerSetting
 from specctl.policies import NONE, Setting, nested
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile.resolution import pair_policy
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 from specctl.profile.validation import require_offered

@@ -22,7 +22,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
 from specctl.peers.engines import ASSISTED
 from specctl.policies import NONE, Setting
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Profile
 from specctl.profile.wording import distinct_name
 from specctl.prompts.suites import Suite

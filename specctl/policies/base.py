@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, ru
 from specctl.records import DraftStep, Round
 
 if TYPE_CHECKING:
-    from specctl.policies.joint import Joint
+    from specctl.policies.joint_cost_optimal import Joint
 
 Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob", "agreement"]
 """A field of `DraftStep` that a policy may read."""

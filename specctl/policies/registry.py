@@ -1,19 +1,20 @@
 """The stopping policies that decide by themselves, by name."""
 
 from specctl.policies.base import Rule
-from specctl.policies.engine_rules.calibrated_confidence import CalibratedConfidence
-from specctl.policies.engine_rules.probed_length import ProbedLength
-from specctl.policies.engine_rules.stepped_length import SteppedLength
-from specctl.policies.rules.adaedl import AdaEdl, MaxConfidence
-from specctl.policies.rules.confidence import ConfidentPrefix
-from specctl.policies.rules.constant import Constant, NoDraft
-from specctl.policies.rules.cost_optimal import CostOptimal
-from specctl.policies.rules.disco import Disco
-from specctl.policies.rules.heuristic import Heuristic
-from specctl.policies.rules.self_verify import SelfVerify
-from specctl.policies.rules.specdec import SpecDecPlusPlus
-from specctl.policies.rules.svip import Svip
-from specctl.policies.rules.vllm_adaptive import VllmAdaptive
+from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.foreign_rules import CalibratedConfidence, ProbedLength, SteppedLength, VllmAdaptive
+from specctl.policies.published import (
+    AdaEdl,
+    ConfidentPrefix,
+    Constant,
+    Disco,
+    Heuristic,
+    MaxConfidence,
+    NoDraft,
+    SelfVerify,
+    SpecDecPlusPlus,
+    Svip,
+)
 
 RULES: dict[str, type[Rule]] = {
     "none": NoDraft,

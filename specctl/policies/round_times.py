@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from specctl.policies.online import RunningLine, Slowdown, WidthTimes
+from specctl.policies.estimators import RunningLine, Slowdown, WidthTimes
 from specctl.records import Round
 
 COST_MEMORY, SPEED_MEMORY = 0.95, 0.985

@@ -6,11 +6,45 @@ from dataclasses import dataclass, field, fields, replace
 from math import log
 from typing import Any, Literal
 
+from specctl.errors import UsageError
 from specctl.policies.base import TRAINED_SIGNALS, Signal, StoppingPolicy
-from specctl.policies.known_policies import POLICIES
-from specctl.policies.registered_policy import RegisteredPolicy
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.known_policies import POLICIES, RegisteredPolicy
 from specctl.records import DraftStep
+
+LEAST_TREE, MOST_TREE = 2, 64
+"""Tokens of a tree, the newest token included: one draft token, and what a pass may be wide."""
+BEAMS, MOST_BEAMS = 10, 32
+"""Beams by default, as in EAGLE-2, and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSize:
+    """The size of the trees that a draft grows; how deep they are is up to its stopping policy.
+
+    Attributes:
+        tokens: the most that the target verifies in a round, the newest token included (EAGLE-2's ``total_token``).
+        beams: how many tokens of a level are continued, and by how many tokens each (EAGLE-2's ``top_k``).
+    """
+
+    tokens: int = 60
+    beams: int = BEAMS
+
+    def __str__(self) -> str:
+        return f"tree={self.tokens}" + (f",tree_beams={self.beams}" if self.beams != BEAMS else "")
+
+
+def parse_tree(text: str) -> int:
+    """The number of tokens that a flag gives.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if text.isdecimal() and LEAST_TREE <= int(text) <= MOST_TREE:
+        return int(text)
+    raise UsageError(
+        f"--tree {text} is not a number of tokens from {LEAST_TREE} to {MOST_TREE}", "for example --tree 60"
+    )
+
 
 Parallel = bool | Literal["force"]
 """Whether a draft writes on while the target verifies; ``force`` even where they share a device."""

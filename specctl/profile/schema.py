@@ -12,8 +12,7 @@ from specctl.errors import ProfileError, UsageError
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.policy_text import policy_table
-from specctl.policies.setting import Parallel
-from specctl.policies.tree_shape import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
+from specctl.policies.setting import BEAMS, LEAST_TREE, MOST_BEAMS, MOST_TREE, Parallel, TreeSize
 
 NAMES = ("target", "mid", "draft", "eagle3", "dspark")
 HEADS = ("draft-head", "eagle3-head", "disco-head")
@@ -345,7 +344,7 @@ class DraftTable(ModelTable):
     policy: PolicyTable = PolicyTable()
     batch_policies: dict[str, str] | None = None
     """Other policies, each in one word, by how many texts are written at once: used from that number on."""
-    tree: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    tree: Annotated[int, Field(ge=0, le=MOST_TREE)] | None = None
     """How many tokens the target verifies in a round of a dynamic tree, the newest one included, at most. None and 0
     for chains."""
     tree_beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] = BEAMS
@@ -407,8 +406,8 @@ class DraftTable(ModelTable):
             case "batch_policies":
                 if wrong := [number for number in value if not (number.isdecimal() and int(number) > 1)]:
                     yield f"is by numbers of texts from 2 on, and {wrong[0]} is none"
-            case "tree" if value < LEAST:
-                yield f"needs at least {LEAST} tokens: the newest one and one that is drafted"
+            case "tree" if value < LEAST_TREE:
+                yield f"needs at least {LEAST_TREE} tokens: the newest one and one that is drafted"
             case "head" if model.startswith(DRAFTER):
                 yield "reads hidden states, and a registered drafter has none"
             case "draft":

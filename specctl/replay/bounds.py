@@ -9,7 +9,7 @@ import numpy as np
 
 from specctl.policies import Signal
 from specctl.policies.base import Rule, read
-from specctl.policies.logistic import log_odds
+from specctl.policies.estimators import log_odds
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, Level, Replay, signal_key
 from specctl.replay.play import replay

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from specctl.batching.hub import Decisions, Hub
-from specctl.decoding.copying.chaining import Chaining, with_copy
+from specctl.decoding.chained import Chaining, with_copy
 from specctl.errors import UsageError
 from specctl.policies import Setting, Signal, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -25,7 +25,7 @@ class Block(NamedTuple):
 
 
 class ChainedReplay:
-    """The rounds of a draft in a chain with a lookup, as `specctl.decoding.copying.chained` plays them.
+    """The rounds of a draft in a chain with a lookup, as `specctl.decoding.chained` plays them.
 
     Args:
         chaining: carries over to the next text what it learned, as the policy does.

@@ -37,8 +37,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from specctl.decoding.copying.lookup_agreement import Agreement
 from specctl.decoding.logits.logits import kept_in_turn
+from specctl.decoding.lookup import Agreement
 from specctl.errors import UsageError
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import TOP_PROBS

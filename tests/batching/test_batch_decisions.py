@@ -12,16 +12,15 @@ from test_hub import DRAFT, ENDS, GREEDY, PLAIN, PROMPTS, TARGET, TableRows, gre
 from specctl.batching.hub import Decisions, Hub
 from specctl.decoding import drafters
 from specctl.decoding import round as round_
-from specctl.decoding.copying.chained import ChainedDrafter
+from specctl.decoding.chained import ChainedDrafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.slot import Slot
-from specctl.policies import Setting, agreement_curve
-from specctl.policies.agreement_curve import AgreementCurve
-from specctl.policies.joint import JointRow
-from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
+from specctl.policies import Setting, estimators
+from specctl.policies.estimators import AgreementCurve
+from specctl.policies.joint_cost_optimal import JointCostOptimal, JointRow
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.toys import law
 
@@ -97,7 +96,7 @@ def test_texts_in_chains_are_those_of_each_alone_and_each_row_decides_for_itself
 @pytest.mark.parametrize("margin", [float("inf"), float("-inf")])
 def test_each_text_is_compared_with_a_lookup_in_itself(margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what that says of acceptance is learned from all of them."""
-    monkeypatch.setattr(agreement_curve, "MARGIN", margin)
+    monkeypatch.setattr(estimators, "MARGIN", margin)
     learned = []
     learn = AgreementCurve.learn
     monkeypatch.setattr(AgreementCurve, "learn", lambda curve, *seen: (learned.append(curve), learn(curve, *seen)))

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from specctl.batching.pair_rows import passes_of, split, why_alone
-from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.draws import HostGenerator
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling

@@ -20,8 +20,7 @@ from specctl.models.passes.forward import Forward
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import PIECE, Slot
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.toys import EOS, TableRunner, law, related_table, table
 

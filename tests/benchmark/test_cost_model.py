@@ -18,7 +18,7 @@ from specctl.benchmark.figures import looks, verification_against_discard
 from specctl.benchmark.summaries import summarise
 from specctl.observing.results import Candidate, PassTimes, Run, RunSet, SignalBound
 from specctl.policies import Setting
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.reporting.style import style
 
 CANDIDATES = [candidate("none"), candidate("svip"), peer("hf")]

@@ -13,7 +13,7 @@ from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Request
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Svip
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx, small_pair
 

@@ -26,7 +26,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Lead
 from specctl.models.running.graph import Capturing
 from specctl.policies.base import Rule
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.records import DraftStep
 from tests.support.pretend_cuda import Costs
 from tools.synthetic.shapes import SHAPES

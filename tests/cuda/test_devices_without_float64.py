@@ -10,9 +10,9 @@ import torch
 
 from specctl.batching.pair_rows import passes_of
 from specctl.decoding.composition import Stage, compose
-from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.session import Session
 from specctl.decoding.trees import TreeDrafter
 from specctl.models.loading.draft_heads import build_head_runner
@@ -24,8 +24,8 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion
 from specctl.text_engine.dispatch import in_order

@@ -14,8 +14,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Lead
 from specctl.models.running.graph import Capturing
 from specctl.policies import StoppingPolicy
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from tests.support.pretend_cuda import Costs, Devices
 from tests.support.pretend_cuda.clock import Clock
 from tests.support.pretend_cuda.pairs import TEXT, on, rounds_of, runner_of, tiny_model

@@ -21,8 +21,8 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.observing.pass_times import PassMeter
 from specctl.policies import POLICIES, Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.replay.recording import metering
 from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.training.predictor_examples import Example, ModelStates, acceptance, last_hidden_states, signals

@@ -15,7 +15,7 @@ from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
 from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.running.engines import EngineSettings
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.profile.schema import SamplingTable
 from tests.support.pretend_cuda import Costs, Devices
 from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, pair_on, tiny_model, unexpected

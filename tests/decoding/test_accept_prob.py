@@ -7,8 +7,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.specdec import SpecDecPlusPlus
+from specctl.policies.published import Constant, SpecDecPlusPlus
 from tests.support.toys import (
     FAMILIES,
     TableRunner,

@@ -22,9 +22,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
-from specctl.policies.rules.confidence import ConfidentPrefix
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.self_verify import SelfVerify
+from specctl.policies.published import ConfidentPrefix, Constant, SelfVerify
 from specctl.records import ExtraToken, Round, StopReason
 from tests.support.toy_heads import random_block
 from tests.support.toys import Replays, TableRunner, random_model, related_table, table

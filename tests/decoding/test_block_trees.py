@@ -19,10 +19,8 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
-from specctl.policies.rules.confidence import ConfidentPrefix
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import ConfidentPrefix, Constant, Svip
+from specctl.policies.setting import TreeSize
 from specctl.records import Round
 from tests.support.onnx_heads import HEADS, sure_head, torch_runner
 from tests.support.onnx_models import needs_onnx

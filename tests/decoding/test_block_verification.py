@@ -27,8 +27,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from specctl.profile import resolve
 from specctl.profile.schema import Verification
 from tests.support.block_in_fractions import Rows, in_fractions

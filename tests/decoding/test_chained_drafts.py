@@ -12,10 +12,8 @@ import torch
 from law_table import DRAFT, LENGTH, MID, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
 
 from specctl.decoding import round as one_round
+from specctl.decoding.chained import LONGEST_REST, SHORTEST_REST, ChainedDrafter, Chaining, with_copy
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.copying.chained import ChainedDrafter
-from specctl.decoding.copying.chaining import LONGEST_REST, SHORTEST_REST, Chaining, with_copy
-from specctl.decoding.copying.text_follower import Follower
 from specctl.decoding.draft import Draft
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.draws import HostGenerator
@@ -23,6 +21,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.logits.device import DeviceLogits
 from specctl.decoding.logits.judging import judge, verify
 from specctl.decoding.logits.logits import Verdict
+from specctl.decoding.lookup import Follower
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
@@ -31,9 +30,8 @@ from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.cost_optimal import CostOptimal
-from specctl.policies.rules.svip import Svip
+from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.published import Constant, Svip
 from specctl.policies.source_choice import SourceChoice
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from tests.support.toys import (
@@ -306,7 +304,7 @@ def test_a_copy_behind_a_draft_is_as_long_as_pays() -> None:
 
 
 @pytest.mark.usefixtures("drafts_at_will")
-@patch("specctl.decoding.copying.chaining.QUICK", 0.0)
+@patch("specctl.decoding.chained.QUICK", 0.0)
 def test_greedy_tokens_are_those_of_the_target_alone() -> None:
     target = Slot(EagerPasses(random_model("llama"), 64))
     pair = Pair(target, (Slot(EagerPasses(noisy_copy("llama"), 64)),), None, frozenset(), 1 << 31, (), ({},))  # type: ignore[arg-type]

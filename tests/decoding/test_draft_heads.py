@@ -21,8 +21,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.self_verify import SelfVerify
+from specctl.policies.published import Constant, SelfVerify
 from specctl.records import ExtraToken, Round
 from tests.support.toy_heads import random_eagle3
 from tests.support.toys import (

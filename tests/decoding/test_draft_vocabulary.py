@@ -29,8 +29,8 @@ from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Verification
 from specctl.records import Round
 from tests.support.few_tokens import FewTokens, trimmed

@@ -21,9 +21,7 @@ from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.self_verify import SelfVerify
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, SelfVerify, Svip
 from specctl.records import ExtraToken
 from tests.support.toy_heads import random_glide
 from tests.support.toys import Replays, TableRunner, random_model, random_predictor, related_table, table

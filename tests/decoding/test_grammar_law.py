@@ -11,10 +11,10 @@ import pytest
 import torch
 from law_table import CASES, DRAFT, ENDS, HIERARCHIES, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error
 
-from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
@@ -23,7 +23,7 @@ from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.rules.grammar import GrammarRule
 from specctl.models.running.rules.ruled import RuledRunner
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from tests.support.toys import EOS, TableRunner
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will")

@@ -15,10 +15,7 @@ from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.self_verify import SelfVerify
-from specctl.policies.rules.specdec import SpecDecPlusPlus
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, SelfVerify, SpecDecPlusPlus, Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from tests.support.toys import (
     EOS,

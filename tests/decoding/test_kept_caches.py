@@ -25,7 +25,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, Setting
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason

@@ -39,9 +39,7 @@ from specctl.decoding.logits.token_sampler import TokenSampler
 from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.specdec import SpecDecPlusPlus
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, SpecDecPlusPlus, Svip
 from specctl.records import ExtraToken, Round
 from tests.support.toys import DropsWhatItSaw, TableRunner, toy_head
 

@@ -12,7 +12,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.records import ExtraToken, Round
 from tests.support.toys import STOPPING, TableRunner, related_table, seeded, table
 

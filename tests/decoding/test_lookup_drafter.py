@@ -13,11 +13,11 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose, readable
-from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.draft import Draft, Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.logits.judging import judge
 from specctl.decoding.logits.logits import Verdict
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
@@ -28,12 +28,9 @@ from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting, StoppingPolicy
-from specctl.policies.match_rates import MatchRates
-from specctl.policies.rules.confidence import ConfidentPrefix
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.cost_optimal import CostOptimal
-from specctl.policies.rules.heuristic import Heuristic
-from specctl.policies.rules.svip import Svip
+from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.published import ConfidentPrefix, Constant, Heuristic, Svip
+from specctl.policies.source_choice import MatchRates
 from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round, StopReason
 from tests.support.checkpoints import tiny_tokenizer

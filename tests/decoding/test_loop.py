@@ -10,8 +10,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.base import Rule, Signal
-from specctl.policies.rules.constant import Constant, NoDraft
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, NoDraft, Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from tests.support.toys import (
     EOS,

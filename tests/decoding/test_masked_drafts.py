@@ -27,9 +27,8 @@ from specctl.models.running.rules.ruled import RuledRunner
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import NONE, Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant, Svip
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Profile
 from specctl.records import Round
 from specctl.replay.play import rounds

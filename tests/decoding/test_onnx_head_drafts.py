@@ -13,7 +13,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.records import ExtraToken, Round
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from tests.support.onnx_models import needs_onnx, sure_runner

@@ -21,9 +21,7 @@ from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.disco import Disco
-from specctl.policies.rules.specdec import SpecDecPlusPlus
+from specctl.policies.published import Constant, Disco, SpecDecPlusPlus
 from specctl.records import DraftStep
 from tests.support.toys import (
     FAMILIES,

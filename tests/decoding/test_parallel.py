@@ -49,7 +49,7 @@ from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round
 from tests.support.checkpoints import tiny_tokenizer

@@ -24,8 +24,8 @@ from specctl.models.running.engines import EngineSettings
 from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.slot import Slot
 from specctl.policies import NONE, Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.replay.play import rounds
 from tests.support.eagle_references import reference
 from tests.support.toy_heads import SHAPE

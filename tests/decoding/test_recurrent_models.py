@@ -21,8 +21,7 @@ from specctl.models.passes.cache import CANNOT_GO_BACK
 from specctl.models.passes.recurrent_state import SPACING, TESTED, untested
 from specctl.models.running.eager import REREAD, EagerPasses
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from specctl.records import Round
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.recurrent_models import CONVOLUTIONS, FAMILIES, NOT_HERE, RECURRENT, noisy_recurrent, recurrent_model

@@ -29,7 +29,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.rotating import rotating
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.replay.play import rounds
 from specctl.text_engine.dispatch import in_order

@@ -25,8 +25,8 @@ from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.records import Round, StopReason
 from specctl.replay.play import play, players_of

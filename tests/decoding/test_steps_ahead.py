@@ -28,8 +28,7 @@ from specctl.models.running.graph import Capturing, GraphPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, StoppingPolicy, never_stops
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from specctl.records import Round, StopReason
 from specctl.replay.recording.metering import Asked
 from tests.support.enumeration import steady_clocks

@@ -23,7 +23,7 @@ from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.models.translation import OwnTextRunner, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.policies import NONE, POLICIES, Setting
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.replay.play import rounds
 from tests.support.onnx_models import needs_onnx, onnx_runner
 from tests.support.other_tokenizers import byte_level, map_of, sentence_pieces, toy_map

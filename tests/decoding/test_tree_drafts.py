@@ -55,8 +55,8 @@ from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES, Setting
 from specctl.policies.base import SIGNALS
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from tests.support.enumeration import steady_clocks

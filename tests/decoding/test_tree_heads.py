@@ -17,8 +17,8 @@ from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import path_to
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from specctl.records import Round
 from tests.support.eagle_references import reference
 from tests.support.toy_heads import random_eagle3, random_glide

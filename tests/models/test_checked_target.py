@@ -19,7 +19,7 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from tests.support.recurrent_models import noisy_recurrent, recurrent_model
 from tests.support.toys import noisy_copy, random_model
 

@@ -41,7 +41,7 @@ from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile, SamplingTable
 from tests.support.checkpoints import save_model, tiny_tokenizer
 from tests.support.recurrent_models import noisy_recurrent, recurrent_model

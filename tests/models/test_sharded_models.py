@@ -29,7 +29,7 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import ModelTable, Profile, SamplingTable
 from tests.support.checkpoints import llama_config, save_model, tiny_tokenizer
 

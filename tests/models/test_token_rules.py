@@ -28,8 +28,7 @@ from specctl.models.running.rules.text_rules import rules_in, unsupported_in
 from specctl.models.running.rules.token_rules import TokenRules, config_rules
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from specctl.profile.schema import Profile, SamplingTable
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.recurrent_models import noisy_recurrent, recurrent_model

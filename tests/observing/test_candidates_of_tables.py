@@ -8,7 +8,7 @@ from specctl.observing.candidates import candidates_of, competing_drafts, with_c
 from specctl.observing.results import Candidate, candidate_of, candidate_record
 from specctl.peers.engines import parse_peer
 from specctl.policies import Setting, nested
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile import ResolvedProfile
 from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, PolicyTable, Profile
 

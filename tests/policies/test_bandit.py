@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from specctl.policies import POLICIES, Setting
+from specctl.policies.bandit import Bandit
 from specctl.policies.policy_text import policy_table
-from specctl.policies.rules.bandit import Bandit
 from specctl.profile import parse_policy
 from specctl.records import DraftStep, StopReason
 from tests.support.toys import round_of

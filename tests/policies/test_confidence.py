@@ -1,6 +1,6 @@
 import pytest
 
-from specctl.policies.rules.confidence import ConfidentPrefix
+from specctl.policies.published import ConfidentPrefix
 from specctl.records import DraftStep
 
 

@@ -8,12 +8,18 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from specctl.policies.acceptance_priors import ACCEPTED, NEXT, features
-from specctl.policies.draft_account import MOST, SHARE
-from specctl.policies.draft_allowance import EVERY, FIRST_DRAFTS, LULL, SETTLED
-from specctl.policies.logistic import OnlineLogistic, log_odds
-from specctl.policies.online import RunningLine, TokenRates, WidthTimes
-from specctl.policies.rules.cost_optimal import AHEAD, CostOptimal
+from specctl.policies.cost_optimal import AHEAD, CostOptimal
+from specctl.policies.draft_account import EVERY, FIRST_DRAFTS, LULL, MOST, SETTLED, SHARE
+from specctl.policies.estimators import (
+    ACCEPTED,
+    NEXT,
+    OnlineLogistic,
+    RunningLine,
+    TokenRates,
+    WidthTimes,
+    features,
+    log_odds,
+)
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 

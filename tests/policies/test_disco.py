@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.policies.rules.disco import Disco
+from specctl.policies.published import Disco
 from specctl.records import DraftStep
 
 

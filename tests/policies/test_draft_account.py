@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from specctl.policies.cost_optimal import CostOptimal
 from specctl.policies.draft_account import ADVANCE, ALLOWANCE, MOST, SHARE, DraftAccount
 from specctl.policies.round_times import FEW, RoundTimes
-from specctl.policies.rules.cost_optimal import CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 PASS, STEP, CATCHING_UP, PROMPT = 8.0, 1.0, 0.01, 30

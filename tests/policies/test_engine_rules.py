@@ -3,9 +3,7 @@
 import pytest
 
 from specctl.policies import POLICIES, Setting
-from specctl.policies.engine_rules.calibrated_confidence import CalibratedConfidence
-from specctl.policies.engine_rules.probed_length import ProbedLength
-from specctl.policies.engine_rules.stepped_length import SteppedLength
+from specctl.policies.foreign_rules import CalibratedConfidence, ProbedLength, SteppedLength
 from specctl.policies.registry import ENGINE_RULES
 from specctl.records import DraftStep, Round
 

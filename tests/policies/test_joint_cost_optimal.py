@@ -9,11 +9,18 @@ import pytest
 
 from specctl.batching.hub import Decisions, Hub
 from specctl.policies import NONE, Setting
-from specctl.policies.draft_account import MOST, DraftAccount
-from specctl.policies.draft_allowance import EVERY, FIRST_DRAFTS, SETTLED, UNSEEN_AT_FIRST, DraftAllowance
+from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.draft_account import (
+    EVERY,
+    FIRST_DRAFTS,
+    MOST,
+    SETTLED,
+    UNSEEN_AT_FIRST,
+    DraftAccount,
+    DraftAllowance,
+)
+from specctl.policies.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.policies.round_times import RoundTimes
-from specctl.policies.rules.cost_optimal import CostOptimal
-from specctl.policies.rules.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.costs import CostTable
 from specctl.replay.play import replay_together

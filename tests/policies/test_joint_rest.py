@@ -2,9 +2,8 @@
 
 import pytest
 
-from specctl.policies.draft_account import DraftAccount
-from specctl.policies.draft_allowance import DraftAllowance
-from specctl.policies.joint_rest import JointRest
+from specctl.policies.draft_account import DraftAccount, DraftAllowance
+from specctl.policies.joint_cost_optimal import JointRest
 from specctl.policies.round_times import RoundTimes
 
 

@@ -6,11 +6,16 @@ from math import log
 import pytest
 
 from specctl.policies import POLICIES, StoppingPolicy
-from specctl.policies.rules.adaedl import AdaEdl, AdaptiveThreshold, MaxConfidence
-from specctl.policies.rules.constant import Constant, NoDraft
-from specctl.policies.rules.heuristic import Heuristic
-from specctl.policies.rules.self_verify import SelfVerify
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import (
+    AdaEdl,
+    AdaptiveThreshold,
+    Constant,
+    Heuristic,
+    MaxConfidence,
+    NoDraft,
+    SelfVerify,
+    Svip,
+)
 from specctl.records import DraftStep
 from tests.support.toys import round_of
 

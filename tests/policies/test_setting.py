@@ -7,7 +7,7 @@ import pytest
 from specctl.errors import UsageError
 from specctl.observing.results import Candidate, candidate_of, candidate_record
 from specctl.policies import NONE, POLICIES, Setting, nested
-from specctl.policies.tree_shape import TreeSize, parse_tree
+from specctl.policies.setting import TreeSize, parse_tree
 from specctl.profile import parse_policy, resolve
 from specctl.profile.schema import PolicyTable
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.policies.rules.specdec import SpecDecPlusPlus, implied_threshold
+from specctl.policies.published import SpecDecPlusPlus, implied_threshold
 from specctl.records import DraftStep
 
 

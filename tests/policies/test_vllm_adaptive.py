@@ -6,7 +6,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from specctl.policies.rules.vllm_adaptive import (
+from specctl.policies.foreign_rules import (
     DAMPING,
     FIRST_BIAS,
     FIRST_SLOPE,

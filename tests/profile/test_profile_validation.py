@@ -1,7 +1,7 @@
 import pytest
 
 from specctl.errors import ProfileError
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.setting import TreeSize
 from specctl.profile import resolve
 
 

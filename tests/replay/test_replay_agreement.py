@@ -11,13 +11,13 @@ from test_replay_law import BLOCK, PLAIN, HeadToy, Toy, traces
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter, readable
-from specctl.decoding.copying.lookup_agreement import LONGEST, SHORTEST, Agreement
+from specctl.decoding.lookup import LONGEST, SHORTEST, Agreement
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
-from specctl.policies import Setting, agreement_curve
-from specctl.policies.agreement_curve import AgreementCurve
-from specctl.policies.rules.cost_optimal import CostOptimal
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies import Setting, estimators
+from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.estimators import AgreementCurve
+from specctl.policies.setting import TreeSize
 from specctl.records import DraftStep
 from specctl.replay.play import play, players_of
 from specctl.replay.traces import with_agreement
@@ -88,7 +88,7 @@ def test_it_is_believed_while_it_predicts_better(informative: bool) -> None:
 def test_greedy_rounds_are_those_of_a_live_run(believed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
     if believed:
-        monkeypatch.setattr(agreement_curve, "MARGIN", float("-inf"))
+        monkeypatch.setattr(estimators, "MARGIN", float("-inf"))
     pair, known = greedy_pair()
     drafter = build_drafter(pair, AGREEING)
     assert drafter is not None

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_replay_law import BLOCK, EXACT, PLAIN, HeadToy, Toy, first_two, traces
 
+from specctl.decoding import chained as chains
 from specctl.decoding import round as one_round
+from specctl.decoding.chained import Chaining
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.copying import chaining
-from specctl.decoding.copying.chaining import Chaining
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerPasses
@@ -65,8 +65,8 @@ def told(played: Round) -> tuple[object, ...]:
 @pytest.mark.representatives("always-svip", "always-cost-optimal", "at-times-svip")
 def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, rare: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts in turn, so that what was learned of the first counts in the second."""
-    monkeypatch.setattr(chaining, "RARE", rare)
-    monkeypatch.setattr(chaining, "QUICK", float("inf"))
+    monkeypatch.setattr(chains, "RARE", rare)
+    monkeypatch.setattr(chains, "QUICK", float("inf"))
     monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
     pair, known = greedy_pair()
     drafter = build_drafter(pair, chained(setting))
@@ -174,7 +174,7 @@ def test_a_trace_without_prompts_says_so() -> None:
 
 def test_the_prompt_is_read_before_the_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, lengths = Chaining.begin, list[int]()
-    monkeypatch.setattr(Chaining, "begin", lambda chaining: (lengths.append(chaining.length), begin(chaining))[1])
+    monkeypatch.setattr(Chaining, "begin", lambda one: (lengths.append(one.length), begin(one))[1])
     _, (trace, _) = greedy_pair()
     list(play(players_of(chained(SETTINGS[0]), [None]), trace, frozenset()))
     assert lengths == [trace.prompt_tokens - 1]

@@ -19,7 +19,7 @@ from test_replay_hierarchy import Part, live, players, policies, said, shared_cl
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.models.translation import WrittenRunner
-from specctl.policies import draft_allowance
+from specctl.policies import draft_account
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play
 from specctl.replay.recording import coupling, head_recording, sequence_recording
@@ -287,7 +287,7 @@ LOOKING: list[Part] = [
     ("toy", "wrong"), [(IN_BLOCKS[0], "tails"), (SHORT_BLOCKS[0], "weights"), (SHORT_BLOCKS[1], "weights")], ids=str
 )
 def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_allowance, "FIRST_DRAFTS", 0)  # two tokens have no tail
+    monkeypatch.setattr(draft_account, "FIRST_DRAFTS", 0)  # two tokens have no tail
     if wrong == "tails":
         monkeypatch.setattr(coupling, "draw_after_rejected", as_the_draft_goes_on)
     else:

@@ -15,7 +15,7 @@ from specctl.errors import UsageError
 from specctl.models.passes.forward import Forward
 from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.replay.costs import CostTable
 from specctl.replay.pearl import Simulated, TwoDevices, cut, parallel_steps, rounds_in_turns, stretches
 from specctl.replay.play import replay

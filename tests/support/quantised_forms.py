@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from specctl.decoding.copying.lookup import LookupDrafter
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.trees import TreeDrafter
 from specctl.models.loading.model import load_model
@@ -24,9 +24,8 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import POLICIES
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.self_verify import SelfVerify
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant, SelfVerify
+from specctl.policies.setting import TreeSize
 from specctl.profile.schema import ModelTable, model_path
 from specctl.prompts.suites import load_suite
 from tests.support.onnx_models import sure_runner

@@ -8,7 +8,7 @@ import pytest
 from specctl.calibration.compared_settings import grid
 from specctl.calibration.search import score, score_oracle, score_signal_bound
 from specctl.policies import POLICIES
-from specctl.policies.rules.bandit import Bandit
+from specctl.policies.bandit import Bandit
 from specctl.replay.bounds import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet

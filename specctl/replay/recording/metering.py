@@ -24,7 +24,7 @@ from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, fir
 from specctl.models.running.pair import Pair
 from specctl.observing.pass_times import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
 

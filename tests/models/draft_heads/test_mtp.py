@@ -28,7 +28,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
+from specctl.policies.published import Constant
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 

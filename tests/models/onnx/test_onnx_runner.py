@@ -19,8 +19,7 @@ from specctl.models.running.branches import continue_branches
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
-from specctl.policies.rules.svip import Svip
+from specctl.policies.published import Constant, Svip
 from tests.support.onnx_models import needs_onnx, sure_runner
 from tests.support.toys import FAMILIES, generated, noisy_copy, random_model, seeded
 

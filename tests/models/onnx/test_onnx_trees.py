@@ -17,8 +17,8 @@ from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import WIDEST, path_to
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
-from specctl.policies.rules.constant import Constant
-from specctl.policies.tree_shape import TreeSize
+from specctl.policies.published import Constant
+from specctl.policies.setting import TreeSize
 from tests.support.onnx_models import needs_onnx, small_config, sure_runner
 from tests.support.toys import random_model, seeded
 

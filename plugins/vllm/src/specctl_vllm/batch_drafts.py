@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 from greenlet import getcurrent, greenlet
 
 from specctl.policies import Setting, StoppingPolicy
-from specctl.policies.joint import JointRow, joint_of
+from specctl.policies.joint_cost_optimal import JointRow, joint_of
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 Answer = TypeVar("Answer")

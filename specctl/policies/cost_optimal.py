@@ -6,16 +6,22 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
 
-from specctl.policies.acceptance_priors import estimators, features, foreseen, kept
-from specctl.policies.agreement_curve import AgreementCurve
 from specctl.policies.base import Rule, Signal, read
-from specctl.policies.draft_account import DraftAccount
-from specctl.policies.draft_allowance import DraftAllowance, trust_after
+from specctl.policies.draft_account import DraftAccount, DraftAllowance, trust_after
 from specctl.policies.drafting import TextRead
-from specctl.policies.logistic import OnlineLogistic, log_odds
-from specctl.policies.online import DraftSums, TokenRates
+from specctl.policies.estimators import (
+    AgreementCurve,
+    DraftSums,
+    OnlineLogistic,
+    TokenRates,
+    estimators,
+    features,
+    foreseen,
+    kept,
+    log_odds,
+)
+from specctl.policies.joint_cost_optimal import JointCostOptimal
 from specctl.policies.round_times import SPEED_MEMORY, RoundTimes
-from specctl.policies.rules.joint_cost_optimal import JointCostOptimal
 from specctl.records import DraftStep, Round, StopReason
 
 RATE_PRIOR = 2.0

@@ -1,19 +1,69 @@
 """`CostOptimal` for several texts whose drafts wait for each other: one learner, and one decision for all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy, deepcopy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from specctl.policies.acceptance_priors import kept
-from specctl.policies.base import Signal
+from specctl.policies.base import Rule, Signal, StoppingPolicy
+from specctl.policies.draft_account import DraftAllowance
 from specctl.policies.drafting import TextRead
-from specctl.policies.joint_rest import JointRest
-from specctl.policies.online import RunningLine
+from specctl.policies.estimators import RunningLine, kept
 from specctl.policies.round_times import COST_MEMORY, FEW, RoundTimes
 from specctl.records import DraftStep, Round
 
 if TYPE_CHECKING:
-    from specctl.policies.rules.cost_optimal import CostOptimal
+    from specctl.policies.cost_optimal import CostOptimal
+
+Row = TypeVar("Row")
+
+
+class JointRest(Generic[Row]):
+    """Rounds in which rows neither ask nor tell, since none of them drafts: all begin and end in the same rounds.
+
+    Args:
+        allowance: says how many these rounds are, and is told of each once.
+    """
+
+    def __init__(self, allowance: DraftAllowance) -> None:
+        self._allowance = allowance
+        self._may: set[Row] = set()
+        self._rows: set[Row] = set()
+        self._told = 0  # rounds of the rest
+
+    def __bool__(self) -> bool:
+        """Whether any row rests."""
+        return bool(self._rows)
+
+    def offer(self, rows: Iterable[Row]) -> None:
+        """These rows, about which something was decided, may rest after the round that begins, and no others."""
+        self._may = {*rows}
+
+    def begin(self, row: Row) -> int:
+        """For how many rounds a row rests from now on; 0 where it may not."""
+        if row not in self._may:
+            return 0
+        self._may.remove(row)
+        if not self._rows:
+            self._told = 0
+        self._rows.add(row)
+        return self._allowance.asleep
+
+    def end(self, row: Row, rounds: int) -> None:
+        """So many rounds of a row's rest are over: all of them, as are the others', or its text has ended."""
+        if row not in self._rows:
+            return
+        self._rows.remove(row)
+        if rounds > self._told:
+            self._allowance.doze(rounds - self._told)
+            self._told = rounds
+        if not self._allowance.asleep:
+            self._rows.clear()
+
+    def leave(self, row: Row) -> None:
+        """Another text begins in a row."""
+        self._may.discard(row)
+        self._rows.discard(row)
+
 
 CROWDED = 8
 """After so many rounds in a row in each of which a text began, times are learned from the rows that went on."""
@@ -291,3 +341,44 @@ class CostOptimalRow:
         self._limit = None
         self.own._last_token, self.unread = None, self.unread + rounds  # each of them added a token
         self.joint.rest.end(self, rounds)
+
+
+class JointRow(StoppingPolicy, Protocol):
+    """The policy of one text of a batch, which asks in the middle of its `draft_limit` and `should_stop`.
+
+    Attributes:
+        joint: whom it asks.
+        size: 1, its part in the time of an answer to several.
+    """
+
+    @property
+    def joint(self) -> "Joint": ...
+
+    @property
+    def size(self) -> float: ...
+
+    def forget(self) -> None:
+        """Forget the text, and a limit that was asked for: the next text's prompt comes first, and then `reset`."""
+
+
+class Joint(Protocol):
+    """Decides how far each text of a batch drafts, once all that draft have asked.
+
+    A batch's drafts wait for each other: a pass takes its time whoever takes part in it, and all are verified together.
+    So what one more token costs depends on the others.
+    """
+
+    def row(self, ask: Callable[[Any], int]) -> JointRow:
+        """The policy of one more text.
+
+        Args:
+            ask: called with that policy; waits for `run`, of which it gives the answer to it.
+        """
+
+    def run(self, rows: Sequence[Any], /) -> list[int]:
+        """For each row that asks the most tokens that it drafts from here on, 0 for none."""
+
+
+def joint_of(policy: StoppingPolicy) -> Joint | None:
+    """What decides for a batch in the place of a policy for each row; None if each row's decides for itself."""
+    return policy.joint() if isinstance(policy, Rule) else None

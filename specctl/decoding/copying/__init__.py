@@ -1,1 +1,0 @@
-"""Drafts that are copied from where the text occurred before."""

@@ -1,0 +1,236 @@
+"""Copying from the text so far: its follower, a drafter that copies, and the signal of agreement with a copy."""
+
+from collections.abc import Callable, Sequence, Set
+from typing import cast
+
+from specctl.decoding.draft import Draft, Drafter
+from specctl.decoding.draws import DrawGenerator
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.lookup import Match, SuffixIndex
+from specctl.models.running.slot import Slot
+from specctl.policies import LOOKUP_SIGNALS, Resting, Signal, StoppingPolicy, draft_phase, rests
+from specctl.policies.source_choice import MatchRates
+from specctl.records import DraftStep, Round, StopReason
+
+
+class LookupDrafter(Drafter):
+    """Copies what followed the latest occurrence of the text's end, until its stopping policy ends the block.
+
+    The longest match counts (`SuffixIndex`). Where what followed it reaches the text's end, copying goes on with the
+    draft's own tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the
+    round drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
+
+    Every token is certain given the text, so its distribution is one-hot: token by token, a verifier keeps token x with
+    its own probability p(x), and draws from the rest of p after a rejection. Rates are learned anew in each sequence.
+
+    Args:
+        runner: holds the text.
+        policy: asked after each token.
+        record: signals to record even if the policy does not read them.
+
+    Raises:
+        ValueError: a signal is wanted that a lookup does not have.
+    """
+
+    observed: int | None = None
+
+    def __init__(self, runner: Slot, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
+        if unknown := (policy.signals | record) - LOOKUP_SIGNALS:
+            raise ValueError(f"a lookup does not have {', '.join(sorted(unknown))}")
+        assert runner.index is not None, "only a lookup's text is looked up"
+        self.runner, self._places = runner, runner.index
+        self.policy = policy
+        self._foresees = "next_accept_prob" in policy.signals | record
+        self._rates = MatchRates()
+        self._eos: Set[int] = frozenset()
+        self._matched = 0  # tokens of the round's match
+
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:  # noqa: ARG002
+        self._eos = eos
+        self._rates = MatchRates()
+        self.policy.reset()
+
+    def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
+        if begins:
+            self.policy.reset()
+        if self.policy.draft_limit():
+            self._index(sequence[:-1])
+
+    def _index(self, sequence: Sequence[int]) -> None:
+        self._places.append(sequence[self.runner.length :])
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        threshold = self.policy.current_threshold
+        if not self.policy.draft_limit():
+            return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
+        self._index(sequence)
+        text, match = self._places.tokens, self._places.match
+        self._matched = 0 if match is None else match.length
+        copied: list[int] = []
+
+        def copy(index: int) -> DraftStep:
+            assert match is not None
+            behind = match.end + len(copied) - len(text)  # from 0 on the text has ended, and the draft goes on
+            token = copied[behind] if behind >= 0 else text[behind]
+            copied.append(token)
+            following = self._rates.rate(self._matched + index) if self._foresees else None
+            return DraftStep(index, token, next_accept_prob=following)
+
+        steps, stop = draft_phase(self.policy, budget, self._eos, copy, longest=0 if match is None else None)
+        return Draft([step.token for step in steps], None, tuple(steps), stop, threshold)
+
+    def observe(self, round_: Round) -> None:
+        if round_.steps:
+            verified = round_.accepted + (not round_.fully_accepted)
+            outcomes = round_.chances or [float(place < round_.accepted) for place in range(verified)]
+            for place, outcome in enumerate(outcomes):
+                self._rates.learn(self._matched + place, outcome)
+        self.policy.observe(round_)
+
+    def rests(self) -> int:
+        return rests(self.policy)
+
+    def rested(self, rounds: int) -> None:
+        cast("Resting", self.policy).rested(rounds)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)
+
+
+LONGEST_GRAM = 3
+"""The most tokens of the text's end that are looked up anew; a match that goes on right grows beyond."""
+BETWEEN = -1
+"""Stands between texts, and is never copied."""
+
+
+class Follower:
+    """Follows a growing text in an earlier part of it, as long as they go on alike, else looks its end up anew.
+
+    So what it would copy at a place depends on the text before it alone; and on the earlier answers that it keeps.
+
+    Args:
+        earlier: of how many tokens the answers to earlier prompts are kept, the last ones; for a while there may be
+            twice as many.
+    """
+
+    def __init__(self, earlier: int = 0) -> None:
+        self._index = SuffixIndex(LONGEST_GRAM)
+        self._earlier = earlier
+        self._begin = 0  # of the text in the index, behind the earlier answers
+        self._prompt = 0  # tokens of the text that are not the target's
+        self.match: Match | None = None
+
+    def __len__(self) -> int:
+        return len(self._index) - self._begin
+
+    def answer_begins(self) -> None:
+        """Behind the next token, the prompt's last, all are the target's."""
+        self._prompt = len(self) + 1
+
+    def read(self, tokens: Sequence[int], learn: Callable[[int, bool], None] | None = None) -> None:
+        """Add tokens to the text's end.
+
+        Args:
+            tokens: ids.
+            learn: told of each token that was expected how long the match was, and whether the token was that one.
+        """
+        index = self._index
+        text = index.tokens
+        for token in tokens:
+            match = self.match
+            hit = match is not None and text[match.end] == token
+            if match is not None and learn is not None:
+                learn(match.length, hit)
+            index.append([token])
+            longer = Match(match.length + 1, match.end + 1) if match is not None and hit else index.match
+            self.match = self._told(longer)
+
+    def after(self, drafted: Sequence[int]) -> Match | None:
+        """The match after tokens that are drafted behind the text, and are not part of it."""
+        match, text = self.match, self._index.tokens
+        for token in drafted:
+            if match is None or _token(text, drafted, match.end) != token:
+                # What is in the text is looked up once, behind all of them: they are few.
+                return self._told(self._index.found([*text[-LONGEST_GRAM:], *drafted][-LONGEST_GRAM:]))
+            match = Match(match.length + 1, match.end + 1)
+        return self._told(match)
+
+    def _told(self, match: Match | None) -> Match | None:
+        """A match that tells a token: behind the end of an earlier answer there is none."""
+        text = self._index.tokens
+        return None if match is not None and match.end < len(text) and text[match.end] == BETWEEN else match
+
+    def copied(self, match: Match, drafted: Sequence[int], count: int) -> list[int]:
+        """The tokens that followed a match; where the text ends, those that are drafted and copied behind it."""
+        text, all_ = self._index.tokens, [*drafted]
+        for place in range(match.end, match.end + count):
+            if (token := _token(text, all_, place)) == BETWEEN:
+                break
+            all_.append(token)
+        return all_[len(drafted) :]
+
+    def rollback(self, length: int) -> None:
+        """Take back all but the first ``length`` tokens; of a text that goes as a whole the answer may be kept."""
+        if length >= len(self):
+            return
+        index, begin = self._index, self._begin
+        answer = [*index.tokens[begin + self._prompt :]] if self._earlier and not length else []
+        index.truncate(begin + length)
+        if answer:
+            index.append([*answer, BETWEEN])
+            if len(index) > 2 * self._earlier:
+                kept = [*index.tokens[-self._earlier :]]
+                index.truncate(0)
+                index.append(kept)
+            self._begin = len(index)
+        self.match = self._told(index.match) if length else None
+
+
+def _token(text: Sequence[int], behind: Sequence[int], place: int) -> int:
+    return text[place] if place < len(text) else behind[place - len(text)]
+
+
+LONGEST, SHORTEST = 4, 2
+"""The most tokens of the text's end that are looked up, and the fewest whose match counts."""
+
+
+class Agreement:
+    """Compares drafted tokens with those that followed the latest earlier occurrence of the text before them.
+
+    It holds the text and the tokens of the round's draft, which the next round takes back.
+    """
+
+    def __init__(self) -> None:
+        self._index = SuffixIndex(LONGEST)
+        self._text = 0  # tokens of the index that are not a draft's
+
+    def begin(self, text: Sequence[int]) -> None:
+        """A draft begins behind a text, which is the last one's and what was added to it since."""
+        self._index.truncate(self._text)
+        self._index.append(text[self._text :])
+        self._text = len(text)
+
+    def of(self, token: int) -> float:
+        """`DraftStep.agreement` of the next token of the draft."""
+        index = self._index
+        match = index.match
+        index.append([token])
+        if match is None or match.length < SHORTEST:
+            return 0.0
+        agrees = index.tokens[match.end] == token
+        return match.length / LONGEST if agrees else -match.length / LONGEST
+
+    def telling(self, text: Sequence[int], draw: Callable[[int], DraftStep]) -> Callable[[int], DraftStep]:
+        """A function that draws a draft behind a text as another one does, and tells the signal of its steps too."""
+        self.begin(text)
+
+        def told(index: int) -> DraftStep:
+            step = draw(index)
+            step.agreement = self.of(step.token)
+            return step
+
+        return told
+
+    def rollback(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens of the text."""
+        self._text = min(self._text, length)

@@ -1,1 +1,0 @@
-"""Rules of other engines that are replayed for `calibrate --export` and not offered as policies."""

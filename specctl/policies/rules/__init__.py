@@ -1,1 +1,0 @@
-"""The stopping policies, a module each."""
