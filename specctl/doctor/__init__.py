@@ -1,1 +1,1 @@
-"""What a profile's models will need and read, told without their weights."""
+"""What a profile's models will need and read, computed without their weights."""

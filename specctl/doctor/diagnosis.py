@@ -290,7 +290,7 @@ class _Examination:
     def _examine_model(self, member: PairMember, checkpoint: Checkpoint, facts: ModelFacts) -> None:
         table, report, engine = member.table, self.report, self.profile.engine
         facts.folder = str(checkpoint.folder)
-        facts.adapter = None if checkpoint.adapter is None else checkpoint.adapter.told
+        facts.adapter = None if checkpoint.adapter is None else checkpoint.adapter.summary
         config = ModelConfig.read(checkpoint, table.trust_remote_code)
         facts.architecture, facts.context, facts.vocabulary = config.architecture, config.context, config.vocabulary
         settings = generation_config(checkpoint)

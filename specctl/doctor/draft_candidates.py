@@ -1,4 +1,4 @@
-"""What could draft for a target: told from configurations and the headers of weight files."""
+"""What could draft for a target, by configurations and the headers of weight files."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,7 +84,7 @@ def models_on_hub(target: Checkpoint) -> tuple[list[str], str | None]:
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     if target.source != "hub":
-        return [], "the hub was not asked: the target is none of its models"
+        return [], "the hub was not asked: the target is not one of its models"
     if HF_HUB_OFFLINE:
         return [], "the hub was not asked: HF_HUB_OFFLINE is set"
     found: list[str] = []
@@ -97,7 +97,7 @@ def models_on_hub(target: Checkpoint) -> tuple[list[str], str | None]:
             with hushed_hub():
                 some = HfApi().list_models(filter=f"base_model:{target.name}", sort="downloads", limit=MOST)
                 found.extend(model.id for model in some)
-        except Exception as error:  # whatever keeps the hub away, the answer is the same
+        except Exception as error:  # every obstacle has the same answer
             failed.append(type(error).__name__)
 
     asking = Thread(target=ask, daemon=True)
@@ -185,7 +185,7 @@ def find_drafts(
         except SpecctlError as error:
             left_out[name] = error.message
             continue
-        except Exception as error:  # whatever stands in a folder that nobody named, the others are told of
+        except Exception as error:  # an unreadable folder must not hide the others
             left_out[name] = f"it cannot be read ({type(error).__name__}: {error})"
             continue
         if isinstance(one, str):
@@ -225,8 +225,8 @@ class _Target:
         tokenizer = load_tokenizer(profile.target)
         text = load_config(files, profile.target.trust_remote_code).get_text_config(decoder=True)
         vocabulary = known_ids(tokenizer, text.vocab_size)
-        name, told = profile.target.model, shlex.join(given)
-        return cls(name, told, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
+        name, flags = profile.target.model, shlex.join(given)
+        return cls(name, flags, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
 
     @property
     def output_bytes(self) -> int:

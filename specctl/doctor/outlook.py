@@ -118,7 +118,7 @@ def bandwidth(device: DeviceMemory, size: int, *, here: bool, measure: Measure =
 CACHED = 1000
 """Tokens in the caches of the passes that are priced."""
 RATES = (0.6, 0.7, 0.8, 0.9)
-"""Acceptance rates for which the speedup is told."""
+"""Acceptance rates for which the speedup is given."""
 LONGEST = WIDEST - 1
 PRECISION = 0.01
 

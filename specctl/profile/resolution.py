@@ -281,7 +281,7 @@ def _models(table: Mapping[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
     key: Key = ("target",)
     found = table.get("target")
     while isinstance(found, dict):
-        if isinstance(found.get("model"), str):  # what else stands there is told when the profile is checked
+        if isinstance(found.get("model"), str):  # other values are reported when the profile is checked
             yield key, found
         found = table.get("draft") if key == ("target",) else found.get("draft")
         key = ("draft",) if key == ("target",) else (*key, "draft")
@@ -297,7 +297,7 @@ def _kept_settings(files: Layers, merged: Layers) -> Iterator[Key]:
 
 
 BY_DEFAULT = "default"
-"""The origin of a value that nobody gave."""
+"""The origin of a value that was not given."""
 APART = {"schema_version", "description", "draft", "provenance"}
 """What each of several profiles in a run has for itself."""
 

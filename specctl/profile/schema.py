@@ -81,7 +81,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 """Of logits, as OpenAI's interface bounds the last two."""
 MOST_LOGPROBS = 20
-"""Of how many ids a result tells log-probabilities at each token."""
+"""The most ids whose log-probabilities a result has at each token."""
 FILTERS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """The keys of a sampling table that say which tokens may be drawn, by their probabilities."""
 ABOUT_PROMPTS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
@@ -127,17 +127,17 @@ class SamplingTable(Table):
     seed: Annotated[int, Field(ge=0)] = 0
     stop: list[Annotated[str, Field(min_length=1)]] = []
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    """Of each token its log-probability, and how many of the likeliest ids are told with theirs; None for neither."""
+    """Report each token's log-probability and those of this number of likeliest ids; None for neither."""
     repetition_penalty: Repetition = 1.0
     """Divides positive logits of ids that the text has, prompt included, and multiplies negative ones."""
     presence_penalty: Penalty = 0.0
-    """Taken from the logits of ids that were written behind the prompt."""
+    """Subtracted from the logits of ids that were written after the prompt."""
     frequency_penalty: Penalty = 0.0
     """The same once for each time."""
     encoder_repetition_penalty: Repetition = 1.0
     """Multiplies positive logits of ids that the prompt has, and divides negative ones: above 1 favours them."""
     encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0
-    """So many ids in a row that the prompt has are not written again; 0 for no such rule."""
+    """This number of ids in a row from the prompt is not written again; 0 for no such rule."""
     logit_bias: dict[Token, Bias] | None = None
     """Added to the logits of these ids."""
     json_schema: dict[str, Any] | bool | None = None
@@ -220,9 +220,9 @@ def sources(model: object) -> tuple[object, bool]:
 
 def _parts(name: str) -> list[str]:
     """What a text names that may have a lookup before or after it: the model, and each lookup."""
-    behind = name.removeprefix(f"{LOOKUP}+")
-    between = behind.removesuffix(f"+{LOOKUP}")
-    return [*([LOOKUP] if behind != name else []), between, *([LOOKUP] if between != behind else [])]
+    after = name.removeprefix(f"{LOOKUP}+")
+    between = after.removesuffix(f"+{LOOKUP}")
+    return [*([LOOKUP] if after != name else []), between, *([LOOKUP] if between != after else [])]
 
 
 def unchained(table: dict[str, Any]) -> dict[str, Any]:
@@ -405,7 +405,7 @@ class DraftTable(ModelTable):
         match key:
             case "batch_policies":
                 if wrong := [number for number in value if not (number.isdecimal() and int(number) > 1)]:
-                    yield f"is by numbers of texts from 2 on, and {wrong[0]} is none"
+                    yield f"has numbers of texts from 2 on as keys, and {wrong[0]} is not one"
             case "tree" if value < LEAST_TREE:
                 yield f"needs at least {LEAST_TREE} tokens: the newest one and one that is drafted"
             case "head" if model.startswith(DRAFTER):
@@ -513,7 +513,7 @@ class Profile(Table):
     ``auto`` compiles in long runs only."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """With how many threads passes on the CPU run; ``auto`` measures it once the models are loaded, unless the
-    environment or torch was told a number."""
+    environment or torch sets a number."""
     deterministic: bool = False
     """Verify in passes of one shape, so that greedy output is the same with every policy, in every dtype; slower."""
     check: bool = False

@@ -124,7 +124,7 @@ def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypat
     ended.set()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in (models_on_hub(of_hub())[1] or "")
-    assert "none of its models" in (models_on_hub(Checkpoint("x", "target", None, Path("x"), "folder"))[1] or "")
+    assert "not one of its models" in (models_on_hub(Checkpoint("x", "target", None, Path("x"), "folder"))[1] or "")
 
 
 @pytest.mark.parametrize(

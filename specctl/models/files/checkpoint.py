@@ -74,29 +74,29 @@ class Adapter:
             with explained(role, name), hushed_hub():
                 folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=[ADAPTER, WEIGHTS]))
             commit = folder.name
-        told = _settings(subject, folder)
-        if (kind := str(told.get("peft_type"))) != "LORA":
+        found = _settings(subject, folder)
+        if (kind := str(found.get("peft_type"))) != "LORA":
             raise ModelError(f"{subject} is of the kind {kind}; specctl loads LoRA.", f"Leave adapter out of [{role}].")
         if not (folder / WEIGHTS).is_file():
             raise ModelError(
                 f"{subject}: {folder} holds no {WEIGHTS}; weights in other formats can run code when they are read.",
                 "Save it again with peft's `save_pretrained`, which writes safetensors.",
             )
-        pattern = told.get("rank_pattern") or {}
+        pattern = found.get("rank_pattern") or {}
         if not isinstance(pattern, dict):
             raise _damaged(subject, "rank_pattern is not an object")
-        ranks = [told.get("r"), *pattern.values()]
+        ranks = [found.get("r"), *pattern.values()]
         return cls(
             name,
             role,
             folder,
             commit,
-            base=str(told.get("base_model_name_or_path") or ""),
+            base=str(found.get("base_model_name_or_path") or ""),
             rank=max((rank for rank in ranks if isinstance(rank, int)), default=0),
         )
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What it is, in a line."""
         return f"{self.name}: LoRA of rank {self.rank}, trained on {self.base or 'a model that its files do not name'}"
 
@@ -172,14 +172,14 @@ def _by(shape: tuple[int, ...]) -> str:
 
 def _settings(subject: str, folder: Path) -> dict[str, Any]:
     try:
-        told = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        found = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{subject}: there is no {ADAPTER} in {folder}.", "Name what peft has written.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(subject, str(error)) from error
-    if not isinstance(told, dict):
+    if not isinstance(found, dict):
         raise _damaged(subject, "it is not an object")
-    return told
+    return found
 
 
 def _damaged(subject: str, reason: str) -> ModelError:
@@ -296,9 +296,9 @@ class Checkpoint:
             metadata = self._remote_headers()
             files = metadata.files_metadata.values()
             ends = [max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0) for file in files]
-            told = {str(kind): count for kind, count in metadata.parameter_count.items()}
+            by_dtype = {str(kind): count for kind, count in metadata.parameter_count.items()}
             each = {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
-            return WeightHeaders(told, sum(ends), each)
+            return WeightHeaders(by_dtype, sum(ends), each)
         counts: Counter[str] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
         for path in self.weight_files():

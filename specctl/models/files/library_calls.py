@@ -162,8 +162,8 @@ def adapter(subject: str, role: str, name: str, folder: Path) -> tuple[str, str]
     """Message and hint for a folder that has an adapter and no model."""
     base = ""
     with suppress(OSError, ValueError, AttributeError, RecursionError):
-        told = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        base = str(told.get("base_model_name_or_path") or "")
+        found = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        base = str(found.get("base_model_name_or_path") or "")
     return (
         f"{subject} is an adapter{f' of {base!r}' if base else ''}, not a whole model.",
         f'Set model = "{base or "BASE"}" and adapter = "{name}" in [{role}], or --set {role}.model={base or "BASE"} '

@@ -53,7 +53,7 @@ ROTATIONS: dict[str, tuple[str, ...]] = {
 
 def _of(*kinds: type | None) -> Check:
     allowed = tuple(type(None) if kind is None else kind for kind in kinds)
-    return lambda value: type(value) in allowed  # a bool is no number here
+    return lambda value: type(value) in allowed  # a bool is not a number here
 
 
 def _count(value: Any) -> bool:

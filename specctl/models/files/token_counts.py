@@ -1,4 +1,4 @@
-"""How often ids occur in texts, which says what a draft of few tokens should be able to write."""
+"""How often ids occur in texts: a draft of few tokens should be able to write the likeliest."""
 
 import json
 from collections import Counter
@@ -39,10 +39,10 @@ class TokenCounts:
     def read(cls, path: Path) -> "TokenCounts":
         """Counts in a file that `text` wrote; raises ModelError if there is no such file or it holds something else."""
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if told["schema_version"] != SCHEMA_VERSION:
-                raise ValueError(f"schema_version is {told['schema_version']!r}, and {SCHEMA_VERSION} is known")
-            counts = {int(token): number for token, number in told["counts"].items()}
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["schema_version"] != SCHEMA_VERSION:
+                raise ValueError(f"schema_version is {found['schema_version']!r}, not {SCHEMA_VERSION}")
+            counts = {int(token): number for token, number in found["counts"].items()}
             if not all(token >= 0 and isinstance(number, int) and number > 0 for token, number in counts.items()):
                 raise ValueError("counts are whole numbers above 0, by ids from 0 on")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -214,10 +214,10 @@ class Spelling:
             return None
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Spelling":
+    def from_json(cls, fields: Mapping[str, Any]) -> "Spelling":
         """A spelling from JSON; raises KeyError, TypeError or ValueError for anything else."""
-        specials = [(str(token), int(index)) for token, index in told["specials"]]
-        return cls(**{**told, "specials": specials})
+        specials = [(str(token), int(index)) for token, index in fields["specials"]]
+        return cls(**{**fields, "specials": specials})
 
 
 class BareTokenizer:
@@ -345,7 +345,7 @@ def backend_of(tokenizer: Tokenizer) -> str:
         return tokenizer.backend
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
-        raise ValueError("it is none of the library tokenizers")
+        raise ValueError("it is not a tokenizer of the library tokenizers")
     copy = tokenizers.Tokenizer.from_str(backend.to_str())
     copy.no_truncation()
     copy.no_padding()
@@ -429,8 +429,8 @@ def check_vocabulary(
     Raises:
         ModelError: the tokenizers differ (the message shows the first difference), or the draft has too few rows.
     """
-    if told := difference(target_tokenizer, draft_tokenizer):
-        raise ModelError(told, CHOOSE)
+    if why := difference(target_tokenizer, draft_tokenizer):
+        raise ModelError(why, CHOOSE)
     size = known_ids(target_tokenizer, target_rows)
     if size > draft_rows:
         raise ModelError(

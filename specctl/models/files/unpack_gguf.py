@@ -1,6 +1,6 @@
 """``python -m specctl.models.files.unpack_gguf FILE FOLDER``: a GGUF file as a checkpoint that specctl runs.
 
-transformers reads the file and saves its weights in float32. What it leaves behind is added: how positions beyond the
+transformers reads the file and saves its weights in float32. What it leaves out is added: how positions beyond the
 model's first context are rotated, which a GGUF file keeps as tensors (Llama 3, Phi 3) or as ``rope.scaling`` keys.
 """
 

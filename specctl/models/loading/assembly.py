@@ -101,8 +101,8 @@ def load_pair(
         on_foreign_predictor: called with a warning if a head was trained on another draft's weights; without it, such a
             head is an error.
         engines: how forward passes run; by default as set in the profile.
-        measured: whether to measure with how many threads decoding is fastest, where nobody chose; what trains
-            networks is faster with all of them, and repeats bit for bit only with the same number.
+        measured: whether to measure with how many threads decoding is fastest, where no one chose. Training is
+            faster with all of them, and repeats bit for bit only with the same number.
         torch_weights: whether the models that onnxruntime runs keep their weights in torch too; without it, only those
             that a draft head or a check reads do.
         models: whether `Pair.models` is needed; without it, stored graphs stand for models where all of them have one,

@@ -1,6 +1,7 @@
-"""What the files of models hold, as hashes: whoever keeps something that was made from a model knows it again."""
+"""Hashes of the files of models, by which something that was made from a model is found again."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -50,10 +51,7 @@ class Contents:
 
     def hashes(self) -> dict[str, str]:
         """`files_hash` of each, with the files' names; the same for every copy of them."""
-        return {
-            key: hashlib.sha256("\n".join([files_hash(files), *(file.name for file in files)]).encode()).hexdigest()
-            for key, files in self.files.items()
-        }
+        return {key: _with_names(files_hash(files), files) for key, files in self.files.items()}
 
     def identities(self) -> dict[str, str]:
         """The commit of each that is from the hub, whether all of its files are here or not, else its hash."""
@@ -98,8 +96,11 @@ def model_hash(checkpoint: Checkpoint, trust_remote_code: bool, *, whole: bool =
 @lru_cache(maxsize=16)
 def _hash(states: States, *, whole: bool) -> str:
     files = [Path(path) for path, *_ in states]
-    told = [files_hash(files, whole=whole), *(file.name for file in files)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+    return _with_names(files_hash(files, whole=whole), files)
+
+
+def _with_names(contents: str, files: Sequence[Path]) -> str:
+    return hashlib.sha256("\n".join([contents, *(file.name for file in files)]).encode()).hexdigest()
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:

@@ -28,11 +28,11 @@ def main() -> None:
     try:
         from specctl.models.sharding import Follower, ShardGroup, known_to_transformers
 
-        def load(told: "dict[str, Any]") -> "PreTrainedModel":
+        def load(asked: "dict[str, Any]") -> "PreTrainedModel":
             from specctl.models.loading.model import read_share
 
             with known_to_transformers(rank, size):
-                return read_share(told)
+                return read_share(asked)
 
         say("ready")
         group = ShardGroup(store, rank, size)
@@ -43,7 +43,7 @@ def main() -> None:
         traceback.print_exc()
         say({"message": f"{type(error).__name__}: {error}", "hint": "Run the command again."})
     finally:
-        os._exit(ModelError.exit_code)  # at once, whatever a pass of this rank still waits for
+        os._exit(ModelError.exit_code)  # at once, even if a pass of this rank still waits
 
 
 def _end_with_leader() -> None:

@@ -193,7 +193,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
         except ImportError:
             raise
         except Exception as error:
-            load_config(checkpoint, table.trust_remote_code)  # which the tokenizer reads too: its faults are told first
+            load_config(checkpoint, table.trust_remote_code)  # the tokenizer reads it too: its faults come first
             raise ModelError(
                 f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
                 f"Copy or download the tokenizer files in {checkpoint.folder} again.",

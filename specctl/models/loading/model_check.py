@@ -1,4 +1,4 @@
-"""A check of a model by its behaviour when it is first loaded, kept so that it is made once."""
+"""A check of a model by its behaviour when it is first loaded, stored so that it is made once."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.pair_members import PairMember
 
 SCHEMA_VERSION = 3
-"""Of the check; what another one found is not read."""
+"""Of the check; results of other versions are not read."""
 ELSEWHERE = (
     "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
 )
@@ -140,11 +140,11 @@ def _read(path: Path | None) -> ModelCheck | None:
     if path is None:
         return None
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told.pop("schema_version") == SCHEMA_VERSION and all(
-            value is None or isinstance(value, str | bool) for value in told.values()
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("schema_version") == SCHEMA_VERSION and all(
+            value is None or isinstance(value, str | bool) for value in found.values()
         ):
-            return ModelCheck(**told)
+            return ModelCheck(**found)
     return None
 
 

@@ -50,12 +50,12 @@ def token_map(
         ProfileError: no token of the draft's is one of the target's, one of them does not give back a text, or a draft
             that writes text needs a distribution.
     """
-    if (told := difference(target, draft)) is None:
+    if (why := difference(target, draft)) is None:
         check_vocabulary(target, draft, whole, draft_rows)
         return None
     assert isinstance(table, DraftTable)
     if table.vocabulary == "shared":
-        raise ModelError(told, CHOOSE)
+        raise ModelError(why, CHOOSE)
     if table.tokens is not None:
         raise ModelError(
             f"The draft {table.model!r} has another tokenizer than the target, and draft.tokens is about the target's.",

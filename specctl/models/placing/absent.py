@@ -31,7 +31,7 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
             gated += [error.hint] if error.gated and error.hint not in gated else []
             found.setdefault(table.model, (error.message, f" (about {size_text(size)})" if size else ""))
         except ModelError:
-            pass  # another problem, which is told when this one is solved
+            pass  # another problem, reported once this one is solved
     lines = [message.replace(repr(model), f"{model!r}{size}", 1) for model, (message, size) in found.items()]
     flags = " ".join(f"--{role} DIR" for role, table in tables[::-1] if table.model in found and "." not in role)
     near = [sentence for model in found if (sentence := similar_models(model).strip())]
@@ -90,7 +90,7 @@ def download_note(checkpoint: Checkpoint) -> str | None:
     except AbsentError:
         return None  # nothing will be downloaded
     except ModelError:
-        pass  # told when it is fetched
+        pass  # reported when it is fetched
     if licence := terms_of(checkpoint)[0]:
         parts.append(f"licence {licence}")
     return f"{', '.join(parts)}, from {constants.ENDPOINT} to {constants.HF_HUB_CACHE}"

@@ -237,7 +237,7 @@ def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> 
         compiles, said = False, (f"runs uncompiled: {missing}",)
     if captured is not None:
         return Choice(engine, "auto" if asked == "auto" else "as set", compiles, said)
-    return Choice(engine, "compile = true" if compiles else "as of every draft head", compiles, said)
+    return Choice(engine, "compile = true" if compiles else "as for every draft head", compiles, said)
 
 
 def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
