@@ -17,7 +17,7 @@ from specctl.decoding.session import Session
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Advance, Progress
-from specctl.observing.prompt_answers import Answered, answer_each, prompt_writer
+from specctl.observing.prompt_answers import Answered, answer_each, answer_prompt, prompt_writer
 from specctl.observing.results import SignalBound, Skipped, gather
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
@@ -56,16 +56,16 @@ def collect_traces(
 
     Args:
         pair: with a draft.
-        profile: the pair's profile. Its policies run live, but the generated text does not depend on them (when
-            sampling, the distribution of the text does not).
+        profile: the pair's profile. Its policies run live, but the generated text does not depend on them; when
+            sampling, the distribution of the text does not.
         suite: the prompts.
         depth: the longest draft that shall be replayed on the traces.
         heads: names of the draft's heads, where there are more than the profile's own.
         output: the trace file, written as prompts finish; None to write none.
         progress: receives counts of prompts and of measurements.
         earlier: what the trace file contains, if it is continued.
-        replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here, where
-            nothing else runs then; None to trace them in this process.
+        replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here; None to
+            trace them in this process.
         batch: how many prompts are answered at once in this process.
         sizes: numbers of texts, from 2 on, whose rounds are priced too.
 
@@ -76,13 +76,16 @@ def collect_traces(
     """
     if sizes:
         require_batches(pair)
-    facts = gather(pair, profile, suite)
-    provenance = {name: getattr(facts, name) for name in PROVENANCE}
-    verification = verification_replayed(Sampling.measured(profile.sampling, pair), len(pair.drafts))
-    disco = [disco_predictors(named) for named in pair.named_predictors]
-    signals = sorted(readable(pair))
+    sampling = Sampling.measured(profile.sampling, pair)
+    facts, disco = gather(pair, profile, suite), [disco_predictors(named) for named in pair.named_predictors]
     header = TraceHeader(
-        depth, sorted(pair.eos), signals, provenance, list(heads), verification, disco if any(disco) else []
+        depth,
+        sorted(pair.eos),
+        sorted(readable(pair)),
+        {name: getattr(facts, name) for name in PROVENANCE},
+        list(heads),
+        verification_replayed(sampling, len(pair.drafts)),
+        disco if any(disco) else [],
     )
     traces = TraceSet(header)
     if output is not None and earlier is not None:
@@ -92,39 +95,39 @@ def collect_traces(
     overheads: list[list[float]] = []
     write = TRACES.writing(output, header)
     done = traces.records.keys() | traces.failures.keys()
+    left = sum(prompt.id not in done for prompt in suite.prompts)
     with ExitStack() as stack:
-        if replicas is not None and any(prompt.id not in done for prompt in suite.prompts):
+        if replicas is not None and left:
             started = stack.enter_context(replicas())
             advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
             records = _by_replicas(started, suite.prompts, done, advance)
         else:
-            left = sum(prompt.id not in done for prompt in suite.prompts)
             engine = _engine(pair, profile, answerer, batch, left, progress.say)
             advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
-            records = _traced_here(pair, engine, suite.prompts, done, depth, overheads, advance)
+            records = _here(pair, answer_each(engine, suite.prompts, done, advance), depth, overheads)
         for record in records:
             traces.add(record)
             write(record)
-    if traces.traces:
-        if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
-            first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
-            overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
-        with progress.counting("costs", PASSES * len(pair.drafts) + BATCH_PASSES * len(sizes)) as advance:
-            sets, sampling = _signal_sets(readable(pair)), Sampling.measured(profile.sampling, pair)
-            levels = _medians(overheads, len(pair.drafts))
-            costs = measure(pair, _contexts(traces.traces), depth, sets, sampling, levels, advance)
-            if sizes:
-                read = [signals for signals in sets if signals and signal_key(signals) in costs.signal_ms]
-                costs = replace(costs, batches=measure_batches(pair, sizes, costs, read, sampling, advance))
-        traces.add(costs)
-        write(costs)
+    if not traces.traces:
+        return traces
+    if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
+        first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
+        overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
+    with progress.counting("costs", PASSES * len(pair.drafts) + BATCH_PASSES * len(sizes)) as advance:
+        sets, levels = _signal_sets(readable(pair)), _medians(overheads, len(pair.drafts))
+        costs = measure(pair, _contexts(traces.traces), depth, sets, sampling, levels, advance)
+        if sizes:
+            read = [signals for signals in sets if signals and signal_key(signals) in costs.signal_ms]
+            costs = replace(costs, batches=measure_batches(pair, sizes, costs, read, sampling, advance))
+    traces.add(costs)
+    write(costs)
     return traces
 
 
 def _engine(
     pair: Pair, profile: Profile, alone: Answerer, batch: Batch, prompts: int, warn: Callable[[str], None]
 ) -> HereEngine:
-    """What answers in this process; ``alone`` where it is one prompt at a time."""
+    """Answers prompts in this process; ``alone`` does where it is one prompt at a time."""
     assert profile.draft is not None
     limit, settings = profile.sampling.max_new_tokens, [profile.draft.setting]
 
@@ -135,27 +138,20 @@ def _engine(
     return HereEngine.of(pair, writer, batch, prompts, limit, settings, warn)
 
 
-def _traced_here(
-    pair: Pair,
-    engine: TextEngine,
-    prompts: Sequence[SuitePrompt],
-    done: Container[str],
-    depth: int,
-    overheads: list[list[float]],
-    advance: Advance,
-    first: int = 0,
+def _here(
+    pair: Pair, found: Iterable[Answered | Skipped], depth: int, overheads: list[list[float]]
 ) -> Iterator[TracedPrompt | Skipped]:
-    """Trace the prompts that are not done; their rounds' ``overheads`` are added. ``first`` as in `answer_each`."""
-    for outcome in answer_each(engine, prompts, done, advance, first=first):
-        if isinstance(outcome, Answered):
-            overheads += map(_overheads, outcome.completions)
-        yield outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
+    """Trace answers; the ``overheads`` of their rounds are added."""
+    for one in found:
+        if isinstance(one, Answered):
+            overheads += map(_overheads, one.completions)
+        yield one if isinstance(one, Skipped) else _traced(pair, one, depth)
 
 
 def _by_replicas(
     replicas: TextEngine, prompts: Sequence[SuitePrompt], done: Container[str], advance: Advance
 ) -> Iterator[TracedPrompt | Skipped]:
-    """The same by replicas, in the order of the prompts."""
+    """What replicas trace, in the order of the prompts."""
     tasks = (
         (prompt, None if prompt.id in done else {"number": number, "prompt": prompt})
         for number, prompt in enumerate(prompts)
@@ -169,33 +165,28 @@ def _by_replicas(
 
 
 def replica_of(pair: Pair, profile: Profile, depth: int) -> Answer:
-    """What a replica does: a prompt becomes its trace, or the reason why it has none."""
+    """The work of a replica: it traces a prompt, or returns the reason why it cannot."""
     answerer = answerer_of(pair, profile)
-    engine = HereEngine(prompt_writer(lambda _: answerer))
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
-        generated = 0
-
-        def count(tokens: int = 0) -> None:
-            nonlocal generated
-            generated += tokens
-
-        (record,) = _traced_here(pair, engine, [question["prompt"]], (), depth, [], count, question["number"])
-        return {"record": record, "tokens": generated}
+        found = answer_prompt(answerer, question["prompt"], question["number"])
+        if isinstance(found, Skipped):
+            return {"record": found, "tokens": 0}
+        tokens = sum(len(completion.tokens) for completion in found.completions)
+        return {"record": _traced(pair, found, depth), "tokens": tokens}
 
     return answer
 
 
 def _require_same(old: TraceHeader, new: TraceHeader, path: Path) -> None:
-    """Raise UsageError if a trace is not of the same calibration, at whatever time it began."""
+    """Raise UsageError if a trace is not of the same calibration; the times when they began may differ."""
     created = old.provenance.get("created")
     if old != replace(new, provenance={**new.provenance, "created": created}):
         raise other_calibration(path)
 
 
 def answerer_of(pair: Pair, profile: Profile) -> Answerer:
-    """Answers with the profile's own policies. Stop strings are ignored: where a text ends early shows nothing about a
-    draft."""
+    """Answers with the profile's own policies, without stop strings."""
     assert profile.draft is not None
     session = Session(pair, build_drafter(pair, profile.draft.setting))
     settings = profile.sampling.model_copy(update={"stop": []})
@@ -219,20 +210,17 @@ def trace_answers(pair: Pair, answered: Answered, depth: int) -> list[Trace]:
     Raises:
         UsageError: the pair cannot be recorded.
     """
-    return [_trace(pair, answered, turn, depth) for turn in range(len(answered.completions))]
-
-
-def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:
-    completion, prompt, settings = answered.completions[turn], answered.prompt, answered.settings
-    limit = min(settings.max_new_tokens, pair.room(completion.prompt))
-    generator = torch.Generator(pair.target.device).manual_seed(completion.seed)
-    text = completion.prompt, completion.tokens
-    with torch.inference_mode():
-        draft = read_sequence(pair, *text, limit, depth, Sampling.measured(settings, pair), generator)
-    origin = prompt.id, prompt.category, turn, completion.prompt_tokens, limit
-    return Trace(
-        *origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3, prompt_ids=list(completion.prompt)
-    )
+    traces, settings, prompt = [], answered.settings, answered.prompt
+    for turn, done in enumerate(answered.completions):
+        limit = min(settings.max_new_tokens, pair.room(done.prompt))
+        generator = torch.Generator(pair.target.device).manual_seed(done.seed)
+        sampling = Sampling.measured(settings, pair)
+        with torch.inference_mode():
+            draft = read_sequence(pair, done.prompt, done.tokens, limit, depth, sampling, generator)
+        origin = prompt.id, prompt.category, turn, done.prompt_tokens, limit
+        prefill_ms = done.prefill_seconds * 1e3
+        traces.append(Trace(*origin, list(done.tokens), draft, prefill_ms, prompt_ids=list(done.prompt)))
+    return traces
 
 
 def _contexts(traces: Sequence[Trace]) -> list[int]:
@@ -243,7 +231,7 @@ def _contexts(traces: Sequence[Trace]) -> list[int]:
 
 
 def _signal_sets(known: frozenset[Signal]) -> list[frozenset[Signal]]:
-    """For each policy with default settings the signals that it reads, where all of these are known."""
+    """The signals that each policy reads by default, where all of them are known."""
     sets = dict.fromkeys(policy.signals_of({}) for policy in POLICIES.values())
     return [signals for signals in sets if signals <= known]
 
