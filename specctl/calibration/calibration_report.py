@@ -1,4 +1,4 @@
-"""Shows the outcome of a calibration: as a sentence, as tables, and as plain values."""
+"""Shows the outcome of a calibration: as tables, as plain values, and as figures."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,69 +20,18 @@ from specctl.reporting.style import (
     shorten,
     style,
 )
-from specctl.reporting.table import BLOCK, DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
+from specctl.reporting.table import BLOCK, DEFINITIONS, UNKNOWN, UP, Columns, Table
 from specctl.statistics import Interval, pareto
 
 if TYPE_CHECKING:
     from specctl.calibration.decision import Decision
 
 
-def by_size(found: Calibration, sizes: Sequence[Best]) -> Table:
-    """A row for one text and for each number of texts."""
-    alone = next(one for one in found.ranking if one.score.setting == NONE)
-    entries = [(1, found.winner, alone, found.ranked("constant"))]
-    for size in sizes:
-        constants = (one for one in size.ranking if one.score.setting.policy == "constant")
-        none = next(one for one in size.ranking if one.score.setting == NONE)
-        entries.append((size.rows, size.winner, none, next(constants, None)))
-    rows = tuple(
-        (
-            str(texts),
-            winner.score.setting.label,
-            f"{winner.score.tokens_per_second:.1f}",
-            *speedup_cells(winner.speedup),
-            f"{none.score.tokens_per_second:.1f}",
-            UNKNOWN if best is None else best.score.setting.label,
-            UNKNOWN if best is None else f"{best.score.tokens_per_second:.1f}",
-        )
-        for texts, winner, none, best in entries
-    )
-    replayed = ", ".join(f"{size.candidates} at {size.rows}" for size in sizes)
-    return Table(
-        "Best settings by texts at once",
-        (
-            "texts",
-            "policy",
-            f"tokens/s{UP}",
-            f"speedup{UP}",
-            "95% interval",
-            f"none, tokens/s{UP}",
-            "best constant",
-            f"its tokens/s{UP}",
-        ),
-        rows,
-        labels=2,
-        note="Of all texts together, predicted by replaying them so many at once with costs measured so. "
-        f"Replayed together: {replayed}.",
-    )
-
-
-def size_document(size: Best) -> dict[str, Any]:
-    """The numbers of one row with those of every policy, as plain values."""
-    return {
-        "texts": size.rows,
-        "chosen": size.winner.score.setting.table,
-        "candidates": size.candidates,
-        "share_of_resamples": round(size.choice.share, 4),
-        "ranking": [
-            {
-                "policy": one.score.setting.table,
-                "tokens_per_second": round(one.score.tokens_per_second, 2),
-                "speedup": plain_interval(one.speedup),
-            }
-            for one in size.ranking
-        ],
-    }
+SHOWN_NEAR = 5
+_SHOWN_VALUES = 16
+_BAR = 30
+KNOBS = ("threshold", "draft_length", "max_draft")
+"""The main setting of a policy is the first of these that it has."""
 
 
 def plain_interval(interval: Interval | None) -> dict[str, float | None] | None:
@@ -100,11 +49,10 @@ def speedup_cells(speedup: Interval | None) -> tuple[str, str]:
     return f"{speedup.value:.2f}", f"{bounds} ({speedup.doubt})" if speedup.doubt else bounds
 
 
-SHOWN_NEAR = 5
-_SHOWN_VALUES = 16
-_BAR = 30
-KNOBS = ("threshold", "draft_length", "max_draft")
-"""The main setting of a policy is the first of these that it has."""
+SPEEDUP: Columns[Ranked] = {
+    "speedup": lambda one: speedup_cells(one.speedup)[0],
+    "95% interval": lambda one: speedup_cells(one.speedup)[1],
+}
 
 
 def calibration_tables(decision: "Decision") -> list[Table]:
@@ -121,7 +69,7 @@ def calibration_tables(decision: "Decision") -> list[Table]:
 
 
 def warning_tables(found: Calibration) -> list[Table]:
-    """What a reader of a report has to know first; on a terminal these are warnings."""
+    """The warnings, which a reader of a report has to know first."""
     told = " ".join(f"{line[0].upper()}{line[1:]}." for line in found.warnings)
     return [Table("Before you trust these numbers", (), (), note=told)] if told else []
 
@@ -171,6 +119,24 @@ def as_document(decision: "Decision") -> dict[str, Any]:
     }
 
 
+def size_document(size: Best) -> dict[str, Any]:
+    """The numbers of one row with those of every policy, as plain values."""
+    return {
+        "texts": size.rows,
+        "chosen": size.winner.score.setting.table,
+        "candidates": size.candidates,
+        "share_of_resamples": round(size.choice.share, 4),
+        "ranking": [
+            {
+                "policy": one.score.setting.table,
+                "tokens_per_second": round(one.score.tokens_per_second, 2),
+                "speedup": plain_interval(one.speedup),
+            }
+            for one in size.ranking
+        ],
+    }
+
+
 _VERIFIED = {None: "", "token": ", draft tokens verified one by one", "block": ", drafts verified as blocks"}
 
 
@@ -194,73 +160,76 @@ def _passing(bound: Ranked, found: Calibration) -> Ranked | None:
 
 
 def _ranking(decision: "Decision") -> Table:
-    found = decision.found
+    found, oracle = decision.found, decision.found.oracle.score.tokens_per_second
     bounds = [found.oracle] if found.signal_bound is None else [found.signal_bound, found.oracle]
-    rows = tuple(_row(entry, found) for entry in [*found.ranking, *bounds])
-    told = "".join(f" {line}." for line in bounds_passed(found))
+    passed = "".join(f" {line}." for line in bounds_passed(found))
     where = "prompts that did not choose the settings" if found.held_out else "the prompts that chose the settings"
-    return Table(
+    columns: Columns[Ranked] = {
+        "policy": lambda one: _marked(one, found),
+        "tokens/s": lambda one: one.score.tokens_per_second,
+        **SPEEDUP,
+        "acceptance rate": lambda one: one.score.acceptance_rate,
+        "mean acceptance length": lambda one: one.score.mean_acceptance_length,
+        "verification rate": lambda one: one.score.verification_rate,
+        "discard rate": lambda one: one.score.discard_rate,
+        "of oracle": lambda one: f"{one.score.tokens_per_second / oracle:.0%}",
+    }
+    return Table.of(
         "Policies at their best settings",
-        (
-            "policy",
-            f"tokens/s{UP}",
-            f"speedup{UP}",
-            "95% interval",
-            f"acceptance rate{UP}",
-            f"mean acceptance length{UP}",
-            f"verification rate{DOWN}",
-            f"discard rate{DOWN}",
-            f"of oracle{UP}",
-        ),
-        rows,
+        columns,
+        [*found.ranking, *bounds],
         note=f"{DEFINITIONS} {decision.prompts_told}. Predicted on {len(found.reported_on)} {where}; "
         f"{found.candidates} settings were replayed on {len(found.chosen_on)}{_VERIFIED[found.verification]}. "
-        f"The chosen setting (*) was within the noise of the fastest in {found.choice.share:.0%} of resamples.{told}",
+        f"The chosen setting (*) was within the noise of the fastest in {found.choice.share:.0%} of resamples.{passed}",
     )
 
 
-def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
-    score = entry.score
-    chosen = score.setting == found.winner.score.setting
-    return (
-        score.setting.label + (" *" if chosen else "") + _no_bound(entry, found),
-        f"{score.tokens_per_second:.1f}",
-        *speedup_cells(entry.speedup),
-        percent(score.acceptance_rate),
-        f"{score.mean_acceptance_length:.2f}",
-        f"{score.verification_rate:.3f}",
-        f"{score.discard_rate:.3f}",
-        f"{score.tokens_per_second / found.oracle.score.tokens_per_second:.0%}",
-    )
-
-
-def _no_bound(entry: Ranked, found: Calibration) -> str:
+def _marked(entry: Ranked, found: Calibration) -> str:
     bound = entry is found.oracle or entry is found.signal_bound
-    return " (no bound here)" if bound and _passing(entry, found) is not None else ""
+    chosen = " *" if entry.score.setting == found.winner.score.setting else ""
+    failed = " (no bound here)" if bound and _passing(entry, found) is not None else ""
+    return f"{entry.score.setting.label}{chosen}{failed}"
 
 
 def _verified(measured: Sequence[Measured]) -> Table:
-    rows = tuple(
-        (
-            one.setting.label + (f", {one.rows} texts" if one.rows > 1 else ""),
-            number(one.predicted, 1),
-            f"{one.measured:.1f}",
-            UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
-            *speedup_cells(one.speedup),
-        )
-        for one in measured
-    )
-    return Table(
-        "Predicted against measured",
-        (
-            "policy",
-            f"predicted tokens/s{UP}",
-            f"measured tokens/s{UP}",
-            "off by",
-            f"measured speedup{UP}",
-            "95% interval",
-        ),
-        rows,
+    columns: Columns[Measured] = {
+        "policy": lambda one: one.setting.label + (f", {one.rows} texts" if one.rows > 1 else ""),
+        "predicted tokens/s": lambda one: one.predicted,
+        "measured tokens/s": lambda one: one.measured,
+        "off by": lambda one: None if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
+        "measured speedup": lambda one: speedup_cells(one.speedup)[0],
+        "95% interval": lambda one: speedup_cells(one.speedup)[1],
+    }
+    return Table.of("Predicted against measured", columns, measured)
+
+
+def by_size(found: Calibration, sizes: Sequence[Best]) -> Table:
+    """A row for one text and for each number of texts."""
+
+    def fastest(size: Best, policy: str) -> Score | None:
+        return next((one.score for one in size.ranking if one.score.setting.policy == policy), None)
+
+    def speed(score: Score | None) -> float | None:
+        return None if score is None else score.tokens_per_second
+
+    columns: Columns[Best] = {
+        "texts": lambda one: str(one.rows),
+        "policy": lambda one: one.winner.score.setting.label,
+        "tokens/s": lambda one: one.winner.score.tokens_per_second,
+        "speedup": lambda one: speedup_cells(one.winner.speedup)[0],
+        "95% interval": lambda one: speedup_cells(one.winner.speedup)[1],
+        "none, tokens/s": lambda one: speed(fastest(one, "none")),
+        "best constant": lambda one: None if (best := fastest(one, "constant")) is None else best.setting.label,
+        "its tokens/s": lambda one: speed(fastest(one, "constant")),
+    }
+    replayed = ", ".join(f"{size.candidates} at {size.rows}" for size in sizes)
+    return Table.of(
+        "Best settings by texts at once",
+        columns,
+        [found, *sizes],
+        labels=2,
+        note="Of all texts together, predicted by replaying them so many at once with costs measured so. "
+        f"Replayed together: {replayed}.",
     )
 
 
@@ -298,16 +267,18 @@ def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
 
 
 def _near(found: Calibration) -> Table:
-    near = found.choice.near
-    rows = tuple((score.setting.label, f"{score.tokens_per_second:.1f}") for score in near[:SHOWN_NEAR])
+    near, fastest = found.choice.near, found.choice.fastest
     hidden = len(near) - SHOWN_NEAR
     more = f"; {hidden} more {'is' if hidden == 1 else 'are'} within the noise" if hidden > 0 else ""
-    return Table(
+    columns: Columns[Score] = {
+        "policy": lambda one: one.setting.label,
+        "tokens/s": lambda one: one.tokens_per_second,
+    }
+    return Table.of(
         "Within the noise of the fastest",
-        ("policy", f"tokens/s{UP}"),
-        rows,
-        note=f"Fastest: {found.choice.fastest.setting.label}, {found.choice.fastest.tokens_per_second:.1f} "
-        f"tokens/s{more}.",
+        columns,
+        near[:SHOWN_NEAR],
+        note=f"Fastest: {fastest.setting.label}, {fastest.tokens_per_second:.1f} tokens/s{more}.",
     )
 
 

@@ -16,7 +16,7 @@ from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
 from specctl.reporting.placing import Placed, level, listed, times
-from specctl.reporting.table import UNKNOWN, UP, Table
+from specctl.reporting.table import Columns, Table
 from specctl.statistics import Interval
 
 
@@ -157,29 +157,16 @@ def run_live(
 
 def standings_table(standings: Sequence[Standing]) -> Table:
     """The entrants beside each other."""
-    live = any(one.measured is not None for one in standings)
-    rows = tuple(
-        (
-            one.entrant.name,
-            one.entrant.setting.label,
-            f"{one.entrant.ranked.score.tokens_per_second:.1f}",
-            UNKNOWN if one.measured is None else f"{one.measured:.1f}",
-            *speedup_cells(one.speedup),
-        )
-        for one in standings
-    )
-    return Table(
-        "Side by side",
-        (
-            "profile",
-            "policy",
-            f"predicted tokens/s{UP}",
-            f"measured tokens/s{UP}",
-            f"{'measured' if live else 'predicted'} speedup{UP}",
-            "95% interval",
-        ),
-        rows,
-    )
+    how = "measured" if any(one.measured is not None for one in standings) else "predicted"
+    columns: Columns[Standing] = {
+        "profile": lambda one: one.entrant.name,
+        "policy": lambda one: one.entrant.setting.label,
+        "predicted tokens/s": lambda one: one.entrant.ranked.score.tokens_per_second,
+        "measured tokens/s": lambda one: one.measured,
+        f"{how} speedup": lambda one: speedup_cells(one.speedup)[0],
+        "95% interval": lambda one: speedup_cells(one.speedup)[1],
+    }
+    return Table.of("Side by side", columns, standings)
 
 
 def verdict_of(standings: Sequence[Standing]) -> str:

@@ -83,8 +83,11 @@ COLUMNS = {
             "fact; in A; in B; signal; acceptance; tokens; verdict; draft entropy (nats); bound or estimate; head",
         ),
         ("", str, "accepted; best signal; draft length; accepted length; nodes"),
+        ("", str, "texts; profile; 95% interval; off by; best constant"),
+        (UP, str, "of oracle; measured speedup; predicted speedup"),
         (DOWN, str, "differ; failed; texts differ"),
         # speeds and times
+        (UP, fixed(1), "none, tokens/s; its tokens/s"),
         (UP, fixed(1), "tokens/s; A tokens/s; B tokens/s; measured tokens/s; predicted tokens/s; simulated tokens/s"),
         (UP, fixed(2), "requests/s; tokens/step; simulated speedup"),
         (DOWN, fixed(1), "first token ms"),
