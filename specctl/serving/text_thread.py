@@ -240,6 +240,7 @@ class TextThread:
     ) -> None:
         self._engine, self.texts, self._most, self._tell, self._affinity = engine, texts, most_waiting, tell, affinity
         self._dispatcher: Dispatcher[Ticket] = Dispatcher(engine, None if affinity is None else affinity.choose)
+        self._unwanted = deque[Ticket]()  # whose texts are to be ended
         self._lock = threading.Lock()  # of the two that follow
         self._line: deque[Ticket] = deque()
         self._closing = False
@@ -296,6 +297,7 @@ class TextThread:
             if ticket in self._line:
                 self._line.remove(ticket)
                 return
+        self._unwanted.append(ticket)
         self._engine.wake()
 
     def close(self) -> None:
@@ -309,6 +311,7 @@ class TextThread:
         written = self._dispatcher.begun
         for ticket in written:
             ticket.cancelled = True
+            self._unwanted.append(ticket)
         self._tell([(ticket, ClosedError(CLOSING)) for ticket in written])
         self._engine.wake()
 
@@ -326,9 +329,10 @@ class TextThread:
         happened: list[tuple[Ticket, Event]] = []
         try:
             while True:
-                for ticket in [ticket for ticket in self._dispatcher.begun if ticket.cancelled]:
-                    self._dispatcher.cancel(ticket)
-                self._take()
+                while self._unwanted:
+                    self._dispatcher.cancel(self._unwanted.popleft())
+                if self._line:
+                    self._take()
                 if self._closing and not self._dispatcher.begun:
                     return
                 happened = []
@@ -354,6 +358,15 @@ class TextThread:
 
     def _events(self, ticket: Ticket, event: Part | Restarted | Answered | GivenUp) -> Told:
         """What is reported of an event, if anything."""
+        if isinstance(event, Part):
+            if ticket.cancelled:
+                return []
+            new = ticket.wrote(event.value)
+            if isinstance(new, RecordError):
+                ticket.cancelled = True
+                self._unwanted.append(ticket)
+                return [(ticket, new)]
+            return [(ticket, new)] if new.tokens else []
         if isinstance(event, Restarted):
             ticket.restart(lost=event.lost)
             if event.lost and self._affinity is not None:
@@ -366,10 +379,4 @@ class TextThread:
             return []
         if isinstance(event, Answered):
             return [(ticket, event.answer)]
-        if isinstance(event, GivenUp):
-            return [(ticket, RecordError("worker_died", f"no worker survived this text; {event.why}"))]
-        new = ticket.wrote(event.value)
-        if isinstance(new, RecordError):
-            ticket.cancelled = True
-            return [(ticket, new)]
-        return [(ticket, new)] if new.tokens else []
+        return [(ticket, RecordError("worker_died", f"no worker survived this text; {event.why}"))]

@@ -80,6 +80,11 @@ class Rows:
         """Those whose texts are being written."""
         return [place for place, _ in self._asked.values()]
 
+    @property
+    def busy(self) -> bool:
+        """Whether any text is being written."""
+        return bool(self._asked)
+
     def idle(self) -> list[int]:
         """Rows that can take a text now."""
         free = [row for row in self._rested if row not in self._asked]
@@ -206,12 +211,11 @@ class HereEngine:
         return cls(None, Rows.over(pair, passes, lambda row, _: writer(row), warn, kept=kept))
 
     def free(self) -> list[int]:
-        taken = {
-            *self._preparing,
-            *self._waiting,
-            *self._in_rows,
-            *(() if self._playing is None else self._playing[:1]),
-        }
+        taken = {*self._preparing, *self._waiting}
+        if self._playing is not None:
+            taken.add(self._playing[0])
+        if self._rows is not None:
+            taken.update(self._rows.places)
         if self._make is None and self._rows is not None:
             room = (
                 len(self._rows.idle()) - len(self._preparing) - len(self._waiting)
@@ -245,9 +249,11 @@ class HereEngine:
 
     def step(self, seconds: float | None = None) -> list[Event]:
         """As in `TextEngine`; plays a round of the text that is alone, and one of the rows or, without it, a pass."""
-        happened = self._take_prepared()
-        self._begin()
-        if not happened and self._playing is None and not self._in_rows:
+        happened = self._take_prepared() if self._preparing else []
+        if self._waiting:
+            self._begin()
+        rows = self._rows if self._rows is not None and self._rows.busy else None
+        if not happened and self._playing is None and rows is None:
             self._woken.wait(seconds)
             self._woken.clear()
             return []
@@ -255,11 +261,11 @@ class HereEngine:
         if self._playing is not None:
             passes = ROUND
             happened += self._play_on(*self._playing)
-        if self._rows is not None:
-            before = self._rows.rounds
-            while passes and self._rows.places and self._rows.rounds == before:
+        if rows is not None:
+            before = rows.rounds
+            while passes and rows.busy and rows.rounds == before:
                 passes -= 1
-                happened += self._rows.advance()
+                happened += rows.advance()
         return happened
 
     def wake(self) -> None:
@@ -278,15 +284,10 @@ class HereEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _in_rows(self) -> list[int]:
-        """Places whose texts are written in rows."""
-        return [] if self._rows is None else self._rows.places
-
     def _take_prepared(self) -> list[Event]:
         """Let questions wait for a place that are prepared; answer those that could not be."""
         happened: list[Event] = []
-        for place, (question, preparing) in [*self._preparing.items()] if self._preparing else ():
+        for place, (question, preparing) in [*self._preparing.items()]:
             if preparing.done():
                 del self._preparing[place]
                 try:
@@ -302,7 +303,7 @@ class HereEngine:
             self._tried = len(self._waiting)
             self._rows = self._make(self._tried)
         while self._waiting:
-            nothing_else = self._playing is None and not self._in_rows
+            nothing_else = self._playing is None and not (self._rows is not None and self._rows.busy)
             if self._alone is not None and nothing_else and (len(self._waiting) == 1 or self._rows is None):
                 place = next(iter(self._waiting))
                 self._playing = place, self._alone(self._waiting.pop(place))
