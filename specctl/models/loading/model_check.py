@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.loading.contents import model_hash
-from specctl.models.onnx.store import cache_folder, key_of_files
+from specctl.models.onnx.store import cache_folder, key_of_files, write_small
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
@@ -76,8 +75,8 @@ def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary:
     known = _MADE.get(network.model) or _read(path)
     if known is None:
         known, lasting = _made(network, vocabulary)
-        if lasting:
-            _write(path, known)
+        if lasting and path is not None:
+            write_small(path, json.dumps({"schema_version": SCHEMA_VERSION, **asdict(known)}))
     _MADE[network.model] = known
     known.require(network.name, drafts=drafts)
     if known.no_buffers is not None:
@@ -146,17 +145,3 @@ def _read(path: Path | None) -> ModelCheck | None:
         ):
             return ModelCheck(**found)
     return None
-
-
-def _write(path: Path | None, made: ModelCheck) -> None:
-    """Store it, as a whole; where that fails, the check is made again."""
-    if path is None:
-        return
-    part = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(made)}), encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
