@@ -1,4 +1,4 @@
-"""The onnxruntime runner for a model, or the reason why it has none."""
+"""Whether and how onnxruntime runs a model."""
 
 import gc
 import shutil
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NEEDS = ("onnxruntime", "onnxscript")
 """Distributions to install for this engine; onnxscript brings onnx."""
 LONGEST = 1 << 17
-"""The most places for which the angles of positions are tabulated."""
+"""The most positions whose angles are tabulated."""
 
 
 class Unable(Exception):  # noqa: N818 - it is a finding
@@ -59,8 +59,18 @@ class Unable(Exception):  # noqa: N818 - it is a finding
 
 def require_onnxruntime() -> None:
     """Raise a ModelError if onnxruntime is not installed."""
-    if find_spec("onnxruntime") is None:
-        raise ModelError('engine = "onnx" needs onnxruntime, which is not installed.', f"Run `{pip_install(*NEEDS)}`.")
+    _require("onnxruntime")
+
+
+def require_exporter() -> None:
+    """Raise a ModelError if a package that exports models is not installed."""
+    _require("onnx")
+    _require("onnxscript")
+
+
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', f"Run `{pip_install(*NEEDS)}`.")
 
 
 def build_onnx_runner(
@@ -74,14 +84,14 @@ def build_onnx_runner(
     keeps: bool = True,
     files: str | None = None,
 ) -> Slot | None:
-    """The runner of a model's graph, which is made and kept if it is not there.
+    """Open a model's graph, which is made and stored if it is not there.
 
     Args:
         model: in eval mode, not quantised.
         vocabulary: the pair's shared vocabulary.
         name: the model's, in messages.
-        settings: of the other engines, and whom to tell.
-        quantize: of `quantization.BITS`, or None.
+        settings: of the other engines, with the callbacks for notices.
+        quantize: of `rewriting.BITS`, or None.
         key: of `key_of`; None if it is not known yet.
         keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
         files: as in `key_of`.
@@ -90,14 +100,41 @@ def build_onnx_runner(
         None after a notice with the reason, where torch has to run the model.
 
     Raises:
-        ModelError: onnxruntime, or what exports models for it, is not installed.
+        ModelError: onnxruntime, or a package that exports models for it, is not installed.
     """
     require_onnxruntime()
+    from specctl.models.onnx.passes import Opening
+    from specctl.models.passes.trimmed_output import vocabulary_of
+
+    context = context_length(model) or LONGEST
+    no_trees = tree_graph_obstacle(model, quantize) if settings.trees else CHAINS
+    trees = no_trees is None
+    device, ids = next(model.parameters()).device, vocabulary_of(model)
+    opening = Opening(device, vocabulary, context, quantize, no_trees, ids)
+
+    def write(path: Path) -> None:
+        # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
+        places = context + (WIDEST if trees else 0) + opening.narrowest - 1
+        _write(model, places if context <= LONGEST else 0, quantize, path, trees)
+        gc.collect()  # what the exporter leaves refers to itself
+        _require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
+
     try:
-        return _built(model, vocabulary, name, settings, quantize, key, keeps, files)
-    except Unable as why:
-        settings.notice(f"{name} runs on torch: {why}")
+        if why := obstacle(model):
+            raise Unable(why)
+        key = key or key_of(model, quantize, trees=trees, files=files)
+        path, seconds = graph_path(key, name, settings, write)
+    except Unable as reason:
+        settings.notice(f"{name} runs on torch: {reason}")
         return None
+    if not keeps:  # before onnxruntime reads its own
+        release(model)
+    numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
+    passes = opening.fastest(path, weight_bytes(model), numbers, seconds)
+    store = Store(cache_folder())
+    if files is not None and known_by_files(model) and path.parent.parent == store.folder:
+        passes.facts = store.facts(key)
+    return Slot(passes)
 
 
 def release(model: "PreTrainedModel") -> None:
@@ -106,11 +143,11 @@ def release(model: "PreTrainedModel") -> None:
 
 
 def obstacle(model: "PreTrainedModel", where: Where | None = None) -> str | None:
-    """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does.
+    """Why a model cannot be exported by its configuration, as the end of a sentence; None if it can.
 
     Args:
         model: loaded, or its skeleton.
-        where: its weights are or will be; None for where those of a loaded model are.
+        where: its weights are or will be; None for those of a loaded model.
     """
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -154,72 +191,40 @@ def reads_trees(model: "PreTrainedModel", settings: EngineSettings) -> bool:
     return settings.trees and tree_graph_obstacle(model) is None
 
 
-def _built(
-    model: "PreTrainedModel",
-    vocabulary: int,
-    name: str,
-    settings: EngineSettings,
-    quantize: str | None,
-    key: str | None,
-    keeps: bool,
-    files: str | None,
-) -> Slot:
-    if why := obstacle(model):
-        raise Unable(why)
-    from specctl.models.onnx.passes import Opening
-    from specctl.models.passes.trimmed_output import vocabulary_of
-
-    context = context_length(model) or LONGEST
-    began = perf_counter()
-    made = False
-    no_trees = tree_graph_obstacle(model, quantize) if settings.trees else CHAINS
-    trees = no_trees is None
-    ids = vocabulary_of(model)
-    opening = Opening(next(model.parameters()).device, vocabulary, context, quantize, no_trees, ids)
-
-    def write(path: Path) -> None:
-        nonlocal made
-        made = True
-        settings.progress(f"preparing {name} for onnxruntime, once")
-        # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
-        _write(model, context, context + (WIDEST if trees else 0) + opening.narrowest - 1, quantize, path, trees)
-        gc.collect()  # what the exporter leaves refers to itself
-        _require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
-
-    key = key or key_of(model, quantize, trees=trees, files=files)
-    path = graph_path(key, name, settings, write)
-    if not keeps:  # before onnxruntime reads its own
-        release(model)
-    seconds = perf_counter() - began if made else None
-    numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
-    passes = opening.fastest(path, weight_bytes(model), numbers, seconds)
-    store = Store(cache_folder())
-    if files is not None and known_by_files(model) and path.parent.parent == store.folder:
-        passes.facts = store.facts(key)
-    return Slot(passes)
-
-
-def graph_path(key: str, name: str, settings: EngineSettings, write: Callable[[Path], None]) -> Path:
-    """A graph of the store, made if it is not there; one that ends with this process, if it cannot be kept.
+def graph_path(
+    key: str, name: str, settings: EngineSettings, write: Callable[[Path], None]
+) -> tuple[Path, float | None]:
+    """A graph of the store, made if it is not there; where it cannot be stored, in a folder that this process removes.
 
     Args:
         key: its name in the store.
         name: the model's, in messages.
-        settings: whom to tell.
+        settings: with the callbacks for notices.
         write: as in `Store.put`.
+
+    Returns:
+        Its path, and the seconds that it took to make it; None if it was there.
 
     Raises:
         Unable: there is no room for it, or ``write`` raised that, now or in an earlier run of the same versions.
     """
     store = Store(cache_folder())
+    seconds: float | None = None
 
-    def kept() -> Path:
+    def make(path: Path) -> None:
+        nonlocal seconds
+        settings.progress(f"preparing {name} for onnxruntime, once")
+        began = perf_counter()
+        write(path)
+        seconds = perf_counter() - began
+
+    def stored() -> Path:
         if (found := store.find(key)) is not None:
             return found
         if (why := store.refusal(key)) is not None:
             raise Unable(why)
         try:
-            return store.put(key, write)
+            return store.put(key, make)
         except Unable as unable:
             if unable.lasting:
                 store.refuse(key, str(unable))
@@ -227,27 +232,18 @@ def graph_path(key: str, name: str, settings: EngineSettings, write: Callable[[P
 
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
-            return kept()
+            return stored(), seconds
     except OSError as error:
         settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
-        return _unkept(key, write)
-
-
-def _unkept(key: str, write: Callable[[Path], None]) -> Path:
-    """A graph in a folder that ends with this process."""
     try:
-        return temporary_store().put(key, write)
+        return temporary_store().put(key, make), seconds
     except OSError as error:
         raise Unable(f"there is no room for its graph in {gettempdir()} either ({error.strerror or error})") from error
 
 
-def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | None, path: Path, trees: bool) -> None:
-    """Export a model to a file, with its weights in another one beside it; it knows the angles of so many places."""
-    for package in ("onnx", "onnxscript"):
-        if find_spec(package) is None:
-            raise ModelError(
-                f'engine = "onnx" needs {package}, which is not installed.', f"Run `{pip_install(*NEEDS)}`."
-            )
+def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Path, trees: bool) -> None:
+    """Export a model to a file, its weights to another one; with tables of the angles of ``places``, unless it is 0."""
+    require_exporter()
     import onnx_ir as ir
 
     from specctl.models.onnx.export import CannotExport, exported
@@ -258,10 +254,23 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
         graph = exported(model, trees=trees)
     except CannotExport as why:
         raise Unable(str(why)) from why
-    fuse(graph, lambda value: position_table(graph, value, places) if context <= LONGEST else None)
+    fuse(graph, lambda value: position_table(graph, value, places) if places else None)
     if quantize is not None and not round_weights(graph, BITS[quantize]):
         raise Unable(f"none of its products has weights that {quantize} rounds")
     ir.save(graph, path, external_data="weights.bin")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, cut to 200 characters; its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
+def require_close(found: float, most: float) -> None:
+    """Raise `Unable` if a graph's logits differ from its model's by more than rounding explains."""
+    if found > most:
+        raise Unable(
+            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
+        )
 
 
 def _require_equal(
@@ -288,12 +297,9 @@ def _require_equal(
     except Exception as error:
         if not (isinstance(error, RuntimeError) or of_onnxruntime(error)):
             raise
-        why = f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})"
+        why = f"onnxruntime cannot run its graph ({first_line(error)})"
         raise Unable(why, lasting=not out_of_memory(error)) from error
-    if found > (most := limit(quantize, model.dtype)):
-        raise Unable(
-            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
-        )
+    require_close(found, limit(quantize, model.dtype))
     if widths > (most := ROUNDING[model.dtype]):
         raise Unable(
             "what onnxruntime computes for a token depends on how many are read with it: it differs by "
@@ -306,7 +312,7 @@ LONG_RUN = 2_000
 
 
 def may_be_faster(model: "PreTrainedModel", where: Where) -> bool:
-    """Whether onnxruntime may be tried for a model that nobody asked it for: it is installed, and able to run it.
+    """Whether onnxruntime may be tried unasked: it is installed, and able to run the model on the CPU.
 
     Args:
         model: loaded, or its skeleton.
@@ -341,18 +347,18 @@ def automatic_runner(
     settings: EngineSettings,
     files: Callable[[], str | None] = lambda: None,
 ) -> Slot | None:
-    """The runner of a model's graph, if onnxruntime is installed, able and faster than torch's eager passes.
+    """Open a model's graph if onnxruntime is installed, able and faster than torch's eager passes.
 
-    A graph is made only for a long run, and where memory and disk have room for it, or a notice says that they have
-    not; one that is there is used in short runs too. What a small round takes with either engine is measured once for
-    each machine and number of threads, and kept with the graph.
+    A graph is made only for a long run, and only where memory and disk have room for it; else a notice says so. A
+    stored one is used in short runs too. The time of a small round with either engine is measured once for each machine
+    and number of threads, and stored with the graph.
 
     Args:
         model: in eval mode.
         vocabulary: the pair's shared vocabulary.
         name: the model's, in messages.
-        settings: how long the run is, and whom to tell.
-        files: gives what `key_of` is told of the model's files, which may take reading all of them.
+        settings: the length of the run, and the callbacks for notices.
+        files: returns the hash of the model's files for `key_of`, for which all of them may be read.
 
     Returns:
         None where torch is to run the model.

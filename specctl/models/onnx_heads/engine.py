@@ -1,18 +1,24 @@
-"""The onnxruntime runner for a draft head, or the reason why it has none."""
+"""Whether and how onnxruntime runs a draft head."""
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from specctl.errors import ModelError, out_of_memory, pip_install
+from specctl.errors import out_of_memory
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.onnx.engine import LONG_RUN, LONGEST, NEEDS, Unable, graph_path
+from specctl.models.onnx.engine import (
+    LONG_RUN,
+    LONGEST,
+    Unable,
+    first_line,
+    graph_path,
+    require_close,
+    require_exporter,
+)
 from specctl.models.onnx.passes import ONE_THREAD
 from specctl.models.onnx.store import Store, cache_folder, key_of_head
 from specctl.models.onnx_heads.runners import (
@@ -40,51 +46,46 @@ def build_onnx_head(
     vocabulary: int,
     name: str,
     settings: EngineSettings,
-    reference: "Callable[[], Slot]",
+    reference: Callable[[], Slot],
     threads: int,
 ) -> Slot | None:
-    """The runner of a draft head's graphs, which are made and kept if they are not there.
+    """Open a draft head's graphs, which are made and stored if they are not there.
 
-    Where nobody asked for onnxruntime they are made for a long run only, as those of models are.
+    Where onnxruntime was not asked for they are made for a long run only, as those of models are.
 
     Args:
         head: in eval mode, on its device.
         vocabulary: the pair's shared vocabulary.
         name: the head's, in messages.
-        settings: whom to tell, and how long the run is.
-        reference: gives a runner of the head's torch network, which the graphs are compared with.
+        settings: the length of the run, and the callbacks for notices.
+        reference: returns a slot of the head's torch network, which the graphs are compared with.
         threads: of its passes; a small head has one all the same.
 
     Returns:
         None where torch has to run the head, after a notice with the reason.
 
     Raises:
-        ModelError: what exports networks for onnxruntime is not installed.
+        ModelError: a package that exports networks for onnxruntime is not installed.
     """
+
+    def write(path: Path) -> None:
+        _write(head, path.parent)
+        _require_equal(head, path.parent, reference(), vocabulary)
+
+    weight = next(head.parameters())
+    threads = 1 if weight_bytes(head) <= ONE_THREAD else threads
     try:
-        weight = next(head.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             dtype = str(weight.dtype).removeprefix("torch.")
             raise Unable(
                 f"onnxruntime runs draft heads in float32 on a CPU, and it is in {dtype} on {weight.device.type}"
             )
-        threads = 1 if weight_bytes(head) <= ONE_THREAD else threads
-        key, began = key_of_head(head, head.borrowed), perf_counter()
+        key = key_of_head(head, head.borrowed)
         wanted = settings.engine == "onnx" or settings.expected_tokens >= LONG_RUN
         if not wanted and Store(cache_folder()).find(key) is None:
             return None
-        made = False
-
-        def write(path: Path) -> None:
-            nonlocal made
-            made = True
-            settings.progress(f"preparing {name} for onnxruntime, once")
-            _write(head, path.parent)
-            _require_equal(head, path.parent, reference(), vocabulary)
-
-        path = graph_path(key, name, settings, write)
-        graphs = HeadGraphs(path.parent, threads, perf_counter() - began if made else None)
-        return _opened(head, graphs, vocabulary)
+        path, seconds = graph_path(key, name, settings, write)
+        return _opened(head, HeadGraphs(path.parent, threads, seconds), vocabulary)
     except Unable as why:
         settings.notice(f"{name} runs on torch: {why}")
         return None
@@ -98,11 +99,7 @@ def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) ->
 
 def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     """Export a head's graphs to files, each with its weights in another one beside it."""
-    for package in ("onnx", "onnxscript"):
-        if find_spec(package) is None:
-            raise ModelError(
-                f'engine = "onnx" needs {package}, which is not installed.', f"Run `{pip_install(*NEEDS)}`."
-            )
+    require_exporter()
     import onnx_ir as ir
 
     from specctl.models.onnx.export import CannotExport
@@ -122,7 +119,7 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # whatever its modules stumble over, torch can still run them
-        what = f"it cannot be exported ({type(error).__name__}: {_first_line(error)})"
+        what = f"it cannot be exported ({type(error).__name__}: {first_line(error)})"
         raise Unable(what, lasting=not out_of_memory(error)) from error
 
 
@@ -153,21 +150,14 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
     return found
 
 
-def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: "Slot", vocabulary: int) -> None:
+def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: Slot, vocabulary: int) -> None:
     """Raise `Unable` unless a head's graphs compute what its network computes."""
     try:
         found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
     except Exception as error:  # whatever onnxruntime raises, torch can still run the head
-        why = f"onnxruntime cannot run its graphs ({_first_line(error)})"
+        why = f"onnxruntime cannot run its graphs ({first_line(error)})"
         raise Unable(why, lasting=not out_of_memory(error)) from error
-    if found > (most := ROUNDING[torch.float32]):
-        raise Unable(
-            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    require_close(found, ROUNDING[torch.float32])
 
 
 ROUNDS = ((24, 3, 1), (4, 5, 2), (1, 2, 0), (7, 3, 6), (2, 4, 1))

@@ -95,7 +95,7 @@ def test_no_size_decides_but_the_measurement(
     cache: Path, monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel, size: int
 ) -> None:
     """Whatever it weighs, as long as there is room for its graph."""
-    monkeypatch.setattr("specctl.models.running.engines.weight_bytes", lambda _: size)
+    monkeypatch.setattr("specctl.models.passes.weights.weight_bytes", lambda _: size)
     monkeypatch.setattr(engine, "no_room", lambda *_: None)
     timed(2.0, 1.0)
     assert chosen(model, LONG_RUN) == "onnx"
