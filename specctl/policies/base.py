@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, ru
 from specctl.records import DraftStep, Round
 
 if TYPE_CHECKING:
-    from specctl.policies.joint_cost_optimal import Joint
+    from specctl.policies.cost_optimal import JointCostOptimal
 
 Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob", "agreement"]
 """A field of `DraftStep` that a policy may read."""
@@ -115,7 +115,7 @@ class Rule(ABC):
     def rested(self, rounds: int) -> None:  # noqa: B027 - most policies never rest
         """So many rounds went by as `rests` said."""
 
-    def joint(self) -> "Joint | None":
+    def joint(self) -> "JointCostOptimal | None":
         """What decides for all texts of a batch together; None for a policy that has a copy for each of them."""
         return None
 
@@ -137,6 +137,11 @@ class Resting(Protocol):
 def rests(policy: StoppingPolicy) -> int:
     """`Rule.rests`; 0 of policies without it."""
     return policy.rests() if isinstance(policy, Rule | Resting) else 0
+
+
+def joint_of(policy: StoppingPolicy) -> "JointCostOptimal | None":
+    """`Rule.joint`; None for policies without it."""
+    return policy.joint() if isinstance(policy, Rule) else None
 
 
 def read(signal: float | None) -> float:

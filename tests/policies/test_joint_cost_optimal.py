@@ -9,7 +9,7 @@ import pytest
 
 from specctl.batching.hub import Decisions, Hub
 from specctl.policies import NONE, Setting
-from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.cost_optimal import CROWDED, CostOptimal, CostOptimalRow, JointCostOptimal
 from specctl.policies.draft_account import (
     EVERY,
     FIRST_DRAFTS,
@@ -19,7 +19,6 @@ from specctl.policies.draft_account import (
     DraftAccount,
     DraftAllowance,
 )
-from specctl.policies.joint_cost_optimal import CROWDED, CostOptimalRow, JointCostOptimal
 from specctl.policies.round_times import RoundTimes
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.costs import CostTable

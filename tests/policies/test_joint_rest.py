@@ -2,8 +2,8 @@
 
 import pytest
 
+from specctl.policies.cost_optimal import JointRest
 from specctl.policies.draft_account import DraftAccount, DraftAllowance
-from specctl.policies.joint_cost_optimal import JointRest
 from specctl.policies.round_times import RoundTimes
 
 
@@ -13,9 +13,9 @@ def allowance() -> DraftAllowance:
 
 
 @pytest.fixture
-def rest(allowance: DraftAllowance) -> "JointRest[str]":
+def rest(allowance: DraftAllowance) -> "JointRest":
     """Of three rows."""
-    found: JointRest[str] = JointRest(allowance)
+    found: JointRest = JointRest(allowance)
     assert not found
     assert found.begin("a") == 0, "nothing was offered"
     found.offer("abc")
@@ -24,19 +24,19 @@ def rest(allowance: DraftAllowance) -> "JointRest[str]":
     return found
 
 
-def test_a_rest_is_told_of_once(allowance: DraftAllowance, rest: "JointRest[str]") -> None:
+def test_a_rest_is_told_of_once(allowance: DraftAllowance, rest: "JointRest") -> None:
     for row in "abc":
         rest.end(row, 7)
     assert (allowance.asleep, allowance.idle, bool(rest)) == (0, 7, False)
     assert [rest.begin(row) for row in "abc"] == [0] * 3, "it was offered for one round"
 
 
-def test_whoever_ends_at_the_end_ends_it_for_all(rest: "JointRest[str]") -> None:
+def test_whoever_ends_at_the_end_ends_it_for_all(rest: "JointRest") -> None:
     rest.end("a", 7)
     assert not rest
 
 
-def test_texts_that_end_before_leave_the_others_at_rest(allowance: DraftAllowance, rest: "JointRest[str]") -> None:
+def test_texts_that_end_before_leave_the_others_at_rest(allowance: DraftAllowance, rest: "JointRest") -> None:
     rest.end("a", 4)
     rest.end("b", 2)
     rest.end("a", 5)
@@ -45,7 +45,7 @@ def test_texts_that_end_before_leave_the_others_at_rest(allowance: DraftAllowanc
     assert (allowance.asleep, allowance.idle, bool(rest)) == (0, 7, False)
 
 
-def test_the_next_rest_is_counted_anew(allowance: DraftAllowance, rest: "JointRest[str]") -> None:
+def test_the_next_rest_is_counted_anew(allowance: DraftAllowance, rest: "JointRest") -> None:
     for row in "abc":
         rest.end(row, 3)
     rest.offer("ab")
@@ -55,7 +55,7 @@ def test_the_next_rest_is_counted_anew(allowance: DraftAllowance, rest: "JointRe
 
 
 def test_a_row_in_which_another_text_begins_rests_no_more_and_may_not(
-    allowance: DraftAllowance, rest: "JointRest[str]"
+    allowance: DraftAllowance, rest: "JointRest"
 ) -> None:
     for row in "abc":
         rest.leave(row)

@@ -7,7 +7,8 @@ from typing import TypeVar, cast
 from greenlet import getcurrent, greenlet
 
 from specctl.policies import Setting, StoppingPolicy
-from specctl.policies.joint_cost_optimal import JointRow, joint_of
+from specctl.policies.base import joint_of
+from specctl.policies.cost_optimal import CostOptimalRow
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 Answer = TypeVar("Answer")
@@ -102,7 +103,7 @@ class BatchDrafts:
         for gone in [name for name in self._requests if name not in live]:
             policy = self._requests.pop(gone).policy
             if self._joint is not None:
-                cast(JointRow, policy).forget()
+                cast(CostOptimalRow, policy).forget()
             self._idle.append(policy)
         known = [
             (request, verdict)
@@ -195,7 +196,7 @@ class BatchDrafts:
         return found
 
 
-def _ask(row: JointRow) -> int:
+def _ask(row: CostOptimalRow) -> int:
     """Hand a joint policy's row to `BatchDrafts._asked`, and wait there for the answer to it."""
     answer: int = getcurrent().parent.switch(row)
     return answer
