@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[Table]:
-    """All tables that the analysis can fill, in reading order.
-
-    Args:
-        analysis: the numbers.
-        greedy: whether decoding was greedy; None for traces, which do not record it.
-    """
+    """All tables that the analysis can fill, in reading order."""
     theory = analysis.theory
     found = [_predictors(analysis, traced=greedy is None)]
     if analysis.verdicts:

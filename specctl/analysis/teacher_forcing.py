@@ -37,13 +37,6 @@ def read_prompts(
 ) -> tuple[Readings | None, dict[str, str]]:
     """Answer every prompt with the target and read each answer with both models.
 
-    Args:
-        pair: with a draft model; of a draft head see `specctl.analysis.teacher_forcing`.
-        prompts: to answer.
-        settings: the sampling table in force.
-        prompt_format: how prompts become ids.
-        advance: called after each prompt.
-
     Returns:
         The readings of all tokens that the draft's context has room for, None where there are none; and by id why a
             prompt could not be answered.
@@ -183,13 +176,6 @@ def read_rounds(
     advance: Advance = ignored,
 ) -> tuple[Judged | None, dict[str, str]]:
     """Answer every prompt with the target, and draft at most `LONGEST` tokens from every place of each answer.
-
-    Args:
-        pair: with a draft head.
-        prompts: to answer.
-        settings: the sampling table in force.
-        prompt_format: how prompts become ids.
-        advance: called after each prompt.
 
     Returns:
         The tokens that verification judges, None where there are none; and by id why a prompt could not be answered.

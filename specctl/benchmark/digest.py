@@ -157,12 +157,7 @@ def verdict(digest: Digest) -> str:
 
 
 def standings(digest: Digest, labels: Iterable[str] | None = None) -> list[Placed]:
-    """The candidates that share a prompt with the baseline and with the fastest of them, the fastest first.
-
-    Args:
-        digest: of the results.
-        labels: of some candidates; None for all, the baseline included.
-    """
+    """The candidates that share a prompt with the baseline and with the fastest of them, the fastest first."""
     known = {one.candidate: one.speedup.of_totals for one in digest.overall if one.speedup is not None}
     order = sorted(known.keys() if labels is None else known.keys() & set(labels), key=lambda one: -known[one].value)
     if not order:

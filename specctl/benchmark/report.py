@@ -182,12 +182,7 @@ def paper_table(digest: Digest) -> Table:
 
 
 def latency_table(key: str, found: Mapping[str, Latency]) -> Table:
-    """Mean and percentiles of each latency, one row for each latency and each item.
-
-    Args:
-        key: the column that names the items.
-        found: their latencies.
-    """
+    """Mean and percentiles of each latency, one row for each latency and each item."""
     shown = (("TTFT", "ttft_ms", 1), ("TPOT", "tpot_ms", 2), ("ITL", "itl_ms", 2), ("E2EL", "e2el_ms", 1))
     rows = (
         [name, label, *(number(value, decimals) for value in getattr(one, attribute) or [None] * 4)]
@@ -230,13 +225,7 @@ def share_table(digest: Digest) -> Table:
 
 
 def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> Table:
-    """Speed and acceptance in each part of the prompts, one row per part and candidate.
-
-    Args:
-        title: of the table.
-        key: the column that names the part.
-        parts: summaries by part.
-    """
+    """Speed and acceptance in each part of the prompts, one row per part and candidate."""
     columns: Columns[Summary] = {
         "candidate": lambda one: one.candidate,
         "prompts": lambda one: one.prompts,

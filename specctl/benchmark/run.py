@@ -279,13 +279,6 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
     """Add the oracle of Theorem 4.1, the first draft's stretches and the signal bound to finished results.
 
     Bounds that the results already contain are kept.
-
-    Args:
-        pair: without a draft, nothing is added.
-        runs: produced the results.
-        prompts: of the suite.
-        results: the runs; the bounds are added here.
-        emit: receives each line for the results file.
     """
     if not pair.drafts:
         return

@@ -182,12 +182,7 @@ class Dialogue:
 
 
 def dialogues(suite: Suite, settings: dict[str, Any], chat: bool | None) -> list[Dialogue]:
-    """The requests of a suite.
-
-    Args:
-        suite: the records.
-        settings: keys of the sampling table, for records that do not have their own.
-        chat: whether prompts and turns go through the server's chat template; None: turns do.
+    """The requests of a suite; ``chat`` says whether prompts go through the chat template, None that turns do.
 
     Raises:
         UsageError: a record has a setting that no request can have.
@@ -205,11 +200,6 @@ def dialogues(suite: Suite, settings: dict[str, Any], chat: bool | None) -> list
 
 class ServerLoad:
     """Asks a server.
-
-    Args:
-        server: that answers.
-        work: all requests of a level.
-        heard: told of each that has ended; not of those that warm up.
 
     Attributes:
         levels: by concurrency, the one that runs last.

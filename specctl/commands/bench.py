@@ -215,9 +215,6 @@ class BenchRequest:
     def plan(self, found: "Sequence[ResolvedProfile]") -> "Plan":
         """What to run.
 
-        Args:
-            found: the profiles.
-
         Raises:
             UsageError: the candidates cannot be measured as the flags say.
         """
@@ -427,15 +424,7 @@ def _starter(
 
 
 def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool, expected_tokens: int) -> "Answer":
-    """A replica for `specctl.benchmark.run.run_by_replicas`.
-
-    Args:
-        number: from 0; the first one alone says what all have to say.
-        profile: the plan's.
-        plan: what all replicas run together.
-        foreign_head: whether heads of other drafts are used.
-        expected_tokens: number of tokens that it will generate.
-    """
+    """A replica for `specctl.benchmark.run.run_by_replicas`."""
     from rich.console import Console
 
     from specctl.terminal.progress import TerminalProgress

@@ -173,9 +173,6 @@ class CalibrateRequest:
     def rivals(self, first: "ResolvedProfile") -> "list[ResolvedProfile]":
         """The profiles that are compared, as --against or --tokens name them.
 
-        Args:
-            first: the profile itself.
-
         Raises:
             UsageError: --tokens is not a list of numbers.
         """
@@ -425,13 +422,7 @@ REPLICA = "specctl.commands.calibrate:replica"
 
 
 def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":
-    """A replica for `specctl.replay.recording.collecting.collect_traces`.
-
-    Args:
-        number: from 0; no replica says what the command has said already.
-        profile, heads, depth: as in `collect_traces`.
-        foreign_head: as in `load`.
-    """
+    """A replica for `specctl.replay.recording.collecting.collect_traces`."""
     del number
     from rich.console import Console
 

@@ -370,11 +370,6 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
     """What a profile's models will take of the devices of their diagnosis, and how fast these can be.
 
     Devices that torch can use are measured, which takes a fraction of a second each.
-
-    Args:
-        profile: as it was diagnosed.
-        report: its diagnosis.
-        graphics: the machine's cards; None for another machine than this one.
     """
     from specctl.doctor.expectations import expectations, rooms
     from specctl.doctor.outlook import bandwidth, outlook

@@ -227,13 +227,7 @@ class Answering:
         return Answerer(session, self.prompts, self.profile.sampling, begin)
 
     def engine(self, asked: "Batch", records: int | None, watch: "Watch | None" = None) -> "TextEngine":
-        """What answers records with the pair, several at once where that is asked for or pays.
-
-        Args:
-            asked: how many at once; a number that cannot be is warned of.
-            records: how many there are; None if that is not known.
-            watch: shows rounds while a record is answered.
-        """
+        """What answers records with the pair, several at once where that is asked for or pays."""
         from specctl.batching.pair_rows import why_alone
         from specctl.observing.record_stream import record_writer
         from specctl.text_engine.here import HereEngine, Rows
@@ -271,16 +265,7 @@ def load_answering(
     foreign_head: bool,
     expected_tokens: int,
 ) -> Answering:
-    """Load the models that the profile's policies use.
-
-    Args:
-        profile: names the models and how they are used.
-        progress: shows what is loaded.
-        quiet: show only warnings.
-        traced: whether rounds are traced, with every signal that can be read.
-        foreign_head: as in `load`.
-        expected_tokens: number of tokens to generate in all, 0 if unknown.
-    """
+    """Load the models that the profile's policies use; with ``traced``, every signal that can be read is recorded."""
     draft = profile.draft.at_work() if profile.draft is not None else None
     profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
     with_predictors = traced or (draft is not None and draft.setting.needs_predictors)
@@ -312,13 +297,7 @@ def replica(
     expected_tokens: int,
     batch: "Batch" = 1,
 ) -> "TextEngine":
-    """A replica of the pair: answers requests of `specctl.observing.record_stream`.
-
-    Args:
-        number: from 0; the first one alone says what all have to say.
-        profile, quiet, traced, foreign_head, expected_tokens: as in `load_answering`.
-        batch: how many questions it answers at once.
-    """
+    """A replica of the pair: answers requests of `specctl.observing.record_stream`."""
     from rich.console import Console
 
     from specctl.terminal.progress import TerminalProgress
@@ -345,17 +324,7 @@ def load_served(
     foreign_head: bool,
     compiles: bool = False,
 ) -> "Served":
-    """Load a pair, and find how many texts it writes at once.
-
-    Args:
-        profile: names the models and how they are used.
-        name: what clients call the pair.
-        batch: how many texts at once.
-        progress: shows what is loaded.
-        quiet: show only warnings.
-        foreign_head: as in `specctl.commands.loading.load`.
-        compiles: as in `Served.here`.
-    """
+    """Load a pair, and find how many texts it writes at once."""
     from specctl.serving.served import Served
     from specctl.text_engine.row_count import MOST, chosen_passes
 
@@ -380,11 +349,6 @@ def served_replicas(
     foreign_head: bool,
 ) -> "Iterator[Served]":
     """Replicas of a pair, which end behind the block.
-
-    Args:
-        replication: how many.
-        profile, batch, progress, quiet, foreign_head: as of `load_served`, for each of them.
-        name: what clients call the pair.
 
     Raises:
         UsageError: they do not fit on this machine.
@@ -418,13 +382,7 @@ def served_replicas(
 def served_replica(
     *, number: int, profile: "Profile", quiet: bool, foreign_head: bool, name: str, batch: "Batch" = 1
 ) -> "TextEngine":
-    """A replica of the pair that writes a server's texts.
-
-    Args:
-        number: from 0; the first one alone says what all have to say.
-        profile, quiet, foreign_head, batch: as of `load_served`.
-        name: what clients call the pair.
-    """
+    """A replica of the pair that writes a server's texts."""
     from rich.console import Console
 
     from specctl.terminal.progress import TerminalProgress

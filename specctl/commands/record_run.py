@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 class RecordRun:
     """One run, from what it finds to what it says at its end.
 
-    Args:
-        request: what the command is asked.
-        profile: that answers.
-        outputs: of the command.
-        sink, traced: results and rounds.
-        console: on standard error.
-
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
         turns: the file of finished turns beside the results, where those are in a file.

@@ -30,14 +30,6 @@ LEAVING = "Ctrl-C again or Ctrl-D leaves; /help shows what else there is"
 class Talk:
     """A conversation on standard streams.
 
-    Args:
-        chat: the conversation.
-        console: on standard error.
-        sink: receives the answers.
-        person: whether someone types; then Ctrl-C ends an answer instead of the program, and figures are shown.
-        live: whether a panel follows each answer; else the text is written as it grows.
-        quiet: whether to leave out the opening lines and the figures of answers.
-
     Attributes:
         failed: whether a line could not be answered or carried out.
     """
@@ -227,14 +219,7 @@ def talk_with(
     person: bool,
     quiet: bool,
 ) -> bool:
-    """Talk until the end; whether a line could not be answered.
-
-    Args:
-        server: that answers.
-        flags: what the user sets, by dotted key of a profile.
-        console, sink, person, quiet: as of `Talk`.
-        outputs: of the program.
-    """
+    """Talk until the end; whether a line could not be answered."""
     import httpx
 
     # Its own template is the server's affair: no profile here says that there is none.

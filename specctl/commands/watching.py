@@ -24,12 +24,7 @@ ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BO
 
 
 def watch_with(answerer: "Answerer", view: LiveView) -> "Watch":
-    """A `Watch` that shows each record while it is answered.
-
-    Args:
-        answerer: of any of them.
-        view: shows them all.
-    """
+    """A `Watch` that shows each record while it is answered."""
 
     @contextmanager
     def watch(record: Record) -> Iterator["OnRound | None"]:
