@@ -12,6 +12,7 @@ from specctl.observing.results import Candidate, PassTimes, Run, RunSet, evened
 from specctl.records import RoundSummary
 from specctl.replay.costs import CostTable, columns
 from specctl.replay.pearl import Simulated, TwoDevices
+from specctl.statistics import Floats
 
 LEAST_R_SQUARED = 0.5
 """A fit that explains less of the runs' variance predicts no speed worth drawing."""
@@ -314,9 +315,12 @@ class CandidateLevels:
     def nested(self) -> bool:
         return len(self.levels) > 1
 
-    def ms_per_token(self, costs: Sequence[float]) -> float:
-        """Predicted time per token, from the times of one pass in the order of ``passes``."""
-        return sum(ms * passes for ms, passes in zip(costs, self.passes, strict=True))
+    def per_token(self, costs: Iterable[Floats | float]) -> Floats:
+        """Predicted cost of a token, from the costs of one pass in the order of ``passes``."""
+        total: Floats = np.zeros(())
+        for cost, passes in zip(costs, self.passes, strict=True):
+            total = total + cost * passes
+        return total
 
 
 def candidate_levels(results: RunSet, model: CostModel | None) -> list[CandidateLevels]:

@@ -428,21 +428,6 @@ _RATIOS = np.geomspace(1, 200, 121)
 _LEAST_WINDOWS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Passes:
-    """A candidate's forward passes per generated token."""
-
-    candidate: str
-    middle: float
-    lowest: float
-    target: float
-
-    @classmethod
-    def of(cls, found: CandidateLevels, chain: Sequence[int]) -> "_Passes":
-        middle, lowest = chain
-        return cls(found.candidate, found.passes[middle], found.passes[lowest], found.passes[-1])
-
-
 def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     del look  # Here colours mean a ratio of speeds.
     names = short_names(digest.results.header.drafts)
@@ -451,24 +436,29 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
         raise MissingDataError("this figure needs hierarchies of the same two drafts, and each draft alone")
     (chain,) = chains
     middle, lowest = (names[draft] for draft in chain)
-    nested = [_Passes.of(one, chain) for one in digest.levels if one.nested]
-    plain = [_Passes.of(one, chain) for one in digest.levels if not one.nested]
-    # A pass of (lowest, middle, target) costs 1, x and x y.
-    across, up = np.meshgrid(_RATIOS, _RATIOS)
-    gain = _least(plain, across, up) / _least(nested, across, up)
-    best = max(nested, key=lambda one: float((_least(plain, across, up) / _least([one], across, up)).mean()))
+    nested = [one for one in digest.levels if one.nested]
+    plain = [one for one in digest.levels if not one.nested]
+    costs = _costs(chain, *np.meshgrid(_RATIOS, _RATIOS))
+    gain = _least(plain, costs) / _least(nested, costs)
+    best = max(nested, key=lambda one: float((_least(plain, costs) / _least([one], costs)).mean()))
     fitted = digest.model is not None and digest.model.explains and min(digest.model.drafts_ms) > 0
-    model = digest.model if fitted else digest.bare
-    here = _here(model, chain)
+    here = _here(digest.model if fitted else digest.bare, chain)
+    star = ""
+    if here is not None:
+        own = _costs(chain, *map(np.array, here))
+        star = (
+            f"The star is this machine, 1 : {here[0]:.1f} : {here[0] * here[1]:.1f}: at that point the hierarchy "
+            f"reaches {float(_least(plain, own) / _least(nested, own)):.2f} times that speed. "
+        )
     picture = page(
         "where-the-hierarchy-pays",
         "When a third model pays, by the cost model",
-        f"What to see: {_verdict(gain, best.candidate)} {_about_this_machine(here, plain, nested)}Forward passes are "
-        f"measured; only their costs t_{lowest} : t_{middle} : t_target vary.",
+        f"What to see: {_verdict(gain, best.candidate)} {star}Forward passes are measured; only "
+        f"their costs t_{lowest} : t_{middle} : t_target vary.",
         4.2,
     )
     (axes,) = panels(picture, 1, 1, f"t_{middle} / t_{lowest}", f"t_target / t_{middle}")
-    _map(axes, across, up, gain)
+    _map(axes, gain)
     if here:
         axes.plot(*np.clip(here, _RATIOS[0], _RATIOS[-1]), "*", color=INK, markersize=11)
     return picture
@@ -529,14 +519,23 @@ def _family_name(candidate: Candidate, drafts: list[str]) -> str:
     return " < ".join(family + name for family, name in zip(families, names, strict=True))
 
 
-def _least(candidates: list[_Passes], middle: Floats, target: Floats) -> Floats:
-    """The least time per token among candidates, in passes of the lowest draft."""
-    least: Floats = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in candidates], 0)
+def _costs(chain: Sequence[int], middle: Floats, target: Floats) -> list[Floats]:
+    """The costs of a pass of each draft and of the target, where one of the lowest draft costs 1.
+
+    Args:
+        chain: the indices of the middle and the lowest draft.
+        middle: cost of a pass of the middle model.
+        target: cost of a pass of the target, in passes of the middle model.
+    """
+    costs = [np.ones_like(middle), np.ones_like(middle), middle * target]
+    costs[chain[0]] = middle
+    return costs
+
+
+def _least(candidates: Sequence[CandidateLevels], costs: Sequence[Floats]) -> Floats:
+    """The least time per token among candidates."""
+    least: Floats = np.min([one.per_token(costs) for one in candidates], 0)
     return least
-
-
-def _gain_at(plain: list[_Passes], nested: list[_Passes], middle: float, target: float) -> float:
-    return float(_least(plain, np.array(middle), np.array(target)) / _least(nested, np.array(middle), np.array(target)))
 
 
 def _verdict(gain: Floats, best: str) -> str:
@@ -553,15 +552,6 @@ def _verdict(gain: Floats, best: str) -> str:
     )
 
 
-def _about_this_machine(here: tuple[float, float] | None, plain: list[_Passes], nested: list[_Passes]) -> str:
-    if here is None:
-        return ""
-    return (
-        f"The star is this machine, 1 : {here[0]:.1f} : {here[0] * here[1]:.1f}: at that point the hierarchy reaches "
-        f"{_gain_at(plain, nested, *here):.2f} times that speed. "
-    )
-
-
 def _here(model: CostModel | None, chain: Sequence[int]) -> tuple[float, float] | None:
     if model is None or min(*model.drafts_ms, model.target_ms) <= 0:
         return None
@@ -569,7 +559,7 @@ def _here(model: CostModel | None, chain: Sequence[int]) -> tuple[float, float] 
     return middle / lowest, model.target_ms / middle
 
 
-def _map(axes: "Axes", across: Floats, up: Floats, gain: Floats) -> None:
+def _map(axes: "Axes", gain: Floats) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import LogFormatter
 
@@ -580,12 +570,12 @@ def _map(axes: "Axes", across: Floats, up: Floats, gain: Floats) -> None:
         axis.set_minor_formatter(LogFormatter())
     spread = max(float(np.abs(np.log(gain)).max()), 1e-3)
     shades = np.exp(np.linspace(-spread, spread, 13))
-    axes.contourf(across, up, gain, levels=shades, cmap="PuOr_r", norm=LogNorm(shades[0], shades[-1]), alpha=0.7)
+    axes.contourf(_RATIOS, _RATIOS, gain, levels=shades, cmap="PuOr_r", norm=LogNorm(shades[0], shades[-1]), alpha=0.7)
     if gain.min() < 1 < gain.max():
-        axes.contour(across, up, gain, levels=[1.0], colors=INK, linewidths=1.5)
+        axes.contour(_RATIOS, _RATIOS, gain, levels=[1.0], colors=INK, linewidths=1.5)
     faint = [ratio for ratio in (0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0) if gain.min() < ratio < gain.max()]
     if faint:
-        lines = axes.contour(across, up, gain, levels=faint, colors=BASELINE_COLOUR, linewidths=0.7)
+        lines = axes.contour(_RATIOS, _RATIOS, gain, levels=faint, colors=BASELINE_COLOUR, linewidths=0.7)
         axes.clabel(lines, fmt="%.1fx", fontsize=8)
 
 
