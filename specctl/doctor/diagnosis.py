@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import AbsentError, ModelError, ProfileError, SpecctlError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate, terms_of
-from specctl.models.files.plain_config import is_plain
 from specctl.models.files.skeleton import skeleton
 from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
@@ -22,7 +21,7 @@ from specctl.models.passes.watching import decoder_layers
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate, working_bytes
-from specctl.models.placing.model_config import ModelConfig, generation_config, require_supported_rules
+from specctl.models.placing.model_config import ModelConfig, generation_config, is_plain, require_supported_rules
 from specctl.models.placing.placement import (
     STRATEGIES,
     Placement,

@@ -17,7 +17,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.files.token_counts import TokenCounts
 from specctl.models.loading.assembly import assembled, in_memory, load_pair
 from specctl.models.loading.pair_members import PairMember
-from specctl.models.loading.vocabularies import draft_vocabulary, fitting, write_fewer
+from specctl.models.loading.vocabularies import draft_vocabulary, fitting
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.pair import Pair
 from specctl.profile import resolve
@@ -199,7 +199,7 @@ HEADS: dict[str, Callable[[], ChainHead]] = {
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 def test_heads_that_write_all_tokens_can_write_fewer(make: Callable[[], ChainHead]) -> None:
     head, whole = make(), make()
-    write_fewer(PairMember("draft", table(tokens=10), network=head), tiny_tokenizer(), 30, [0])
+    PairMember("draft", table(tokens=10), network=head).write_fewer(tiny_tokenizer(), 30, [0])
     assert head.draft_vocabulary == 10
     hidden = torch.randn(3, head.width)
     vocabulary = head.vocabulary_in(30)
@@ -213,8 +213,8 @@ def test_heads_that_write_all_tokens_can_write_fewer(make: Callable[[], ChainHea
 def test_a_head_with_tokens_of_its_own_keeps_them() -> None:
     head = random_eagle3(vocabulary=96, tokens=[*range(40)])
     with pytest.raises(ModelError, match="it was trained to write 40 of them"):
-        write_fewer(PairMember("draft", table(tokens=10), network=head), tiny_tokenizer(), 60, [0])
-    write_fewer(PairMember("draft", table(tokens="auto"), network=head), tiny_tokenizer(), 60, [0])
+        PairMember("draft", table(tokens=10), network=head).write_fewer(tiny_tokenizer(), 60, [0])
+    PairMember("draft", table(tokens="auto"), network=head).write_fewer(tiny_tokenizer(), 60, [0])
     assert head.draft_vocabulary == 40
     assert head.vocabulary_in(30) is not None
     assert len(head.vocabulary_in(30) or ()) == 30, "ids that the pair does not share are left out"

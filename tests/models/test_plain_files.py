@@ -14,11 +14,18 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from specctl.doctor import diagnosis
 from specctl.doctor.diagnosis import diagnose
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.plain_config import _GENERATION, _KEYS, FAMILIES, is_plain, is_plain_generation
 from specctl.models.files.skeleton import load_config, skeleton
 from specctl.models.files.tokenizer import KINDS, one_tokenizer
 from specctl.models.placing import model_config
-from specctl.models.placing.model_config import ModelConfig, require_runnable
+from specctl.models.placing.model_config import (
+    _GENERATION,
+    _KEYS,
+    FAMILIES,
+    ModelConfig,
+    is_plain,
+    is_plain_generation,
+    require_runnable,
+)
 from specctl.models.running.rules.text_rules import rules_in, unsupported_in
 from specctl.profile import resolve
 from specctl.profile.schema import Profile

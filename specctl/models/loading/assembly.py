@@ -12,15 +12,16 @@ from specctl.models.loading.model_check import check_model
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.pair_members import (
     PairMember,
+    StoredModel,
     eos_of,
     find_all,
     find_stored,
     load_found,
     reader_of,
     require_own_tokenizers,
+    store_facts,
 )
-from specctl.models.loading.stored_model import StoredModel, store_facts
-from specctl.models.loading.vocabularies import notice_of, own_text_runner, write_fewer
+from specctl.models.loading.vocabularies import notice_of, own_text_runner
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.engine_table import build_runner, engine_named
 from specctl.models.placing.memory import device_memory
@@ -189,7 +190,7 @@ def _pair(
     eos = eos_of(target, tokenizer)
     require_own_tokenizers(members, above)
     for one in members[1:]:
-        write_fewer(one, tokenizer, vocabulary, eos)
+        one.write_fewer(tokenizer, vocabulary, eos)
     for warning in large_drafts(members, above):
         settings.notice(warning)
     # Before any pass is compiled or any session is opened: both keep the number of threads that they began with.
@@ -471,7 +472,7 @@ def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
             )
         tokenizer = load_tokenizer(draft.table if draft.head is None else ModelTable(model=target.name))
         whole = known_ids(tokenizer, target.vocabulary)
-        write_fewer(draft, tokenizer, whole, eos_of(target, tokenizer))
+        draft.write_fewer(tokenizer, whole, eos_of(target, tokenizer))
 
 
 def _translated(draft: PairMember, target: LoadedModel, *, verifies: bool) -> PairMember:

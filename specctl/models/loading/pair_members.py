@@ -1,32 +1,161 @@
-"""The target and drafts of a pair on their way into memory: found and checked first, weights last."""
+"""The target and drafts of a pair on their way into memory: files first, weights or stored graphs last."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, known_ids
+from specctl.models.files.tokenizer import BareTokenizer, Spelling, Tokenizer, known_ids
 from specctl.models.loading.contents import States, model_hash, model_states
 from specctl.models.loading.model import LoadedModel, load_inspected, load_tokenizer, loading_order
-from specctl.models.loading.stored_model import StoredModel, may_be_stored
-from specctl.models.loading.vocabularies import draft_vocabulary, token_map
-from specctl.models.onnx.store import Store, Times, cache_folder, packages_there
+from specctl.models.loading.vocabularies import WRITES_FEW, cannot_write_fewer, draft_vocabulary, token_map
+from specctl.models.onnx.store import (
+    CHAINS,
+    GraphFacts,
+    Store,
+    Times,
+    cache_folder,
+    key_of_files,
+    no_tree_graph,
+    packages_there,
+)
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
+from specctl.models.passes.inference import HOST
 from specctl.models.placing.absent import absence
-from specctl.models.placing.memory import DeviceMemory
+from specctl.models.placing.memory import DeviceMemory, accelerator
+from specctl.models.placing.model_config import DTYPES
 from specctl.models.placing.placement import STRATEGIES, inspected
 from specctl.models.placing.quantization import Quantization, rounding
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.slot import Slot
 from specctl.models.running.threads import decided
 from specctl.models.translation import TokenMap
 from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable, Profile
 
 if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model whose graph is in the store, with the facts that are stored beside it.
+
+    Attributes:
+        name: the model's name in the profile.
+        path: of the graph.
+        key: the graph's name in the store.
+        facts: of the model.
+        rounding: how the graph's weights are rounded; None where they are not.
+        no_trees: as in `OnnxPasses`.
+        ids: the token ids of its logits' columns; None where a column is an id.
+    """
+
+    name: str
+    path: Path
+    key: str
+    facts: GraphFacts
+    rounding: str | None
+    no_trees: str | None
+    ids: DraftVocabulary | None
+
+    @classmethod
+    def find(
+        cls, checkpoint: Checkpoint, table: ModelTable, trees: bool, ids: DraftVocabulary | None
+    ) -> "StoredModel | None":
+        """Find a model's graph, one that reads ``trees`` if it can; None if it or the facts about its model are not
+        stored.
+        """
+        stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
+        if "float32" not in (table.dtype, stated):
+            return None  # without reading its weights: graphs are of float32
+        if "pard_token" in checkpoint.settings():
+            return None  # the stored facts do not say that it drafts in parallel
+        if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
+            return None
+        store, form = Store(cache_folder()), rounding(table, "onnx")
+        for asked in dict.fromkeys((trees, False)):
+            key = key_of_files(files, "cpu", "float32", form, trees=asked, vocabulary=ids)
+            facts = GraphFacts.read(store.facts(key))
+            # Where trees are asked for, a graph without is the one to take only if the model cannot read them.
+            if facts is None:
+                continue
+            no_trees = no_tree_graph(facts.everything, "cpu", form) if trees else CHAINS
+            if asked == (no_trees is None) and (path := store.find(key)) is not None:
+                return cls(table.model, path, key, facts, form, no_trees, ids)
+        return None
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of its logits, including padding."""
+        return self.facts.rows
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The end-of-sequence ids of its generation settings."""
+        return frozenset(self.facts.eos)
+
+    @property
+    def parameters(self) -> int:
+        """The number of its weights."""
+        return self.facts.parameters
+
+    def runner(self, vocabulary: int, threads: Set[int]) -> Slot:
+        """A runner of the graph, as `build_onnx_runner` opens it, with the fastest of some numbers of threads."""
+        from specctl.models.onnx.passes import Opening
+
+        opening = Opening(HOST, vocabulary, self.facts.context, self.rounding, self.no_trees, self.ids)
+        return Slot(opening.fastest(self.path, self.facts.weight_bytes, threads))
+
+
+def may_be_stored(table: ModelTable) -> bool:
+    """Whether a table asks for a model in one piece on the CPU, in a form that onnxruntime has."""
+    if table.quantize is not None and rounding(table, "onnx") is None:
+        return False
+    if isinstance(table, DraftTable) and table.tokens == "auto":  # needs the sizes of the model
+        return False
+    if table.model == IN_TARGET or table.dtype not in ("auto", "float32"):
+        return False
+    if table.shards is not None or table.max_memory is not None:
+        return False
+    # ``auto`` is the first accelerator.
+    return table.device == "cpu" or (table.device == "auto" and accelerator() is None)
+
+
+def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+    """Store the facts of a model beside its graph, if its runner has a stored one and there are none yet.
+
+    ``network`` may have shapes and no weights; the others are the model's own.
+    """
+    path = getattr(getattr(runner, "passes", None), "facts", None)
+    if path is None or GraphFacts.read(path) is not None:
+        return
+    from specctl.models.passes.masks import attends_to_everything
+    from specctl.models.passes.weights import weight_bytes
+    from specctl.models.placing.model_config import generation_config
+    from specctl.models.running.rules.text_rules import lone_repetition_penalty, unsupported_in
+
+    configs = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
+    penalties = {None if unsupported_in(each) else lone_repetition_penalty(each) for each in configs} or {1.0}
+    GraphFacts(
+        rows=network.vocabulary,
+        context=runner.context,
+        eos=tuple(sorted(network.eos_ids)),
+        repetition_penalty=penalties.pop() if len(penalties) == 1 else None,
+        everything=attends_to_everything(network.model),
+        checked=network.untested,
+        parameters=network.parameters,
+        weight_bytes=weight_bytes(network.model),
+        spelling=Spelling.of(cast("PreTrainedTokenizerBase", tokenizer)),
+    ).write(path)
+
 
 T = TypeVar("T")
 
@@ -152,6 +281,33 @@ class PairMember:
         needs_law = verifies or bool(self.predictors)
         tokens = token_map(self.table, target, own, whole, self.model.vocabulary, needs_law=needs_law)
         return replace(self, tokens=tokens)
+
+    def write_fewer(self, tokenizer: Tokenizer, whole: int, eos: Iterable[int]) -> None:
+        """Cut a loaded draft's output layer to the ids that its table lets it write, if torch has the draft.
+
+        The arguments are `draft_vocabulary`'s. Raises ModelError as that does, and if the output layer cannot be cut.
+        """
+        table, network = self.table, self.network
+        if not isinstance(table, DraftTable) or table.tokens is None:
+            return
+        if network is None or isinstance(network, StoredModel):
+            return
+        from specctl.models.draft_heads.chain import ChainHead
+        from specctl.models.passes.trimmed_output import trim_output
+
+        output = _output_of(network)
+        if isinstance(output, str):
+            if table.tokens == "auto":
+                return
+            raise cannot_write_fewer(self.name, output)
+        share = _share(output, network.model if isinstance(network, LoadedModel) else network)
+        ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), share)
+        if ids is None:
+            return
+        if isinstance(network, LoadedModel):
+            trim_output(network.model, ids)
+        elif isinstance(network, ChainHead):
+            network.draft_only(ids)
 
     def spells_like(self, other: "PairMember") -> bool:
         """Whether the stored facts of both say that they have one tokenizer."""
@@ -362,3 +518,33 @@ def require_own_tokenizers(members: Sequence[PairMember], above: Sequence[int | 
                 "target's: they are of other tokens.",
                 f"Leave [{draft.role}] out, or take a model in its place.",
             )
+
+
+def _output_of(network: "LoadedModel | ChainHead | BlockHead") -> "nn.Linear | str":
+    """The output layer of a draft that writes all ids, or why it cannot be cut, as the end of a sentence."""
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.passes.trimmed_output import trims
+
+    if isinstance(network, LoadedModel):
+        output = network.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    elif network.tokens is not None:
+        return WRITES_FEW.format(network.draft_vocabulary)
+    elif not isinstance(network, ChainHead):
+        return "its kind drafts blocks"
+    else:
+        output = network.output_layer
+    return output if trims(output) else "its output layer is quantised or of a kind of its own"
+
+
+def _share(output: "nn.Linear", module: "nn.Module") -> float:
+    """The output layer's share of the weights that a draft step reads: all but the embeddings are read."""
+    from torch import nn
+
+    weights = {id(weight): weight.numel() for weight in module.parameters()}
+    read = sum(weights.values())
+    for part in module.modules():
+        if isinstance(part, nn.Embedding) and part.weight is not output.weight:
+            read -= part.weight.numel()
+    if id(output.weight) not in weights:  # its verifier's
+        read += output.weight.numel()
+    return output.weight.numel() / read

@@ -2,24 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError, ProfileError
 from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import CHOOSE, Tokenizer, check_vocabulary, difference
-from specctl.models.loading.model import LoadedModel
-from specctl.models.loading.stored_model import StoredModel
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.slot import Slot
 from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner
 from specctl.profile.schema import DraftTable, ModelTable
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from specctl.models.draft_heads.block import BlockHead
-    from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.loading.pair_members import PairMember
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
 COVERED = 0.75
@@ -173,68 +163,11 @@ def fitting(counts: TokenCounts, whole: int, share: float) -> int:
     return max((whole // part for part in PARTS if whole >= part), key=gain)
 
 
-def write_fewer(draft: "PairMember", tokenizer: Tokenizer, whole: int, eos: Iterable[int]) -> None:
-    """Cut the output layer of a loaded draft to the ids that its table lets it write, if torch has the draft.
-
-    The others are `draft_vocabulary`'s. Raises ModelError as that does, and if the output layer cannot be cut.
-    """
-    table, network = draft.table, draft.network
-    if not isinstance(table, DraftTable) or table.tokens is None:
-        return
-    if network is None or isinstance(network, StoredModel):
-        return
-    from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.passes.trimmed_output import trim_output
-
-    output = _output_of(network)
-    if isinstance(output, str):
-        if table.tokens == "auto":
-            return
-        raise _cannot(draft.name, output)
-    share = _share(output, network.model if isinstance(network, LoadedModel) else network)
-    ids = draft_vocabulary(table, tokenizer, whole, eos, len(output.weight), share)
-    if ids is None:
-        return
-    if isinstance(network, LoadedModel):
-        trim_output(network.model, ids)
-    elif isinstance(network, ChainHead):
-        network.draft_only(ids)
-
-
 def trained_on_few(name: str, count: int) -> ModelError:
     """The error for a draft head that was trained to write few tokens and is to write others."""
-    return _cannot(name, WRITES_FEW.format(count))
+    return cannot_write_fewer(name, WRITES_FEW.format(count))
 
 
-def _cannot(name: str, why: str) -> ModelError:
+def cannot_write_fewer(name: str, why: str) -> ModelError:
+    """The error for a draft whose output layer cannot be cut."""
     return ModelError(f"The draft {name!r} cannot write fewer tokens: {why}.", "Leave draft.tokens out.")
-
-
-def _output_of(network: "LoadedModel | ChainHead | BlockHead") -> "nn.Linear | str":
-    """The output layer of a draft that writes all ids, or why it cannot be cut, as the end of a sentence."""
-    from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.passes.trimmed_output import trims
-
-    if isinstance(network, LoadedModel):
-        output = network.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    elif network.tokens is not None:
-        return WRITES_FEW.format(network.draft_vocabulary)
-    elif not isinstance(network, ChainHead):
-        return "its kind drafts blocks"
-    else:
-        output = network.output_layer
-    return output if trims(output) else "its output layer is quantised or of a kind of its own"
-
-
-def _share(output: "nn.Linear", module: "nn.Module") -> float:
-    """The output layer's share of the weights that a draft step reads: all but the embeddings are read."""
-    from torch import nn
-
-    weights = {id(weight): weight.numel() for weight in module.parameters()}
-    read = sum(weights.values())
-    for part in module.modules():
-        if isinstance(part, nn.Embedding) and part.weight is not output.weight:
-            read -= part.weight.numel()
-    if id(output.weight) not in weights:  # its verifier's
-        read += output.weight.numel()
-    return output.weight.numel() / read

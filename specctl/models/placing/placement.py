@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.files.library_calls import hushed
-from specctl.models.files.plain_config import is_plain
 from specctl.models.files.skeleton import is_wrapper, require_modules, skeleton
 from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, query_heads
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
-from specctl.models.placing.model_config import generation_config, require_runnable
+from specctl.models.placing.model_config import generation_config, is_plain, require_runnable
 from specctl.models.placing.quantization import Quantization, plan, quantised_with, require_whole, rounding
 from specctl.printable import gib
 from specctl.profile.schema import Engine, ModelTable

@@ -17,7 +17,7 @@ from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
-from specctl.models.loading.stored_model import StoredModel
+from specctl.models.loading.pair_members import StoredModel
 from specctl.models.onnx import store
 from specctl.models.onnx.store import (
     CHAINS,
@@ -390,7 +390,7 @@ def test_auto_takes_graphs_that_are_known_to_be_faster(
     assert opened(auto.model_copy(update={"target": auto.target.model_copy(update={"quantize": "int8"})})) is None
     with monkeypatch.context() as other:
         other.setattr(Checkpoint, "settings", lambda _: {"dtype": "bfloat16"})
-        other.setattr("specctl.models.loading.stored_model.model_hash", None)
+        other.setattr("specctl.models.loading.pair_members.model_hash", None)
         of_files = auto.model_copy(update={"target": auto.target.model_copy(update={"dtype": "auto"})})
         assert opened(of_files) is None, "whose weights are not read to find that it has no graph"
     measured(1.0, 2.0)
