@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specctl.calibration.compared_settings import UNTUNED, ComparedSettings
-from specctl.calibration.live_check import Measured, check_batch, check_live, doubts, stopped_live
+from specctl.calibration.live_check import Measured, check_live, doubts, rivals_of, rivals_together, stopped_live
 from specctl.calibration.search import Best, Calibration, Score, require_priced, search, search_sizes, with_batches
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
@@ -266,11 +266,10 @@ def decide(
     measured: list[Measured] = []
     stopped: tuple[int, int] | None = None
     if pair is not None:
-        live = check_live(pair, profile, traces, found, asked, progress)
-        measured, stopped = live.measured, live.stopped
-        for size in chosen:
+        rivals = {1: rivals_of(found, asked), **{size.rows: rivals_together(size) for size in chosen}}
+        for rows, predicted in rivals.items():
             if stopped is None:
-                live = check_batch(pair, profile, traces, size, found.reported_on, progress)
+                live = check_live(pair, profile, traces, predicted, found.reported_on, progress, rows)
                 measured, stopped = [*measured, *live.measured], live.stopped
     found.warnings += doubts(measured)
     if stopped is not None:

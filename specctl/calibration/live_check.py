@@ -80,71 +80,67 @@ def _named(one: Measured) -> str:
     return one.setting.label + (f", {one.rows} texts at once" if one.rows > 1 else "")
 
 
+def rivals_of(found: Calibration, asked: ComparedSettings) -> dict[Setting, float | None]:
+    """The settings to run one text at a time, with their predicted tokens/s; None where they were not replayed.
+
+    These are the chosen setting, the profile's own, the best constant, the policy that needs no calibration, and none.
+    """
+    constant = found.ranked("constant")
+    others = [asked.old, *([asked.untuned] if asked.untuned is not None else [])]
+    settings = {found.winner.score.setting, *others, NONE} | ({constant.score.setting} if constant else set())
+    scores = (entry.score for entry in found.ranking)
+    predicted: dict[Setting, float | None] = {
+        one.setting: one.tokens_per_second for one in scores if one.setting in settings
+    }
+    for setting in others:
+        predicted.setdefault(setting, None)
+    return predicted
+
+
+def rivals_together(size: Best) -> dict[Setting, float | None]:
+    """The settings to run with several texts at once: the chosen one, the best constant and none."""
+    entries = [one for one in size.ranking if one is size.winner or one.score.setting.policy in ("none", "constant")]
+    return {one.score.setting: one.score.tokens_per_second for one in entries}
+
+
 def check_live(
     pair: Pair,
     profile: Profile,
     traces: TraceSet,
-    found: Calibration,
-    asked: ComparedSettings,
+    predicted: Mapping[Setting, float | None],
+    reported_on: Sequence[str],
     progress: Progress = SILENT,
+    rows: int = 1,
 ) -> LiveRuns:
-    """Run the chosen setting and those that it has to be faster than in turn, on the prompts reported on.
+    """Run settings in turn on the prompts reported on.
 
-    These are the profile's own, the best constant, the policy that needs no calibration, and none. Stop strings are
-    ignored, as they were when the traces were recorded.
+    Stop strings are ignored, as they were when the traces were recorded. With several texts at once, prompts are
+    repeated until every place of the batch has one or more; intervals are over prompts.
 
     Args:
         pair: with the drafts and heads that the settings use.
         profile: the pair's profile.
         traces: with the records of the prompts.
-        found: the outcome of the search.
-        asked: the settings that were compared.
-        progress: receives a count of runs.
-    """
-    assert profile.draft is not None
-    predicted = _predicted(found, asked)
-    drafting = [setting for setting in predicted if setting != NONE]
-    candidates = candidates_of([profile.draft.stopped_by(setting) for setting in drafting])
-    labels = {setting: one.label for setting, one in zip([NONE, *drafting], candidates.all, strict=True)}
-    prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
-    drafts = [level.model for level in profile.draft.levels]
-    pair = _with_predictors(pair, candidates)
-    results, stopped = run_candidates(pair, profile, candidates, prompts, drafts, progress)
-    return LiveRuns(_measured(results, predicted, labels), stopped)
-
-
-def check_batch(
-    pair: Pair,
-    profile: Profile,
-    traces: TraceSet,
-    size: Best,
-    reported_on: Sequence[str],
-    progress: Progress = SILENT,
-) -> LiveRuns:
-    """Run the setting chosen for several texts at once, the best constant and none, so many texts at once.
-
-    Prompts run as often as they have to for every place of the batch to have one or more; intervals are over prompts.
-
-    Args:
-        pair, profile, traces, progress: as in `check_live`.
-        size: what was found.
+        predicted: the settings, with their predicted tokens/s.
         reported_on: prompt ids.
+        progress: receives a count of runs.
+        rows: how many texts are written at once.
     """
     assert profile.draft is not None
-    entries = [one for one in size.ranking if one is size.winner or one.score.setting.policy in ("none", "constant")]
-    predicted: dict[Setting, float | None] = {one.score.setting: one.score.tokens_per_second for one in entries}
     drafting = [setting for setting in predicted if setting != NONE]
     candidates = candidates_of([profile.draft.stopped_by(setting) for setting in drafting])
     labels = {setting: one.label for setting, one in zip([NONE, *drafting], candidates.all, strict=True)}
     prompts = [
         SuitePrompt(f"{identity} {time}", **traces.records[identity])
-        for time in range(-(-size.rows // len(reported_on)))
+        for time in range(-(-rows // len(reported_on)))
         for identity in reported_on
     ]
-    passes, drafts = passes_of(pair, size.rows), [profile.draft.model]
+    drafts = [level.model for level in profile.draft.levels]
+    passes = passes_of(pair, rows) if rows > 1 else None
+    pair = _with_predictors(pair, candidates)
     results, stopped = run_candidates(pair, profile, candidates, prompts, drafts, progress, passes)
     results = replace(results, runs=[replace(run, prompt=run.prompt.rpartition(" ")[0]) for run in results.runs])
-    return LiveRuns([replace(one, rows=size.rows) for one in _measured(results, predicted, labels)], stopped)
+    return LiveRuns([replace(one, rows=rows) for one in _measured(results, predicted, labels)], stopped)
 
 
 def run_candidates(
@@ -158,8 +154,8 @@ def run_candidates(
 ) -> tuple[RunSet, tuple[int, int] | None]:
     """Run candidates on prompts, in turn and without stop strings.
 
-    Ctrl-C ends the runs: then the results are of the prompts that all candidates have run, and it is said after how
-    many of how many prompts that was.
+    Ctrl-C ends the runs. Then the results are of the prompts that all candidates have run, and the number of these
+    prompts and of all prompts is returned too.
 
     Args:
         pair: with the drafts and heads that the candidates use.
@@ -207,20 +203,6 @@ def decode_speed(runs: Sequence[Run]) -> float:
     return 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
 
 
-def _predicted(found: Calibration, asked: ComparedSettings) -> dict[Setting, float | None]:
-    """The settings to run with their predicted tokens/s."""
-    constant = found.ranked("constant")
-    others = [asked.old, *([asked.untuned] if asked.untuned is not None else [])]
-    settings = {found.winner.score.setting, *others, NONE} | ({constant.score.setting} if constant else set())
-    scores = (entry.score for entry in found.ranking)
-    predicted: dict[Setting, float | None] = {
-        one.setting: one.tokens_per_second for one in scores if one.setting in settings
-    }
-    for setting in others:
-        predicted.setdefault(setting, None)
-    return predicted
-
-
 def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
     """The pair with its heads reordered: a candidate that names no head uses the first head of its draft."""
     own: list[Mapping[str, TrainedPredictor]] = [
@@ -232,7 +214,7 @@ def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
 
 def _measured(
     results: RunSet, predicted: Mapping[Setting, float | None], labels: Mapping[Setting, str]
-) -> "list[Measured]":
+) -> list[Measured]:
     found, runs_of = [], {setting: evened(results.of(labels[setting])) for setting in predicted}
     for setting, runs in runs_of.items():
         if runs:
