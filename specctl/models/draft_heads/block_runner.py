@@ -307,7 +307,7 @@ class GraphBlockPasses(Capturing, BlockPasses):
     multiplies = False
 
 
-class BlocksSideBySide:
+class BlockRounds:
     """Rounds of a block head, each after a longer prefix of the same text.
 
     `BlockPasses` run the same one block after the other. Here a block attends to the verifier's states of its

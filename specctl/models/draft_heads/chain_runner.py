@@ -10,7 +10,7 @@ from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferRunner, Found, PassKind
+from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferRunner, Found, PassKind, width_of
 from specctl.models.passes.forward import Forward, Token, TokenReader
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.watching import States
@@ -43,10 +43,10 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
         self._run_head(head, vocabulary)
         if head.window:
             self.no_trees = "it has a sliding window"
-        self._blank = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)  # (1, R)
+        self._blank = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)  # (1, F)
         with torch.inference_mode():
             self._inputs = HeadInputs(self._blank, self._fused, head.mask_features())
-        self._branches = self._blank  # (N, R), the rows that the head wrote after the N tokens of the last tree
+        self._branches = self._blank  # (N, F), what the head wrote after the N tokens of the last tree
 
     def fresh(self) -> "ChainPasses":
         return ChainPasses(self.head, self.vocabulary, compiler=self._compiler)
@@ -58,21 +58,19 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
     def observe_states(self, start: int, states: States) -> None:
         self._inputs.observe_states(start, states)
 
-    def _fused(self, states: States) -> torch.Tensor:  # (T, R)
+    def _fused(self, states: States) -> torch.Tensor:  # (T, F)
         with torch.inference_mode():
             return self.head.fuse({layer: torch.as_tensor(states[layer]).to(self._blank) for layer in self.layers})
 
     def _extend_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
-        """As `Slot.extend_tree`, a level at a time: a token is read with the features that the head wrote after its
-        parent.
-        """
+        """As `Slot.extend_tree`, a level at a time: a token is read with what the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._inputs.take_pending()
         self._reserve(self.length + len(tokens))
         with torch.inference_mode():
             if before == 1:
                 self._branches = self._next_rows(1)
-            given = self._branches[sent(parents, self.device)]  # (T, H)
+            given = self._branches[sent(parents, self.device)]  # (T, F)
             logits, last, own = self._read_tree(tokens, parents, before, hidden, given)
             self._branches = torch.cat([self._branches, own])
         return Forward(logits, last, vocabulary=self.draft_vocabulary)
@@ -93,12 +91,12 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
         with torch.inference_mode():
             for some in self._inputs.pieces(self.length, tokens):
                 done += len(some)
-                part, last, _ = self._read(some, max(0, keep - (len(tokens) - done)), hidden)
+                part, state, _ = self._read(some, max(0, keep - (len(tokens) - done)), hidden)
                 logits.append(part)
-                states += [] if last is None else [last]
-        kept = slice(-keep, None) if keep else slice(0)
+                states += [] if state is None else [state]
+        last = slice(-keep, None) if keep else slice(0)
         whole = torch.cat(logits) if logits else torch.empty(0, self._columns, device=self.device)
-        return Forward(whole[kept], torch.cat(states)[kept] if hidden else None, None, self.draft_vocabulary)
+        return Forward(whole[last], torch.cat(states)[last] if hidden else None, None, self.draft_vocabulary)
 
     def _sample(
         self,
@@ -112,12 +110,19 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
         if len(tokens) > max(1, self._inputs.known(self.length)):
             self._extend([int(token) for token in tokens[:-1]], 0, hidden=False)
             tokens = tokens[-1:]
-        return self.read(tokens, reader, uniform, previous)
+        self._reserve(self.length + len(tokens))
+        with torch.inference_mode():
+            kind = PassKind(width_of(tokens), reader.hidden, reader, rows=1)
+            features = self._next_rows(len(tokens))
+            values, probs, own = self._run(kind, tokens, features, uniform, previous)
+        self._advance(len(tokens), own)
+        return values, probs
 
-    def _next_rows(self, count: int) -> torch.Tensor:  # (count, R)
+    def _next_rows(self, count: int) -> torch.Tensor:  # (count, F)
         """The features to read the next tokens with."""
-        rows: torch.Tensor = self._inputs.next(self.length, count)
-        return rows.clone() if self._inputs.known(self.length) > 0 else rows  # a view would be compiled separately
+        features: torch.Tensor = self._inputs.next(self.length, count)
+        known = self._inputs.known(self.length) > 0
+        return features.clone() if known else features  # a view would be compiled separately
 
     def _advance(self, count: int, further: torch.Tensor) -> None:
         """As in `FixedBufferRunner`; ``further`` are the features ``(T, F)`` that the head wrote after the tokens."""
@@ -148,7 +153,7 @@ class GraphChainPasses(Capturing, ChainPasses):
     multiplies = False
 
 
-class SideBySide:
+class ChainRounds:
     """Rounds of a chain head, each after a longer prefix of the same text.
 
     `ChainPasses` run the same one round after the other. Here the text is read once, with the features of the
@@ -167,21 +172,21 @@ class SideBySide:
         # The cache holds the text as far as it was read, and then the draft tokens of the rounds.
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._inputs = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
-        """``(N, R)`` of the places before the tokens to be read next, as far as they are known."""
+        self._features = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
+        """``(N, F)`` of the places before the tokens to be read next, as far as they are known."""
         self._read = 0
         self._lengths = torch.empty(0, dtype=torch.int64, device=self._device)  # (B,) tokens of each round's prefix
         self._rounds = self._lengths  # (B,) the numbers of the rounds
         self._owners = self._lengths  # by draft token in the cache, the number of its round
         self._places = self._lengths  # by draft token in the cache, its place
-        self._own = self._inputs  # (B, R)
+        self._own = self._features  # (B, F)
         self._step = 0
         self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
 
     def observe_states(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
-        fresh = {layer: torch.as_tensor(states[layer]).to(self._inputs) for layer in self._head.layers}
-        self._inputs = torch.cat([self._inputs, self._head.fuse(fresh)])
+        fresh = {layer: torch.as_tensor(states[layer]).to(self._features) for layer in self._head.layers}
+        self._features = torch.cat([self._features, self._head.fuse(fresh)])
 
     def first(self, lengths: Sequence[int], *, hidden: bool = False) -> Forward:
         """The pass after each round's first token: logits ``(B, V)``, and hidden states ``(B, H)`` where wanted.
@@ -225,8 +230,8 @@ class SideBySide:
         positions = torch.arange(self._read, stop, device=self._device)
         mask = self._head.causal(torch.arange(stop, device=self._device), positions)  # (T, S)
         ids = torch.tensor([self._text[self._read : stop]], device=self._device)
-        rows, self._inputs = self._inputs[:count], self._inputs[count:]
-        found: ChainPass = self._head(ids, rows[None], positions, mask[None, None], self._cache, min(keep, count))
+        features, self._features = self._features[:count], self._features[count:]
+        found: ChainPass = self._head(ids, features[None], positions, mask[None, None], self._cache, min(keep, count))
         self._read = stop
         return found
 

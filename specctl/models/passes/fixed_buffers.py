@@ -387,21 +387,6 @@ class FixedBufferRunner(FixedBuffers):
         """Count tokens as read; ``further`` is what else the network gave for them."""
         self.length += count
 
-    def read(
-        self,
-        tokens: Sequence[Token],
-        reader: TokenReader,
-        uniform: float | None,
-        previous: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self._reserve(self.length + len(tokens))
-        with torch.inference_mode():
-            rows = self._next_rows(len(tokens))
-            kind = PassKind(width_of(tokens), reader.hidden, reader, rows=int(rows is not None))
-            values, probs, further = self._run(kind, tokens, rows, uniform, previous)
-        self._advance(len(tokens), further)
-        return values, probs
-
     def _read(self, tokens: Sequence[int], keep: int, hidden: bool) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """Read tokens for which there is room.
 

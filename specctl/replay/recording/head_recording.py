@@ -10,9 +10,9 @@ from specctl.decoding.draws import sibling
 from specctl.decoding.logits.device import draw
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlocksSideBySide
+from specctl.models.draft_heads.block_runner import BlockRounds
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.chain_runner import SideBySide
+from specctl.models.draft_heads.chain_runner import ChainRounds
 from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import States, kept_states
@@ -85,16 +85,16 @@ class ManyAtOnce:
         *,
         hidden: bool,
     ) -> None:
-        self._rounds: SideBySide | BlocksSideBySide
+        self._rounds: ChainRounds | BlockRounds
         passes = draft.passes
         assert isinstance(passes, DraftHeadPasses), "see `starts_of`"
         head, vocabulary = passes.head, passes.vocabulary
         if isinstance(head, BlockHead):
-            self._rounds = BlocksSideBySide(head, vocabulary, sequence)
+            self._rounds = BlockRounds(head, vocabulary, sequence)
             self.at_once = max(1, TOKENS // head.block_size)
         else:
             assert isinstance(head, ChainHead), "there are no others"
-            self._rounds = SideBySide(head, vocabulary, sequence)
+            self._rounds = ChainRounds(head, vocabulary, sequence)
             self.at_once = CHUNK
         self._verifier, self._before, self._hidden = verifier, before, hidden
 
@@ -108,7 +108,7 @@ class ManyAtOnce:
         return self._rounds.further(going, tokens, hidden=self._hidden)
 
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        return self._rounds.foresee(tokens) if isinstance(self._rounds, BlocksSideBySide) else None
+        return self._rounds.foresee(tokens) if isinstance(self._rounds, BlockRounds) else None
 
 
 class ReadText:

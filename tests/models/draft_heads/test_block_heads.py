@@ -18,7 +18,7 @@ from specctl.decoding.warming import warm_up
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.draft_heads.block_runner import BlockPasses, BlocksSideBySide, GraphBlockPasses
+from specctl.models.draft_heads.block_runner import BlockPasses, BlockRounds, GraphBlockPasses
 from specctl.models.draft_heads.dflash import spread_layers
 from specctl.models.draft_heads.file_layout import Verifier, described, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
@@ -182,7 +182,7 @@ def test_windows_and_dflash2_draft_as_speculators_does(name: str) -> None:
 def test_rounds_side_by_side_see_what_a_round_alone_sees(name: str) -> None:
     head, given = recorded(name)
     ids = given["ids"].tolist()
-    rounds = BlocksSideBySide(head, VOCABULARY, ids)
+    rounds = BlockRounds(head, VOCABULARY, ids)
     rounds.observe_states(states(given, 0, LATER))
     anchors = range(ANCHOR, LATER + 1)
     with torch.inference_mode():

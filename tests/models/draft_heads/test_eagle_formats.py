@@ -8,7 +8,7 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.chain_runner import ChainPasses, SideBySide
+from specctl.models.draft_heads.chain_runner import ChainPasses, ChainRounds
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
@@ -327,7 +327,7 @@ def test_a_window_and_longrope_are_speculators_own(pieces: tuple[int, ...]) -> N
 def test_rounds_side_by_side_have_the_window_of_each() -> None:
     data = reference("eagle3-speculators-windowed")
     head, text = data.build(), [1, *data.ids.tolist()[:9]]
-    rounds = SideBySide(head, 96, text)
+    rounds = ChainRounds(head, 96, text)
     rounds.observe_states(data.states)
     lengths = [6, 7, 8]
     with torch.inference_mode():
