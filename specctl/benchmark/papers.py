@@ -8,7 +8,7 @@ from specctl.errors import UsageError
 from specctl.observing.results import Candidate
 from specctl.peers.engines import PeerSetting, parse_peer
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Setting, Signal, nested
-from specctl.policies.policy_text import policy_table
+from specctl.policies.registry import policy_table
 from specctl.policies.setting import TreeSize
 from specctl.profile.schema import DraftTable, Profile
 

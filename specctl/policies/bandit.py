@@ -9,8 +9,7 @@ from annotated_types import Ge, Gt, MinLen
 
 from specctl.policies.base import Rule, Signal
 from specctl.policies.draft_account import DraftAccount
-from specctl.policies.policy_text import policy_table
-from specctl.policies.registry import RULES
+from specctl.policies.registry import RULES, policy_table
 from specctl.records import DraftStep, Round, StopReason
 
 TRAINING_FREE = ("svip", "max-confidence", "adaedl", "self-verify", "heuristic")

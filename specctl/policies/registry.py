@@ -1,5 +1,9 @@
-"""The stopping policies that decide by themselves, by name."""
+"""The stopping policies that decide by themselves, by name, and a policy in one word."""
 
+import tomllib
+from typing import Any
+
+from specctl.errors import too_deep
 from specctl.policies.base import Rule
 from specctl.policies.cost_optimal import CostOptimal
 from specctl.policies.foreign_rules import CalibratedConfidence, ProbedLength, SteppedLength, VllmAdaptive
@@ -36,3 +40,44 @@ ENGINE_RULES: dict[str, type[Rule]] = {
     "stepped-length": SteppedLength,
 }
 """Rules of other engines: they are replayed for exports, and cannot be chosen."""
+
+_LONGEST_NUMBER = 20
+"""Characters of an integer of 64 bits."""
+
+
+def parse_value(text: str) -> Any:
+    """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    if too_deep(parsed) or (len(text) > _LONGEST_NUMBER and isinstance(parsed.get("value"), int)):
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def policy_table(text: str) -> dict[str, Any]:
+    """The name and the given settings of a policy, for example of ``svip:threshold=0.4,max_draft=20``, unchecked.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    name, _, settings = text.partition(":")
+    table: dict[str, Any] = {"name": name.strip()}
+    for setting in _parts(settings) if settings else []:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip() or key.strip() == "name":
+            raise ValueError("expected NAME:KEY=VALUE,...")
+        table[key.strip()] = parse_value(value.strip())
+    return table
+
+
+def _parts(settings: str) -> list[str]:
+    """The settings between commas; a comma within a list separates none."""
+    parts: list[str] = []
+    for piece in settings.split(","):
+        if parts and parts[-1].count("[") > parts[-1].count("]"):
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return parts

@@ -10,7 +10,7 @@ from typing import Any
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE
-from specctl.policies.policy_text import parse_value, policy_table
+from specctl.policies.registry import parse_value, policy_table
 from specctl.profile.profile_file import (
     DEFAULT_PROFILE,
     HERE,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from specctl.errors import ProfileError, UsageError
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import NONE, Setting, nested
-from specctl.policies.policy_text import policy_table
+from specctl.policies.registry import policy_table
 from specctl.policies.setting import BEAMS, LEAST_TREE, MOST_BEAMS, MOST_TREE, Parallel, TreeSize
 
 NAMES = ("target", "mid", "draft", "eagle3", "dspark")

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from specctl.errors import ProfileError, UsageError
 from specctl.policies import LOOKUP_SIGNALS, POLICIES, TRAINED_SIGNALS, Setting
-from specctl.policies.policy_text import policy_table
+from specctl.policies.registry import policy_table
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP, LOOKUP_POLICY, DraftTable, Profile
 from specctl.profile.wording import Key, did_you_mean, dotted, shown
 

@@ -7,7 +7,7 @@ import pytest
 
 from specctl.policies import POLICIES, Setting
 from specctl.policies.bandit import Bandit
-from specctl.policies.policy_text import policy_table
+from specctl.policies.registry import policy_table
 from specctl.profile import parse_policy
 from specctl.records import DraftStep, StopReason
 from tests.support.toys import round_of
