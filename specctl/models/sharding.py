@@ -45,9 +45,9 @@ class Order(IntEnum):
     """What a message asks for."""
 
     LOAD = 1
-    """Load a model: ``told`` as `Message.of` packs it."""
+    """Load a model; the arguments are in `Message.values`."""
     OPEN = 2
-    """Make a runner of a loaded model: ``told`` likewise."""
+    """Make a runner of a loaded model; likewise."""
     WATCH = 3
     """`Slot.watch`: the layers are the tokens."""
     EXTEND = 4
@@ -55,7 +55,7 @@ class Order(IntEnum):
     EXTEND_TREE = 5
     """`Slot.extend_tree`."""
     CATCH_UP = 6
-    """Nothing but what every message asks for first: to keep a path and to roll back."""
+    """Only keep a path and roll back, as every message may ask for first."""
     BEGIN = 7
     """`Slot.begin` of a prompt of ``keep`` tokens."""
 
@@ -66,9 +66,9 @@ class Message:
 
     Attributes:
         order: what to do.
-        runner: which runner is to do it, by the order in which they were made.
-        length: how many tokens it then has cached before the pass, by which a follower sees that it is in step.
-        rollback: drop all but so many tokens first, or `KEEP_ALL`.
+        runner: the number of the runner, in the order in which they were made.
+        length: how many tokens it must have cached before the pass, so that a follower notices when it is out of step.
+        rollback: the number of tokens to keep first, or `KEEP_ALL`.
         path: keep this path of the last tree before that; empty for none.
         keep, hidden, before: as in `Slot.extend` and `extend_tree`.
         tokens: ids; of other orders the bytes of a JSON text, or layers.
@@ -87,13 +87,13 @@ class Message:
     parents: Sequence[int] = field(default=())
 
     @classmethod
-    def of(cls, order: Order, told: dict[str, Any], *, runner: int = 0) -> "Message":
-        """An order with names and values instead of tokens."""
-        return cls(order, runner, tokens=list(json.dumps(told).encode()))
+    def of(cls, order: Order, values: dict[str, Any], *, runner: int = 0) -> "Message":
+        """An order with named values instead of tokens."""
+        return cls(order, runner, tokens=list(json.dumps(values).encode()))
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The names and values given to `of`."""
+    def values(self) -> dict[str, Any]:
+        """The values given to `of`."""
         found: dict[str, Any] = json.loads(bytes(self.tokens))
         return found
 
@@ -141,10 +141,10 @@ def decoded(receive: Callable[[], torch.Tensor]) -> Message:
 
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others within a pass, and while one is slower to load. A rank that dies is seen at once
-by other means; this ends the wait for one that hangs."""
+"""How long a rank waits for the others within a pass, and while one is slower to load. This ends the wait for a rank
+that hangs; the end of one is noticed at once by other means."""
 ORDER_TIMEOUT = timedelta(days=365)
-"""How long a follower waits for an order: as long as nobody asks for anything."""
+"""How long a follower waits for an order: as long as the leader is idle."""
 
 
 def shard_device() -> str:
@@ -154,13 +154,13 @@ def shard_device() -> str:
 
 
 class ShardGroup:
-    """This process's place among the ranks.
+    """This process's rank in the group.
 
-    Tensors travel by the backend of their device (NCCL, or gloo on a CPU). Orders travel by gloo, so that a follower
-    that waits for one keeps no core of an accelerator busy.
+    Tensors travel by the backend of their device (NCCL, or gloo on a CPU). Orders travel by gloo, so that waiting for
+    one does not keep an accelerator busy.
 
     Args:
-        store: a file that does not exist yet, by which the ranks find each other; in a folder of this user's.
+        store: a file that does not exist yet, by which the ranks find each other; in a folder of this user.
         rank: 0 for the leader.
         size: how many ranks there are.
 
@@ -203,17 +203,17 @@ class ShardGroup:
         return decoded(part)
 
     def leave(self) -> None:
-        """Give up the place; what the other ranks still expect of this one fails there."""
+        """Leave the group; collectives that the other ranks are waiting in fail there."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 @contextmanager
 def known_to_transformers(rank: int, size: int) -> Iterator[None]:
-    """Tell transformers its place among the ranks, as torchrun does, while it loads a model."""
-    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    """Set the rank in the environment as torchrun does, while transformers loads a model."""
+    variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -225,7 +225,7 @@ def known_to_transformers(rank: int, size: int) -> Iterator[None]:
 
 
 def _stay_on_this_machine() -> None:
-    """Let gloo connect over the loopback device; it would otherwise look up the machine's name, which may lead away."""
+    """Let gloo connect over the loopback device, and not by the machine's name, which may resolve to another one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
@@ -233,8 +233,8 @@ class Follower:
     """The shares of the models that this rank holds, and their runners.
 
     Args:
-        load: reads this rank's share of a model, told as in `Leader.load`.
-        say: tells the leader a word.
+        load: reads this rank's share of a model, from the ``values`` of `Leader.load`.
+        say: sends the leader a word.
     """
 
     def __init__(self, load: "Callable[[dict[str, Any]], PreTrainedModel]", say: Callable[[str], None]) -> None:
@@ -243,10 +243,10 @@ class Follower:
         self._runners: list[Slot] = []
 
     def follow(self, receive: Callable[[], Message]) -> None:
-        """Do what the leader asks for, without end.
+        """Carry out the leader's orders until an error ends them.
 
         Args:
-            receive: gives the next order.
+            receive: returns the next order.
 
         Raises:
             ModelError: a model cannot be loaded, or this rank is out of step.
@@ -255,12 +255,12 @@ class Follower:
             self.obey(receive())
 
     def obey(self, message: Message) -> None:
-        """Do one thing; arguments and errors as in `follow`."""
+        """Carry out one order; errors as in `follow`."""
         if message.order is Order.LOAD:
-            self._models.append(self._load(message.told))
+            self._models.append(self._load(message.values))
             self._say("loaded")
         elif message.order is Order.OPEN:
-            self._open(**message.told)
+            self._open(**message.values)
         else:
             with torch.inference_mode():
                 self._run(message)
@@ -295,13 +295,13 @@ class Follower:
 
 PROGRAM = "specctl.models.loading.follower"
 GRACE = 20.0
-"""Seconds after a follower's death in which a pass of the leader's may fail by itself. Then the process ends: NCCL
-waits for a dead rank without end, in code that no exception reaches."""
+"""Seconds after a follower's end in which a pass of the leader may fail by itself. Then the process ends: NCCL would
+wait for the dead rank forever, in code that no exception reaches."""
 PATIENCE = 2.0
-"""Seconds that a pass gets to end after the signals that are to end it. Then its followers are killed, which ends it
-with an error: a follower that was stopped takes no part in it, and the leader waits in native code."""
+"""Seconds that a pass gets to end after the signals that should end it. Then its followers are killed, which ends it
+with an error: a stopped follower does not take part, and the leader waits in native code."""
 LAST_WORDS = 5.0
-"""Seconds in which a follower's death becomes known after a collective failed because of it."""
+"""Seconds in which a follower's end becomes known after a collective failed because of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Death:
 
     Attributes:
         rank: its own.
-        error: what to tell a user.
+        error: for the user.
         at: `monotonic` seconds.
     """
 
@@ -379,7 +379,7 @@ class Followers:
                     raise self.death.error from None
 
     def began_pass(self, presses: int = 2) -> None:
-        """A pass that needs all ranks has begun; Ctrl-C pressed so many times is to end it."""
+        """A pass that needs all ranks has begun; it ends when Ctrl-C is pressed ``presses`` times."""
         self._presses = presses
         self._pass_since = monotonic()
 
@@ -416,11 +416,11 @@ class Followers:
         reason: tuple[str, str] | None = None
         with os.fdopen(ear, encoding="utf-8") as lines:
             for line in lines:
-                told = json.loads(line)
-                if isinstance(told, str):
-                    self._said.put(told)
+                said = json.loads(line)
+                if isinstance(said, str):
+                    self._said.put(said)
                 else:
-                    reason = told["message"], told["hint"]
+                    reason = said["message"], said["hint"]
         code = process.wait()
         if self._stopping or self.death is not None:
             return
@@ -477,9 +477,7 @@ _LOCK = "lock"
 
 
 class MeetingFolder:
-    """A folder of this user's among the temporary files; locked, so that others see that its process lives.
-
-    Those of leaders that were killed are removed.
+    """A temporary folder of this user, locked while this process lives. Those of killed leaders are removed.
 
     Attributes:
         path: of the folder.
@@ -526,8 +524,8 @@ class Together(Protocol):
 class LeadingRunner(Around):
     """A `Slot` of the leader's share of a model, whose followers do the same with theirs.
 
-    Its passes and what is taken back go into one message a pass: a rollback is told with the pass after it. So nothing
-    that the loop around it decides, or how long that takes, can bring the ranks out of step.
+    A pass takes one message, which also has the rollbacks before it. So no decision of the decoding loop, and no delay
+    in it, can bring the ranks out of step.
 
     Args:
         runner: of this rank's share.
@@ -627,13 +625,13 @@ class Leader:
             raise
 
     def load(
-        self, kind: Literal["tensor", "pipeline"], told: dict[str, Any], read: "Callable[[], PreTrainedModel]"
+        self, kind: Literal["tensor", "pipeline"], values: dict[str, Any], read: "Callable[[], PreTrainedModel]"
     ) -> "tuple[PreTrainedModel, Sharding]":
         """Load a model on all ranks.
 
         Args:
             kind: how it is split.
-            told: what the followers need to read theirs.
+            values: what the followers need to read theirs.
             read: reads this rank's.
 
         Raises:
@@ -646,7 +644,7 @@ class Leader:
             self.followers.wait_for("loaded")
             return model
 
-        model = self.together(Message.of(Order.LOAD, {**told, "kind": kind, "shards": self.size}), work)
+        model = self.together(Message.of(Order.LOAD, {**values, "kind": kind, "shards": self.size}), work)
         _in_shards.add(model)
         self._models += 1
         return model, Sharding(self.size, kind, self._models - 1)
@@ -663,7 +661,7 @@ class Leader:
             name: the model's, in messages.
             settings: which engine, one that runs it on every rank, and whether to compile.
         """
-        told = {
+        values = {
             "model": sharding.number,
             "vocabulary": vocabulary,
             "name": name,
@@ -672,7 +670,7 @@ class Leader:
             "threads": torch.get_num_threads(),
         }
         runner = self.together(
-            Message.of(Order.OPEN, told, runner=self._runners),
+            Message.of(Order.OPEN, values, runner=self._runners),
             lambda: engine_named(settings.engine).build(model, vocabulary, name, settings),
         )
         assert runner is not None, "an engine that is tried runs whole models only"
@@ -680,17 +678,17 @@ class Leader:
         return LeadingRunner(runner, self.together, self._runners - 1, sharding)
 
     def together(self, message: Message, work: Callable[[], Result]) -> Result:
-        """Do what a message asks the followers for, with them. A first Ctrl-C waits for the end of a pass,
-        a second one or SIGTERM ends one that is stuck.
+        """Send a message and do the same work here. A first Ctrl-C waits for the end of a pass, a second one or SIGTERM
+        ends a stuck one.
 
         Raises:
-            ModelError: a rank failed. No more can be done then: the ranks are out of step.
+            ModelError: a rank failed; the ranks are out of step then, and all later calls fail.
         """
         if self._closed is None and self.followers.death is not None:
             self._close(self.followers.death.error)
         if self._closed is not None:
             raise ModelError(self._closed, "Load the models again.")
-        # What takes minutes and is not needed by a session that goes on is given up at once.
+        # Loading takes minutes, and no session depends on it yet: it is given up at once.
         at_once = message.order is Order.LOAD
         with nullcontext() if at_once else _finished_first():
             self.followers.began_pass(presses=1 if at_once else 2)
@@ -741,11 +739,11 @@ _in_shards: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()
 
 
 def lead(size: int, *, anew: bool = False) -> Leader:
-    """This process's leader of a group of ``size`` ranks; another group is ended.
+    """This process's leader of a group of ``size`` ranks; a group of another size is ended.
 
     Args:
-        size: how many ranks.
-        anew: whether a group of that size is ended too, with the models that it holds.
+        size: the number of ranks.
+        anew: whether a group of that size is ended too, with its models.
     """
     global _leader
     if _leader is not None and (anew or _leader.size != size or _leader.followers.death is not None):
@@ -777,7 +775,7 @@ def leader() -> Leader:
 
 
 def is_sharded(model: "PreTrainedModel") -> bool:
-    """Whether this process has a share of the model only, so that it cannot run it alone."""
+    """Whether this process has only a share of the model and cannot run it alone."""
     return model in _in_shards
 
 

@@ -1,4 +1,8 @@
-"""Drafts whose tokenizer is not their target's."""
+"""Drafts with another tokenizer than their target's.
+
+A `TranslatedRunner` drafts the tokens that both have (TLI), a `WrittenRunner` writes text that is cut into tokens of
+the target (SLEM, algorithm 2): Timor et al., arXiv 2502.05202.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +23,11 @@ from specctl.models.running.slot import Slot
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.forward import Numbers
-
 
 PLAIN = (PROBES[0], PROBES[2])
-"""Texts that every tokenizer for English has to give back."""
+"""Texts that every tokenizer for English has to reproduce."""
 ANCHORS = ("", "\n", ".", "a")
-"""What may stand before a piece from the middle of a text, so that no beginning is put before it."""
+"""Put before a piece from the middle of a text, so that the tokenizer does not treat it as a beginning."""
 
 
 class TokenBytes:
@@ -33,14 +35,14 @@ class TokenBytes:
 
     Args:
         tokenizer: byte-level BPE (``Ġ``), or SentencePiece's forms (``▁``, ``<0x0A>``).
-        rows: how many ids the model has; the tokenizer's others are left out.
+        rows: the number of ids that the model has; the tokenizer's others are left out.
 
     Attributes:
-        whole: how many ids the tokenizer and the model have.
-        of: by id; special tokens have none.
-        ids: the id of a text of these bytes; of several, one that is not spelt as a byte.
-        specials: special tokens by their text.
-        start: the special ids that it puts before every text.
+        whole: the number of ids that both the tokenizer and the model have.
+        of: bytes by id, without special tokens.
+        ids: ids by bytes; of several with the same bytes, one that is not spelt as a byte.
+        specials: ids of special tokens by their text.
+        start: the special ids that the tokenizer puts before every text.
     """
 
     def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
@@ -68,26 +70,26 @@ class TokenBytes:
 
     @property
     def lost(self) -> str | None:
-        """The first of the `PLAIN` texts that its tokens do not give back; None if they give back all."""
+        """The first of the `PLAIN` texts that its tokens do not reproduce; None if they reproduce all."""
         return next((text for text in PLAIN if self.reading(text) != text), None)
 
     def reading(self, text: str) -> str:
-        """What is left of a text in its tokens."""
+        """A text encoded and decoded."""
         return self.text(self._tokenizer.encode(text, add_special_tokens=False)).decode(errors="replace").lstrip(" ")
 
     def text(self, ids: Iterable[int]) -> bytes:
-        """What ids spell; special tokens spell nothing."""
+        """The bytes of ids; special tokens have none."""
         return b"".join(self.of.get(index, b"") for index in ids)
 
     def encode(self, piece: bytes, *, first: bool = False) -> list[int]:
-        """The ids of a part of a text, as its tokenizer cuts it: without special tokens.
+        """The ids of a part of a text as its tokenizer cuts it, without special tokens.
 
-        What is no text, such as the beginning of a character, and what the tokenizer does not give back is cut into the
-        longest tokens there are; bytes of which there is no token are left out.
+        Bytes that are not valid text, and text that the tokenizer does not reproduce, are cut into the longest tokens
+        there are; bytes that no token has are left out.
 
         Args:
             piece: its bytes.
-            first: whether it begins the text, where a tokenizer may put a space that is not there.
+            first: whether it begins the text, where a tokenizer may insert a space.
         """
         key = piece, first
         if key not in self._known:
@@ -138,13 +140,13 @@ class TokenBytes:
 
 
 def _of_letters(token: str) -> bytes:
-    """Of byte-level BPE; what is spelt by other letters is plain text."""
+    """The bytes of a token of byte-level BPE; a token with other letters is plain text."""
     found = bytes_of_letters(token)
     return token.encode() if found is None else found
 
 
 def _of_piece(token: str) -> bytes:
-    """Of SentencePiece."""
+    """The bytes of a token of SentencePiece."""
     byte = byte_of(token)
     return token.replace(SPACE, " ").encode(errors="replace") if byte is None else bytes([byte])
 
@@ -157,13 +159,13 @@ class TokenMap:
     Args:
         target: of the target's tokenizer.
         draft: of the draft's.
-        whole: V, the pair's vocabulary: the target's ids, perhaps with padding behind them.
-        writes_text: whether the draft writes whatever tokens it has, and the target's are cut of their text.
+        whole: V, the pair's vocabulary: the target's ids, perhaps with padding after them.
+        writes_text: whether the draft writes any of its tokens, and their text is cut into the target's.
 
     Attributes:
         target, draft, whole, writes_text: as given.
-        draft_id: the draft's id for each of the target's that has one, for what the draft reads.
-        vocabulary: the target's ids that the draft can write, each the one that the target's tokenizer writes.
+        draft_id: the draft's id of each of the target's that has one, for reading.
+        vocabulary: the target's ids that the draft can write, each the one that the target's tokenizer would write.
         columns: ``(N,)`` int64, the draft's ids of ``vocabulary``.
     """
 
@@ -190,17 +192,17 @@ class TokenMap:
 
     @property
     def told(self) -> str:
-        """What the draft does, in words."""
+        """What the draft does, for reports."""
         if self.writes_text:
             return "writes text, which is cut into the target's tokens"
         return f"drafts the {len(self.vocabulary):,} of {self.target.whole:,} tokens that both have"
 
 
 class Columns:
-    """Takes some columns of rows of numbers, wherever these are.
+    """Selects columns of logits, in numpy or on any device.
 
     Args:
-        ids: ``(N,)`` int64, those taken.
+        ids: ``(N,)`` int64, the columns.
     """
 
     def __init__(self, ids: npt.NDArray[np.int64]) -> None:
@@ -208,7 +210,7 @@ class Columns:
         self._there: dict[str, torch.Tensor] = {}
 
     def of(self, numbers: "Numbers", rows: Sequence[int]) -> "Numbers":
-        """These columns ``(R, N)`` of R of the rows, in memory of their own."""
+        """The columns ``(R, N)`` of R of the rows, copied."""
         if isinstance(numbers, np.ndarray):
             found: npt.NDArray[np.float32] = numbers[np.array(rows, np.int64)[:, None], self.ids]
             return found
@@ -231,17 +233,16 @@ class Columns:
 
 
 LONGEST_WORD = 32
-"""Tokens after which a piece of the text is taken as a word, whatever it is."""
+"""The most tokens of a word; a longer one is split."""
 
 
 class DraftText:
-    """The draft's ids of a growing text of the target's.
+    """A growing text of the target's in ids of the draft.
 
-    They depend on the text alone and not on how it came to be, so that a draft replayed reads what it read live. A
-    word that another one follows is cut as the draft's own tokenizer cuts it. Of the word that is being written each
-    token is the draft's of the same bytes; where there is none for one of them, its bytes are cut anew with each token.
-    Special tokens are words: those that the draft has not are read as the text that spells them, but for the beginning
-    of the text, which is as the draft's own tokenizer begins it.
+    The ids depend on the text alone and not on how it came about, so that a replayed draft reads what it read live. A
+    finished word is cut as the draft's tokenizer cuts it. In the last word each token is the draft's of the same bytes;
+    if a token has none, the word's bytes are cut anew with each token. A special token is a word: one that the draft
+    lacks is read as the text that spells it. The beginning of the text is as the draft's tokenizer begins it.
 
     Args:
         tokens: of the target and the draft.
@@ -262,7 +263,7 @@ class DraftText:
         self.truncate(0)
 
     def append(self, token: int) -> int:
-        """Add a token of the target's; how many of the draft's ids from the start stay as they were."""
+        """Add a token of the target's; returns how many of the draft's first ids are unchanged."""
         if self._opens(token):
             kept = self._put(closed=True)
             # A draft that begins texts with nothing reads the first word in place of what stands for an empty text.
@@ -274,7 +275,7 @@ class DraftText:
         return min(kept, self._put(closed=False))
 
     def truncate(self, length: int) -> int:
-        """Keep the first tokens of the target's only; how many of the draft's ids from the start stay as they were."""
+        """Keep the target's first tokens only; returns how many of the draft's first ids are unchanged."""
         if length >= len(self.tokens) and self.tokens:
             return len(self.ids)
         while len(self._words) > 1 and self._words[-1][0] >= length:
@@ -287,7 +288,7 @@ class DraftText:
 
     @property
     def word(self) -> Sequence[int]:
-        """The target's ids of the word that is being written; none behind a special token and where the text begins."""
+        """The target's ids of the last word; none after a special token and at the beginning of the text."""
         if not self.tokens or self.tokens[-1] not in self._map.target.of:
             return ()
         return self.tokens[self._words[-1][0] :]
@@ -309,7 +310,7 @@ class DraftText:
         return text.startswith(b" ") and not before[-1:].isspace()
 
     def _put(self, *, closed: bool) -> int:
-        """Write the ids of the last word; how many ids from the start stay as they were."""
+        """Write the ids of the last word; returns how many of the first ids are unchanged."""
         start, place = self._words[-1]
         new = [] if self._silent(len(self.tokens)) else self._read(self.tokens[start:], closed)
         if not place and not new:
@@ -331,27 +332,27 @@ class DraftText:
         return self._map.draft.encode(text.removeprefix(b" ") if spaced else text, first=begins)
 
     def _silent(self, count: int) -> bool:
-        """Whether so many tokens from the start of the text are what the target's tokenizer puts before every one."""
+        """Whether the text's first ``count`` tokens are those that the target's tokenizer puts before every text."""
         start = self._map.target.start
         return count <= len(start) and start[:count] == (*self.tokens[:count],)
 
 
 FARTHEST = 8
-"""Tokens of a draft after which the target's next one is taken as it then is, whatever might come behind it."""
+"""Tokens of a draft after which the target's next token is taken from what was written so far."""
 
 
 class Continuation:
-    """Cuts what a draft writes behind a text as the target's tokenizer does.
+    """Cuts what a draft writes after a text as the target's tokenizer does.
 
-    The word that is being written is cut together with what follows it. Where other tokens than the text's come of that
-    the text stays as it is, and what follows is cut by itself. Special tokens are drafted where both have them;
-    nothing is cut across one.
+    The text's last word is cut together with what follows it. If that gives other tokens than the text's, the text
+    stays as it is, and what follows is cut by itself. Special tokens are drafted where both models have them; nothing
+    is cut across one.
 
     Args:
         tokens: of the target and the draft.
 
     Attributes:
-        writable: the draft's tokens that are text, and the special ones that its target has.
+        writable: the draft's tokens that are text, and the special tokens that its target has.
     """
 
     def __init__(self, tokens: TokenMap) -> None:
@@ -364,14 +365,14 @@ class Continuation:
         self._any = min(tokens.target.of, default=0)
 
     def next(self, text: DraftText, written: Sequence[int]) -> int | None:
-        """The target's token that comes next; None while more has to be written to tell.
+        """The target's next token; None while more has to be written to know it.
 
-        A token is told by what comes behind it: cut at the end of what was written it may be the beginning of a longer
-        one. Where nothing can be cut of `FARTHEST` tokens it is one that most likely is wrong.
+        A token is known once something follows it: the last one cut may be the beginning of a longer one. If nothing
+        can be cut from `FARTHEST` tokens it is one that most likely is wrong.
 
         Args:
             text: so far.
-            written: the draft's ids behind it, ``writable`` ones, of which none but the last is special.
+            written: the draft's ``writable`` ids after it, of which only the last may be special.
         """
         if not written:
             return None
@@ -383,7 +384,7 @@ class Continuation:
         return special if special is not None else self._any if settled else None
 
     def _cut(self, text: DraftText, data: bytes, settled: bool) -> Sequence[int]:
-        """The target's ids of bytes behind a text; of whole characters only, unless they are ``settled``."""
+        """The target's ids of bytes after a text; of whole characters only, unless they are ``settled``."""
         word, begins = text.word, text.begins
         before = self._target.text(word)
         if begins and not word and self._draft.puts_space:
@@ -401,7 +402,7 @@ class Continuation:
 
 
 def _characters(data: bytes) -> bytes:
-    """Bytes without the beginning of a character at their end."""
+    """Bytes without an incomplete character at their end."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -410,19 +411,19 @@ def _characters(data: bytes) -> bytes:
 
 
 AGREEMENT_TOKENS = 512
-"""Tokens of each text that are looked at."""
+"""Tokens of each text that are compared."""
 AGREEMENT_BYTES = 64
-"""Bytes of a text that a draft may have to write to tell one token."""
+"""The most bytes that a draft writes for one token of the target."""
 
 
 def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
-    """The share of tokens that come out as they were, behind a text as it is, if the draft goes on as it does.
+    """The share of a text's tokens that come out unchanged if the draft writes the same text in its own tokens.
 
-    What the draft knows is no part of it: so many tokens can be accepted at most.
+    It is an upper bound of the acceptance rate, whatever the draft predicts.
 
     Args:
         tokens: of the target and the draft.
-        texts: in ids of the target's, as its tokenizer cuts them.
+        texts: in the target's ids, as its tokenizer cuts them.
     """
     continuation, same, whole = Continuation(tokens), 0, 0
     for some in texts:
@@ -439,18 +440,18 @@ def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
 
 
 class OwnTextRunner(Around):
-    """A `Slot` that is told its target's ids, and whose draft reads what they spell in its own (`DraftText`).
+    """A `Slot` of a draft that takes its target's ids and reads their text in its own (`DraftText`).
 
-    The draft's cache goes back to where that text changes, and of a text that is longer than its context it reads the
-    end.
+    The draft's cache is rolled back to where its ids changed. It reads the end of a text that is longer than its
+    context.
 
     Args:
-        runner: the draft, of its own ids.
-        tokens: which are shared.
+        runner: the draft, with its own ids.
+        tokens: of both models.
     """
 
     AHEAD = 0
-    """How many ids behind the text the draft may write."""
+    """The most ids after the text that the draft may write."""
 
     def __init__(self, runner: Slot, tokens: TokenMap) -> None:
         super().__init__(runner)
@@ -460,7 +461,7 @@ class OwnTextRunner(Around):
         self._map = tokens
         self._text = DraftText(tokens)
         self._room = max(1, runner.context - self.AHEAD)
-        self._read = 0  # of the draft's ids, those that are cached, with the first left out
+        self._read = 0  # the draft's ids that are cached, counted with those left out at the start
         self._left_out = 0
 
     @property
@@ -483,33 +484,30 @@ class OwnTextRunner(Around):
         self._moved(self._text.truncate(length))
 
     def _outside(self, length: int) -> int:
-        """How many ids at the start of a text of some length the draft does not read: halves of its context.
+        """How many ids at the start of a text the draft does not read: a multiple of half its context.
 
-        Of the length alone, though rounds that draft across the border read twice: else what is drafted, and with it
-        the text of a seed and a replay, would depend on the rounds before.
+        It follows from the length alone, so that what is drafted does not depend on earlier rounds. Rounds across the
+        border read twice.
         """
         half = max(1, self._room // 2)
         return max(0, -((self._room - length) // half)) * half
 
     def _moved(self, kept: int) -> None:
-        """The text has changed, but for the first ``kept`` of its ids in the draft's."""
+        """The text has changed after the first ``kept`` of the draft's ids."""
         self._forget(kept)
 
     def _forget(self, kept: int) -> None:
         self._read = min(self._read, kept)
 
     def _pass(self, ids: Sequence[int], length: int, end: int, keep: int, hidden: bool) -> Forward | None:
-        """Read what is not cached of the first ``end`` of the draft's ids.
+        """The draft's pass over those of its first ``end`` ids that are not cached; None if all are.
 
         Args:
-            ids: the text's, in the draft's ids.
-            length: of the text that is gone on from, which says what is left out.
-            end: how many of them are read.
-            keep: predictions behind the last so many of them are wanted.
+            ids: of the text.
+            length: of the text that is continued, which decides how many ids are left out.
+            end: the number of ids to read.
+            keep: the number of last ids whose logits are wanted.
             hidden: whether hidden states are wanted.
-
-        Returns:
-            The draft's own pass; None where all is cached already.
         """
         runner, outside = self.runner, self._outside(length)
         if outside != self._left_out:
@@ -526,13 +524,9 @@ class OwnTextRunner(Around):
 
 
 class TranslatedRunner(OwnTextRunner):
-    """A `Slot` that is told its target's ids and gives logits of those that its draft has too.
+    """A draft that writes the tokens that its target has too.
 
-    The draft's logits of the shared tokens are what it drafts from: renormalised, they are its law there, and signals
-    are of this law.
-
-    Args:
-        runner, tokens: as of `OwnTextRunner`.
+    It drafts from its logits of these tokens; the distribution and its signals are those of the softmax over them.
     """
 
     def __init__(self, runner: Slot, tokens: TokenMap) -> None:
@@ -561,14 +555,7 @@ class TranslatedRunner(OwnTextRunner):
         return joined(parts) if len(parts) > 1 else parts[0]
 
     def _rows(self, ids: Sequence[int], ends: Sequence[int], keep: int, hidden: bool) -> Forward:
-        """Read what is not cached of the draft's ids.
-
-        Args:
-            ids: the text's, in the draft's ids.
-            ends: how many of them come before each prediction, rising; nothing is changed from the first one on.
-            keep: how many predictions are wanted, all of ``ends`` or none.
-            hidden: whether hidden states are wanted.
-        """
+        """Logits after the ids up to each of ``ends``, which rise; ``keep`` is their number, or 0 for no logits."""
         found = self._pass(ids, ends[0], ends[-1], ends[-1] - ends[0] + 1 if keep else 0, hidden)
         if found is None:
             return Forward(np.zeros((0, len(self._map.vocabulary)), np.float32), vocabulary=self.draft_vocabulary)
@@ -582,14 +569,11 @@ class TranslatedRunner(OwnTextRunner):
 
 
 class WrittenRunner(OwnTextRunner):
-    """A `Slot` that predicts the next of its target's tokens in what its draft would write.
+    """A draft that writes text, which is cut into tokens of its target.
 
-    Behind the text the draft writes the likeliest of its own tokens until they tell the next one of the target's
-    (`Continuation`). So each prediction is certain, and one of the text alone. Its signals are of the law of the token
-    that the draft begins with. What it wrote is not written again where a text goes on with it.
-
-    Args:
-        runner, tokens: as of `OwnTextRunner`.
+    After the text the draft writes its likeliest tokens until the target's next token is known (`Continuation`). So
+    each prediction is certain and depends on the text alone. Its signals are those of the distribution of the draft's
+    first token. What it wrote is reused where the text continues with it.
     """
 
     AHEAD = FARTHEST
@@ -598,23 +582,23 @@ class WrittenRunner(OwnTextRunner):
         super().__init__(runner, tokens)
         self.writes_text, self.verifies = True, False
         self._continuation = Continuation(tokens)
-        self._ids: list[int] = [*self._text.ids]  # the text's in the draft's, and those written behind it
-        self._laws: dict[int, Numbers] = {}  # (1, N), of those written, by their place
-        self._laws_outside = 0
+        self._ids: list[int] = [*self._text.ids]  # of the text, and those written after it
+        self._written: dict[int, Numbers] = {}  # logits (1, N) of those written, by their place
+        self._written_outside = 0
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        assert not hidden, "the states behind a token of the target's are of no token of the draft's"
-        text, behind = self._text, len(tokens) - keep
-        for token in tokens[:behind]:
+        assert not hidden, "a token of the target's has no state of its own in the draft"
+        text, before = self._text, len(tokens) - keep
+        for token in tokens[:before]:
             self._moved(text.append(token))
         found: list[int] = []
-        laws: list[Numbers] = []
-        for token in tokens[behind:]:
+        logits: list[Numbers] = []
+        for token in tokens[before:]:
             self._moved(text.append(token))
             found.append(self._next())
-            laws.append(self._laws[len(text.ids)])
+            logits.append(self._written[len(text.ids)])
         if keep:
-            return Forward(joined_numbers(laws), certain=Certain(found, self._map.whole))
+            return Forward(joined_numbers(logits), certain=Certain(found, self._map.whole))
         self._go_on_from_text()
         self._pass(self._ids, len(text.ids), len(text.ids), 0, hidden=False)
         return Forward(np.zeros((0, self._map.whole), np.float32))
@@ -627,9 +611,9 @@ class WrittenRunner(OwnTextRunner):
             self._forget(end - 1)
             found = self._pass(self._ids, length, end, 1, hidden=False)
             assert found is not None, "an id is read"
-            law = self._continuation.writable.of(found.columns, [0])
-            self._laws[end] = law
-            self._ids.append(int(self._continuation.writable.ids[int(law[0].argmax())]))
+            logits = self._continuation.writable.of(found.columns, [0])
+            self._written[end] = logits
+            self._ids.append(int(self._continuation.writable.ids[int(logits[0].argmax())]))
         return token
 
     def _moved(self, kept: int) -> None:
@@ -638,17 +622,17 @@ class WrittenRunner(OwnTextRunner):
             kept += 1
         if kept < len(new):
             old[kept:] = new[kept:]
-            self._laws.clear()
+            self._written.clear()
             self._forget(kept)
 
     def _go_on_from_text(self) -> None:
-        """Forget what is behind the text, unless the draft would write the same again."""
+        """Drop what was written after the text, unless the draft would write the same again."""
         length = len(self._text.ids)
-        if (outside := self._outside(length)) != self._laws_outside:
-            self._laws.clear()
-            self._laws_outside = outside
-        self._laws = {place: law for place, law in self._laws.items() if place >= length}
-        if length not in self._laws:
-            self._laws.clear()
+        if (outside := self._outside(length)) != self._written_outside:
+            self._written.clear()
+            self._written_outside = outside
+        self._written = {place: logits for place, logits in self._written.items() if place >= length}
+        if length not in self._written:
+            self._written.clear()
             del self._ids[length:]
             self._forget(length)

@@ -61,9 +61,9 @@ def test_what_is_long_takes_several_messages_of_one_size():
 
 
 def test_names_and_values_arrive():
-    told = {"model": "Grün/7B", "shards": 4, "threads": None}
-    found, _ = carried(Message.of(Order.LOAD, told, runner=2))
-    assert (found.told, found.runner) == (told, 2)
+    values = {"model": "Grün/7B", "shards": 4, "threads": None}
+    found, _ = carried(Message.of(Order.LOAD, values, runner=2))
+    assert (found.values, found.runner) == (values, 2)
 
 
 @pytest.fixture(scope="module")

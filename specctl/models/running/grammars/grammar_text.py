@@ -195,8 +195,8 @@ def _require_exact(key: str, value: Any) -> None:
 def ecma(pattern: str) -> str:
     """A pattern of ECMA-262 in the syntax of Rust's regex, as far as the two read the same signs otherwise.
 
-    A dot is no line break, ``\\s`` has ECMA-262's white space, and classes hold signs alone. A pattern with flags of
-    its own is Rust's already.
+    A dot matches no line break, ``\\s`` is ECMA-262's white space, and classes have no operators. A pattern with flags
+    is taken as Rust's already.
     """
     if _FLAGS.search(pattern):
         return pattern
@@ -257,7 +257,7 @@ def grammar_text(kind: str, text: str, *, checked: bool = False) -> GrammarText:
         checked: whether a schema is compared with the rules of its draft, which takes long for a long one.
 
     Raises:
-        ValueError: it is no such grammar, in one line.
+        ValueError: it is not a valid grammar of that kind; in one line.
         RecursionError: it is nested too deeply.
     """
     if kind == "regex":

@@ -1,7 +1,6 @@
-"""Whether a text fits a JSON schema: what llguidance lets a model write is not all that a schema may ask.
+"""Whether a text fits a JSON schema: llguidance does not enforce everything that a schema may ask for.
 
-jsonschema judges the value that a parser reads, where of a name that stands twice the last one counts. No torch and no
-numpy here.
+jsonschema judges the parsed value, in which the last of several equal names counts. No torch and no numpy here.
 """
 
 import json
@@ -183,7 +182,7 @@ def _hostname(text: str) -> bool:
 
 
 def _email(text: str) -> bool:
-    """RFC 5321: 64 bytes before the last @, 254 in all, and a name of a host or an address in brackets behind it."""
+    """RFC 5321: 64 bytes before the last @, 254 in all, and after it a host name or an address in brackets."""
     local, at, domain = text.rpartition("@")
     fits = 0 < len(local.encode()) <= 64 and len(text.encode()) <= 254
     return bool(at) and fits and (domain.startswith("[") or _hostname(domain))

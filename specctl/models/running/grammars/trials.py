@@ -1,8 +1,8 @@
-"""The program that tries to compile grammars: a process that forks for each, so that one may be ended.
+"""Trials of grammars: a process of their own compiles each in a fork, so that a slow or large one can be ended.
 
-It imports neither torch nor numpy, so that it starts at once. It reads grammars from standard input, answers with a
-line of JSON each on what was standard output, and ends with the process that started it. A grammar that takes longer
-than most is begun again where it holds up no quick one: those that have taken as long wait for each other alone.
+The program imports neither torch nor numpy, so that it starts at once. It reads grammars from standard input, answers
+each with a line of JSON on standard output, and ends with the process that started it. A grammar that takes longer than
+most is started again with more time and less priority; it waits only for others of its level.
 """
 
 import json
@@ -24,22 +24,22 @@ from weakref import finalize
 from specctl.processes import child_command
 
 SECONDS = (0.1, 1.0, 10.0)
-"""Processor time of the first try of a grammar, and of those behind it."""
+"""Seconds of processor time of the first, second and third try of a grammar."""
 NICE = (0, 10, 19)
-"""How far each try stands back behind others that compute."""
+"""The niceness of each try."""
 MEMORY = 512 << 20
 """Bytes that compiling may add."""
 OUT_OF_MEMORY = 9
 _SENT = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGBUS})
-"""What ends a process that gets no memory: the library's own end, or the system's."""
+"""Signals that end a process which gets no memory, from the library or the system."""
 
 Answer = dict[str, Any]
 Maker = Callable[[Mapping[str, str]], Answer]
-"""Compiles what its ``kind`` and ``text`` tell, and answers with what compiles again, or with an ``error``."""
+"""Compiles a grammar's ``kind`` and ``text``; the answer has the ``grammar`` to compile, or an ``error``."""
 
 
 def library_maker(tokenizer: str, eos: list[int]) -> Maker:
-    """What compiles for a tokenizer, written as the library ``tokenizers`` does."""
+    """The `Maker` of a tokenizer, given as the library ``tokenizers`` serialises it."""
     from llguidance import LLTokenizer
 
     from specctl.models.running.grammars.grammar_text import compiled, grammar_text, one_line
@@ -62,7 +62,7 @@ def library_maker(tokenizer: str, eos: list[int]) -> Maker:
             }
         return {"grammar": text.grammar, "schema": text.schema}
 
-    make({"kind": "json_schema", "text": "{}"})  # what is imported and made once is there before the forks
+    make({"kind": "json_schema", "text": "{}"})  # imports happen before the forks
     return make
 
 
@@ -71,10 +71,10 @@ class Trial:
     """A grammar that is tried.
 
     Attributes:
-        asked: as it was told.
+        asked: the request.
         level: how many tries have taken too long.
-        process: its process, while there is one, and the pipe on which that answers.
-        read: what it has answered.
+        process: the id of its process, while there is one, and the pipe on which that answers.
+        read: the answer so far.
     """
 
     asked: Mapping[str, str]
@@ -127,7 +127,7 @@ def _try(make: Maker, asked: Mapping[str, str], level: int, writing: int) -> Non
 
 
 def _size() -> int | None:
-    """Bytes of addresses that this process has; None where the system does not tell."""
+    """The size of this process's address space in bytes; None where the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -140,15 +140,15 @@ class Trials:
 
     Args:
         make: compiles one.
-        told: takes the answer about each, with its ``number``.
+        report: receives the answer about each, with its ``number``.
     """
 
-    def __init__(self, make: Maker, told: Callable[[Answer], None]) -> None:
-        self._make, self._told = make, told
+    def __init__(self, make: Maker, report: Callable[[Answer], None]) -> None:
+        self._make, self._report = make, report
         self._trials: dict[int, Trial] = {}
 
     def hear(self, asked: Mapping[str, Any]) -> None:
-        """Try a grammar, or end the trial of one that only its number tells."""
+        """Try a grammar, or end the trial of one whose request has only its number."""
         if "text" in asked:
             self._trials[asked["number"]] = Trial(asked)
         elif (trial := self._trials.pop(asked["number"], None)) is not None and trial.process is not None:
@@ -161,7 +161,7 @@ class Trials:
         return {trial.process[1]: number for number, trial in self._trials.items() if trial.process is not None}
 
     def read(self, number: int) -> None:
-        """Take what a process says; at its end tell that, or try again."""
+        """Read from a trial's process; when it has ended, report the answer or try again."""
         trial = self._trials[number]
         assert trial.process is not None
         if found := os.read(trial.process[1], 1 << 20):
@@ -175,7 +175,7 @@ class Trials:
         else:
             del self._trials[number]
             answer = json.loads(trial.read) if status == 0 else {"error": f"{trial.asked['kind']}: {_why(status)}"}
-            self._told({**answer, "number": number})
+            self._report({**answer, "number": number})
         self._begin()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Trials:
                 trial.end()
 
     def _begin(self) -> None:
-        """Begin of the trials that have taken as long the first, where none of these has a process."""
+        """At each level begin the first trial, if none of that level has a process."""
         for level in range(len(SECONDS)):
             alike = [trial for trial in self._trials.values() if trial.level == level]
             if alike and all(trial.process is None for trial in alike):
@@ -200,14 +200,14 @@ def _why(status: int) -> str:
 
 
 def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
-    """Try what standard input tells of, until that ends."""
+    """Try the grammars that arrive on standard input, until that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides what Ctrl-C ends
     asked, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(0, 1)
     os.dup2(0, 2)  # a library that ends a process says so there
 
-    def tell(answer: Answer) -> None:
+    def report(answer: Answer) -> None:
         left = memoryview(json.dumps(answer).encode() + b"\n")
         while left:
             left = left[os.write(answers, left) :]
@@ -219,7 +219,7 @@ def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
             about, *waiting = [*lines.arrived()] or [None]
         if about is None:
             return
-        trials = Trials(maker(about["tokenizer"], about["eos"]), tell)
+        trials = Trials(maker(about["tokenizer"], about["eos"]), report)
         try:
             for one in waiting:
                 trials.hear(one)
@@ -250,7 +250,7 @@ class _Lines:
         self.ended = False
 
     def arrived(self) -> Iterator[Any]:
-        """Read once, which waits where nothing is there, and give what is whole by now."""
+        """Read once, waiting if there is nothing, and return the complete lines."""
         found = os.read(self._descriptor, 1 << 20)
         self.ended = not found
         self._parts.append(found)
@@ -263,14 +263,14 @@ class _Lines:
 PROGRAM = "specctl.models.running.grammars.trials"
 
 Inbox = SimpleQueue[Any]
-"""Takes the answer about a grammar, a `dict` of ``specctl.models.running.grammars.trials``; None without one."""
+"""Receives the `Answer` about a grammar; None without one."""
 
 
 class TrialProcess:
-    """Tries grammars for one tokenizer. It starts at once, to be ready when it is asked, and anew where it has ended.
+    """Tries grammars for one tokenizer. Its process starts at once, to be ready, and again where it has ended.
 
     Args:
-        tokenizer: as the library ``tokenizers`` writes it down.
+        tokenizer: as the library ``tokenizers`` serialises it.
         eos: ids that end a text.
     """
 
@@ -284,7 +284,7 @@ class TrialProcess:
         self._start()
 
     def ask(self, kind: str, text: str, inbox: Inbox) -> int:
-        """Have a grammar tried; the answer comes to the inbox. Gives the number of the trial."""
+        """Have a grammar tried; the answer comes to the inbox. Returns the number of the trial."""
         with self._lock:
             if self._ended.is_set():
                 self._start()
@@ -340,6 +340,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):  # its group has ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    with suppress(OSError):  # what it was not told any more
+    with suppress(OSError):  # it ended before it read everything
         process.stdin.close()
     process.stdout.close()
