@@ -138,20 +138,14 @@ def export_tables(exports: Exports) -> list[Table]:
 
 
 def _by_size(exports: Exports) -> Table:
-    rows = tuple(
-        (
-            one.engine.name,
-            str(each.rows),
-            words_of(each.found.score.setting),
-            f"{each.found.score.tokens_per_second:.1f}",
-            *speedup_cells(each.found.speedup),
-        )
+    rows = (
+        [one.engine.name, each.rows, words_of(each.found.score.setting), *_speeds(each.found)]
         for one in exports.found
         for each in one.batches
     )
-    return Table(
+    return Table.filled(
         "Best lengths in other engines by texts at once",
-        ("engine", "texts", "setting", f"tokens/s{UP}", f"speedup{UP}", "95% interval"),
+        ("engine", "texts", "setting", "tokens/s", "speedup", "95% interval"),
         rows,
         labels=3,
         note="Of all texts together, by replaying that many at once.",
@@ -165,13 +159,18 @@ def _kinds(one: Exported) -> tuple[str, ...]:
 
 def _summary(exports: Exports) -> Table:
     here = exports.here
-    rows = [(one.engine.name, words_of(one.found.score.setting), *_cells(one.found, here)) for one in exports.found]
-    rows.append(("specctl", here.score.setting.label, *_cells(here, here)))
+    best = here.score.tokens_per_second
+    entries = [(one.engine.name, words_of(one.found.score.setting), one.found) for one in exports.found]
+    entries.append(("specctl", here.score.setting.label, here))
+    rows = (
+        [engine, setting, *_speeds(entry), f"{entry.score.tokens_per_second / best:.0%}"]
+        for engine, setting, entry in entries
+    )
     prompts = "prompts that did not choose the settings" if exports.held_out else "the prompts that chose the settings"
-    return Table(
+    return Table.filled(
         "Best settings in other engines",
-        ("engine", "setting", f"tokens/s{UP}", f"speedup{UP}", "95% interval", f"of specctl{UP}"),
-        tuple(rows),
+        ("engine", "setting", "tokens/s", "speedup", "95% interval", "of specctl"),
+        rows,
         labels=2,
         note=f"{DEFINITIONS} Predicted on {exports.reported_on} {prompts}, with {_costs(exports)}.",
     )
@@ -181,9 +180,8 @@ def _costs(exports: Exports) -> str:
     return "the costs of specctl on this machine" if exports.costs is None else str(exports.costs)
 
 
-def _cells(entry: Ranked, here: Ranked) -> tuple[str, ...]:
-    share = entry.score.tokens_per_second / here.score.tokens_per_second
-    return (f"{entry.score.tokens_per_second:.1f}", *speedup_cells(entry.speedup), f"{share:.0%}")
+def _speeds(entry: Ranked) -> list[object]:
+    return [entry.score.tokens_per_second, *speedup_cells(entry.speedup)]
 
 
 def _curve(alike: Sequence[Exported]) -> Table:

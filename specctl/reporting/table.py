@@ -69,26 +69,30 @@ class Column(NamedTuple):
 COLUMNS = {
     name: Column(better, cell)
     for better, cell, names in (
-        # words, counts and texts that their table makes itself
+        # what a row is about, and texts that its table makes
         (
             "",
             str,
-            "candidate; policy; peer; engine; category; length; concurrency; prompt; prompts; repeat; turn; runs",
+            "candidate; policy; head; draft; profile; setting; engine; category; prompt; answers; by; signal",
         ),
-        ("", str, "requests; position; none's token; its token; logit gap; why; settings of; simulated; block; steps"),
-        ("", str, "latency; tokens in a pass; pays at target ms; version; device; weights; cache; side; file; started"),
         (
             "",
             str,
-            "fact; in A; in B; signal; acceptance; tokens; verdict; draft entropy (nats); bound or estimate; head",
+            "length; concurrency; repeat; turn; position; latency; simulated; bound or estimate; verdict; depth; K",
         ),
-        ("", str, "accepted; best signal; draft length; accepted length; nodes"),
-        ("", str, "texts; profile; 95% interval; off by; best constant"),
-        (UP, str, "of oracle; measured speedup; predicted speedup"),
+        ("", str, "prompts; runs; requests; texts; tokens; block; steps; tokens in a pass; file; side; started; fact"),
+        ("", str, "in A; in B; none's token; its token; logit gap; why; settings of; version; device; weights; cache"),
+        (
+            "",
+            str,
+            "draft length; accepted length; nodes; accepted; acceptance; draft entropy (nats); pays at target ms",
+        ),
+        ("", str, "95% interval; off by; best constant; best threshold; best signal; predicted"),
+        (UP, str, "of oracle; of specctl; measured speedup; predicted speedup"),
         (DOWN, str, "differ; failed; texts differ"),
         # speeds and times
-        (UP, fixed(1), "none, tokens/s; its tokens/s"),
         (UP, fixed(1), "tokens/s; A tokens/s; B tokens/s; measured tokens/s; predicted tokens/s; simulated tokens/s"),
+        (UP, fixed(1), "none, tokens/s; its tokens/s; tokens/s with a threshold"),
         (UP, fixed(2), "requests/s; tokens/step; simulated speedup"),
         (DOWN, fixed(1), "first token ms"),
         (DOWN, fixed(2), "mean ms; p50 ms; p90 ms; p99 ms; ms/token"),
@@ -96,21 +100,22 @@ COLUMNS = {
         (UP, show_interval, "speedup; speedup (totals); speedup (mean of prompts); B/A; against none"),
         (DOWN, show_interval, "TTFT B/A; TPOT B/A"),
         # drafting
-        (UP, percent, "acceptance rate; fewest passes / passes; oracle time / time; signal bound / time"),
-        (UP, fixed(2), "mean acceptance length"),
+        (UP, percent, "acceptance rate; fewest passes / passes; oracle time / time; signal bound / time; token N"),
+        (UP, fixed(2), "mean acceptance length; of N"),
         (DOWN, fixed(3), "verification rate; discard rate; draft rate; redundancy; target passes/token"),
         ("", fixed(3), "NAME passes/token"),
         (DOWN, fixed(3), "NAME sigma; NAME eta"),
-        ("", percent, "stop: NAME; time: NAME"),
-        # signals and their bounds
+        ("", percent, "stop: policy; stop: max_draft; stop: budget; stop: eos"),
+        ("", percent, "time: draft; time: verify; time: prefill; time: other"),
+        # signals, predictions and bounds
         (UP, fixed(3), "AUROC"),
         (DOWN, fixed(3), "calibration error; mean gap; mean |gap|"),
-        (DOWN, fixed(4), "weighted loss"),
+        (DOWN, fixed(4), "KL (nats); weighted loss; weighted loss (nats)"),
         (DOWN, percent, "vacuous; above the truth"),
         ("", percent, "argmax agreement"),
         ("", fixed(2), "mean accepted in a row"),
-        ("", fixed(3), "mean; sd; 10%; 25%; 30%; median; 70%; 75%; 90%; H_q; H_{q,p}"),
-        ("", fixed(3), "KL(q||p); acceptance probability"),
+        ("", fixed(3), "mean; sd; 10%; 25%; 30%; median; 70%; 75%; 90%; H_q; H_{q,p}; KL(q||p)"),
+        ("", fixed(3), "acceptance probability; mean prediction"),
         ("", fixed(4), "best signal's loss"),
     )
     for name in names.split("; ")

@@ -26,7 +26,7 @@ from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
 from specctl.outputs import write_whole
 from specctl.profile.schema import Profile, SamplingTable, require_whole
-from specctl.reporting.table import DEFINITIONS, UP, Table, inert
+from specctl.reporting.table import DEFINITIONS, Table, inert
 from specctl.text_engine.engine import Answer as ReplicaAnswer
 from specctl.training.epochs import Learner, Schedule
 from specctl.training.material import Material, joined, parts_of
@@ -306,17 +306,17 @@ def result_tables(results: Sequence[Acceptance]) -> list[Table]:
     rounds = {result.answers: result.rounds for result in results}
     counted = ", ".join(f"{count} rounds of {answers} answers" for answers, count in rounds.items())
     return [
-        Table(
+        Table.filled(
             "Acceptance by position in the round",
-            ("draft", "answers", *(f"token {number}{UP}" for number in numbers)),
-            tuple((each.draft, each.answers, *(f"{share:.1%}" for share in each.by_position)) for each in results),
+            ("draft", "answers", *(f"token {number}" for number in numbers)),
+            ([each.draft, each.answers, *each.by_position] for each in results),
             labels=2,
             note=f"{DEFINITIONS} {counted}, to prompts that were not used in training.",
         ),
-        Table(
+        Table.filled(
             "Tokens accepted of a round",
-            ("draft", "answers", *(f"of {number}{UP}" for number in numbers)),
-            tuple((each.draft, each.answers, *(f"{length:.2f}" for length in each.lengths)) for each in results),
+            ("draft", "answers", *(f"of {number}" for number in numbers)),
+            ([each.draft, each.answers, *each.lengths] for each in results),
             labels=2,
         ),
     ]

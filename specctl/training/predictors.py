@@ -29,12 +29,12 @@ from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.reporting.document import render, write_files
 from specctl.reporting.style import Picture, page, panels, style
-from specctl.reporting.table import DEFINITIONS, DOWN, UP, Columns, Table, inert, number
+from specctl.reporting.table import DEFINITIONS, DOWN, Columns, Table, inert
 from specctl.text_engine.engine import Answer
 from specctl.training.epochs import Schedule
 from specctl.training.material import Material
 from specctl.training.model_card import Made, Report, card
-from specctl.training.predictor_evaluation import SEQUENCES_AT_ONCE, Evaluation, Score, evaluate
+from specctl.training.predictor_evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
 from specctl.training.predictor_examples import (
     MIX,
     DraftStates,
@@ -65,21 +65,21 @@ def predictor_tables(evaluation: Evaluation) -> list[Table]:
     depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
     scores = [("the head", evaluation.predictor)]
     scores += [(SIGNAL_NAMES[name], found) for name, found in evaluation.signals.items()]
-    rows = tuple((name, *_cells(found)) for name, found in scores)
+    rows = ([name, found.kl, found.loss, found.ece, found.auroc] for name, found in scores)
     return [
-        Table(
+        Table.filled(
             f"How well acceptance is predicted ({depth}rejection weight {weight:g})",
-            ("by", f"KL (nats){DOWN}", f"weighted loss (nats){DOWN}", f"calibration error{DOWN}", f"AUROC{UP}"),
+            ("by", "KL (nats)", "weighted loss (nats)", "calibration error", "AUROC"),
             rows,
             note=f"{DEFINITIONS} {evaluation.tokens} tokens of {evaluation.prompts} prompts that were not used "
             f"in training, {evaluation.accepted:.1%} of them accepted.",
         ),
         _verdict(evaluation),
-        Table(
+        Table.filled(
             "Reliability",
             ("predicted", "tokens", "mean prediction", "accepted"),
-            tuple(
-                (f"{each.low:.1f} to {each.high:.1f}", str(each.count), f"{each.middle:.3f}", f"{each.value:.3f}")
+            (
+                [f"{each.low:.1f} to {each.high:.1f}", each.count, each.middle, f"{each.value:.3f}"]
                 for each in evaluation.reliability
             ),
             note=""
@@ -147,10 +147,6 @@ def _verdict(evaluation: Evaluation) -> Table:
             alarm=True,
         )
     return Table(f"The head is better than each single signal by {by}.", (), ())
-
-
-def _cells(found: Score) -> tuple[str, ...]:
-    return f"{found.kl:.4f}", f"{found.loss:.4f}", f"{found.ece:.3f}", number(found.auroc, 3)
 
 
 def _best(evaluation: Evaluation) -> str:
