@@ -30,7 +30,7 @@ import numpy as np
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import SpecctlError, UsageError
-from specctl.export.engines import ENGINES, UNCAPPED, Names, Sampled, rule_space, words_of
+from specctl.export.engines import ENGINES, UNCAPPED, Pairing, rule_space, words_of
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
@@ -87,7 +87,7 @@ def peer_of(engine: str, setting: Setting, pair: Pair, options: argparse.Namespa
     """
     values = setting.all_values
     if engine == "transformers":
-        keys = json.loads(ENGINES[engine].write(Names("", ""), setting, Sampled()).text)
+        keys = json.loads(ENGINES[engine].write(Pairing("", ""), setting).text)
         return AssistedPeer(pair, "exported", keys)
     told: dict[str, Any] = {"draft": "constant", "tokens": values.get("draft_length")}
     if not setting.drafts:

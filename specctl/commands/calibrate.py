@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.decision import Decision
     from specctl.calibration.several_drafts import Entrant, Standing
-    from specctl.export.exports import Exports, GivenCosts, Order
+    from specctl.export.exports import ExportRequest, Exports, GivenCosts
     from specctl.models.running.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
@@ -532,7 +532,7 @@ def _show_several(
 
 def export_order(
     names: Sequence[str], costs: Sequence[str], profile: "Profile", sizes: Sequence[int] = ()
-) -> "Order | None":
+) -> "ExportRequest | None":
     """What to export, checked before a model is loaded; None for nothing.
 
     Args:
@@ -552,7 +552,7 @@ def export_order(
         return None
     from specctl.decoding.sampling import Sampling
     from specctl.export.engines import engine_of
-    from specctl.export.exports import Order
+    from specctl.export.exports import ExportRequest
     from specctl.export.search import reading_of
     from specctl.models.loading.pair_members import find_head
 
@@ -589,7 +589,7 @@ def export_order(
         raise UsageError(f"--costs are not given for {texts}", f"give them {place}")
     if others := [rows for rows in given if rows not in (1, *sizes)]:
         raise UsageError(f"--costs are given for {others[0]} texts at once", "name that number with --batch too")
-    return Order(engines, given.pop(1, None), given, head)
+    return ExportRequest(engines, given.pop(1, None), given, head)
 
 
 def _others(head: str) -> str:

@@ -1,4 +1,4 @@
-"""What specctl knows of another engine: how it drafts, which tokens it keeps, and where that was read."""
+"""The engines that `calibrate --export` writes settings for: their rules, as read in their source, and their formats."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,25 +13,32 @@ from specctl.policies import Setting
 from specctl.profile.wording import did_you_mean, short_name
 
 Acceptance = Literal["ratio", "likeliest", "matched"]
-"""Which draft tokens an engine keeps where it samples. ``ratio``: drawn from q and kept with probability min(1, p/q).
-``likeliest``: the draft's likeliest token, kept with probability p, by comparing it with a token drawn from p or by a
-test that has the same law. ``matched``: drawn from q, and kept if a token drawn from p is the same."""
+"""Which draft tokens an engine keeps when sampling. ``ratio``: drawn from q and kept with probability min(1, p/q).
+``likeliest``: the draft's likeliest token, kept with probability p. ``matched``: drawn from q, and kept if a token
+drawn from p is the same."""
 Confidence = Literal["chosen", "largest", "top ten", "top logit"]
-"""What an engine reads of a draft token: the draft's probability of the token that it chose, the largest probability,
-the same after a softmax over the ten largest logits, or the largest logit."""
-
-
+"""An engine's confidence in a draft token: the draft's probability of the chosen token, the largest probability, that
+after a softmax over the ten largest logits, or the largest logit."""
 LONGEST = 20
 """The longest draft that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """The pair as an engine is to be told of it: folders or hub ids; and the kind of draft head, None for a model."""
+class Pairing:
+    """A pair and its sampling, for an engine's settings.
+
+    Attributes:
+        target, draft: folders or hub ids.
+        head: the kind of draft head; None for a draft model.
+        temperature: 0 in greedy decoding.
+        blocks: whether draft tokens are verified as a block.
+    """
 
     target: str
     draft: str
     head: str | None = None
+    temperature: float = 0.0
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +57,16 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """How an engine is told to sample.
-
-    Attributes:
-        temperature: 0 in greedy decoding.
-        blocks: whether draft tokens are verified as a block.
-    """
-
-    temperature: float = 0.0
-    blocks: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Engine:
     """An engine with the rules by which it stops drafts.
 
     Attributes:
         name: what ``--export`` calls it.
         package: of PyPI, whose version is compared where it is installed; None for an engine that has none.
-        version: that was read.
-        released: the day on which that version appeared, or what it is where that is not known.
+        version: whose source was read.
+        released: its date, or a description where the date is not known.
         source: the file that has the rule.
-        write: the setting of its rule as it reads it.
+        write: writes a setting of its rule as it reads it.
         acceptance: when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes.
         own_rule: the end of a sentence that begins with the engine's name.
         confidence: what its rules read of a draft token; None for nothing.
@@ -81,8 +75,8 @@ class Engine:
         kinds: of rules that it has besides drafts of one length.
         stops_at_eos: whether its draft ends at an end-of-sequence token; others draft on.
         blocks: whether it can verify draft tokens as a block.
-        unpriced: why its threshold takes time that no replay knows, as the beginning of a sentence: it is shown, and a
-            length is written; empty if it does not.
+        unpriced: why its threshold takes time that no replay includes, as the beginning of a sentence; such a
+            threshold is shown, and a length is written. Empty if it does not.
         further_passes: of the draft in each round, apart from those that draft.
         passes_when_full: further ones in a round whose tokens are all accepted.
         passes_when_idle: of either model in a round without a draft, apart from the target's one.
@@ -97,7 +91,7 @@ class Engine:
     version: str
     released: str
     source: str
-    write: Callable[[Names, Setting, Sampled], Written]
+    write: Callable[[Pairing, Setting], Written]
     acceptance: Acceptance | None
     own_rule: str = ""
     confidence: Confidence | None = None
@@ -116,7 +110,7 @@ class Engine:
     read: str = "2026-11-22"
 
     def lengths(self, recorded: int) -> range:
-        """The lengths of drafts to try where traces hold drafts of that many tokens."""
+        """The lengths of drafts to try where recorded drafts have ``recorded`` tokens."""
         return range(1, min(LONGEST, recorded, self.longest or LONGEST) + 1)
 
 
@@ -136,11 +130,11 @@ class Kind:
     """A kind of rule.
 
     Attributes:
-        policy: that stops drafts so.
-        values: its settings to try in an engine, with the lengths of drafts that can be replayed.
+        policy: the policy that stops drafts by it.
+        values: the settings to try in an engine, from the lengths of drafts that can be replayed.
         compares: whether it reads `Engine.confidence`.
-        for_heads: whether an engine has it for draft heads alone.
-        words: a setting in words that hold for all engines.
+        for_heads: whether an engine has it only for draft heads.
+        words: describes a setting, alike for all engines.
     """
 
     policy: str
@@ -279,7 +273,7 @@ def lengths_of(setting: Setting) -> list[tuple[int, int | None, int]]:
     return [(least, end, k) for (least, _), end, k in zip(steps, [*ends, None], lengths, strict=True)]
 
 
-def for_transformers(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001 - every engine's arguments
+def for_transformers(pair: Pairing, setting: Setting) -> Written:
     """The keys of the draft's generation_config.json; transformers reads them there, not from the call."""
     schedule = "constant"
     if setting.policy == "heuristic":
@@ -292,14 +286,14 @@ def for_transformers(names: Names, setting: Setting, sampled: Sampled) -> Writte
     notes = ["Add these keys to that file, or set them on draft.generation_config: only the draft's are read."]
     if threshold_of(setting):
         notes.append("Where scikit-learn can be imported, transformers moves the threshold: it stays only without.")
-    return Written(f"generation_config.json in {names.draft}", json.dumps(keys, indent=2), tuple(notes))
+    return Written(f"generation_config.json in {pair.draft}", json.dumps(keys, indent=2), tuple(notes))
 
 
-def for_vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
+def for_vllm(pair: Pairing, setting: Setting) -> Written:
     """A command line. Drawn draft tokens need their probabilities kept, which is not vLLM's default."""
     config: dict[str, Any] = {
         "method": "draft_model",
-        "model": names.draft,
+        "model": pair.draft,
         "num_speculative_tokens": length_of(setting),
     }
     if setting.batches:
@@ -307,11 +301,11 @@ def for_vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
         config["num_speculative_tokens"] = max(length for *_, length in steps)
         # The last length holds for more texts, too, whatever the end of its range.
         config["num_speculative_tokens_per_batch_size"] = [[low, high or low, length] for low, high, length in steps]
-    if sampled.temperature:
+    if pair.temperature:
         config["draft_sample_method"] = "probabilistic"
-    if sampled.blocks:
+    if pair.blocks:
         config["rejection_sample_method"] = "block"
-    note = ("Block verification is done by Model Slot V2 only, vLLM's default.",) if sampled.blocks else ()
+    note = ("Block verification is done by Model Slot V2 only, vLLM's default.",) if pair.blocks else ()
     if setting.policy == ADAPTIVE_VERIFICATION.policy:
         config["enable_adaptive_verification"] = True
         note = (
@@ -321,13 +315,13 @@ def for_vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
         )
     if setting.batches:
         note = (*note, "Lengths by number of requests are off with data parallelism.")
-    command = join(["vllm", "serve", names.target, "--speculative-config", json.dumps(config)])
+    command = join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
     return Written("command line", command, note)
 
 
-def for_vllm_plugin(names: Names, setting: Setting, sampled: Sampled) -> Written:
+def for_vllm_plugin(pair: Pairing, setting: Setting) -> Written:
     """A command line with the policy as a table for specctl-vllm; vLLM's own for a constant length."""
-    plain = for_vllm(names, setting, sampled)
+    plain = for_vllm(pair, setting)
     if setting.policy == "constant":
         return replace(plain, notes=("A constant length is the best setting: it needs no plugin.",))
     table = {"specctl": {"name": setting.policy, **dict(setting.values), "max_draft": length_of(setting)}}
@@ -337,19 +331,19 @@ def for_vllm_plugin(names: Names, setting: Setting, sampled: Sampled) -> Written
     return Written("command line", command, (note,))
 
 
-def for_sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_sglang(pair: Pairing, setting: Setting) -> Written:
     """A command line; the number of draft tokens counts the token that they follow. A file for adaptive ones."""
     length = length_of(setting)
     options = {
-        "model-path": names.target,
-        "speculative-algorithm": {"eagle1": "EAGLE", "eagle3": "EAGLE3"}.get(names.head or "", "STANDALONE"),
-        "speculative-draft-model-path": names.draft,
+        "model-path": pair.target,
+        "speculative-algorithm": {"eagle1": "EAGLE", "eagle3": "EAGLE3"}.get(pair.head or "", "STANDALONE"),
+        "speculative-draft-model-path": pair.draft,
         "speculative-num-steps": length,
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": length + 1,
     }
     command, place = ["python", "-m", "sglang.launch_server"], "command line"
-    if names.head is None:
+    if pair.head is None:
         note = ("Its adaptive lengths, --speculative-adaptive, are for EAGLE heads alone.",)
         return Written(place, _command(command, options), note)
     ladders = {str(least): [k] for least, _, k in lengths_of(setting)}
@@ -363,12 +357,12 @@ def for_sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # 
     return Written(f"adaptive.json, for: {started}", file, ("It is off with attention data parallelism.",))
 
 
-def for_llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_llama_cpp(pair: Pairing, setting: Setting) -> Written:
     """A command line for models that were converted to GGUF."""
     options = {
-        "model": _gguf(names.target),
+        "model": _gguf(pair.target),
         "spec-type": "draft-simple",
-        "spec-draft-model": _gguf(names.draft),
+        "spec-draft-model": _gguf(pair.draft),
         "spec-draft-n-max": length_of(setting),
         "spec-draft-n-min": 0,
         "spec-draft-p-min": f"{threshold_of(setting):g}",
@@ -377,19 +371,19 @@ def for_llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written: 
     return Written("command line", _command(["llama-server"], options), (note,))
 
 
-def for_tensorrt_llm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_tensorrt_llm(pair: Pairing, setting: Setting) -> Written:
     """A YAML file for ``trtllm-serve``."""
     config: dict[str, Any] = {
         "decoding_type": "Draft_Target",
         "max_draft_len": length_of(setting),
-        "speculative_model": names.draft,
+        "speculative_model": pair.draft,
     }
     notes: tuple[str, ...] = ()
     if setting.batches:
         schedule, notes = _schedule(lengths_of(setting))
         config["draft_len_schedule"] = schedule
     lines = ["speculative_config:", *(f"  {key}: {_yaml(value)}" for key, value in config.items())]
-    command = join(["trtllm-serve", names.target, "--config", "speculative.yaml"])
+    command = join(["trtllm-serve", pair.target, "--config", "speculative.yaml"])
     return Written(f"speculative.yaml, for: {command}", "\n".join(lines), notes)
 
 
@@ -412,13 +406,13 @@ def _schedule(steps: list[tuple[int, int | None, int]]) -> tuple[dict[int, int],
     return {last or first: min(k, longest) for first, last, k in steps}, tuple(notes)
 
 
-def for_mlx_lm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_mlx_lm(pair: Pairing, setting: Setting) -> Written:
     """A command line."""
-    options = {"model": names.target, "draft-model": names.draft, "num-draft-tokens": length_of(setting)}
+    options = {"model": pair.target, "draft-model": pair.draft, "num-draft-tokens": length_of(setting)}
     return Written("command line", _command(["mlx_lm.server"], options))
 
 
-def for_openvino(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_openvino(pair: Pairing, setting: Setting) -> Written:  # noqa: ARG001 - models are named elsewhere
     """Lines for a GenerationConfig. A threshold and a length exclude each other."""
     if not threshold_of(setting):
         return Written("openvino_genai.GenerationConfig", json.dumps({"num_assistant_tokens": length_of(setting)}))
@@ -430,22 +424,22 @@ def for_openvino(names: Names, setting: Setting, sampled: Sampled) -> Written:  
     return Written("openvino_genai.GenerationConfig", json.dumps(keys), notes)
 
 
-def for_exllamav3(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_exllamav3(pair: Pairing, setting: Setting) -> Written:
     """Arguments of exllamav3's Generator."""
     confidence = setting.all_values.get("confidence")
     text = f"Generator(..., num_draft_tokens={length_of(setting)}, dynamic_draft_tokens={confidence is not None}"
     text += ")" if confidence is None else f", draft_confidence={confidence:g})"
-    note = f"The pair is {names.target} and {names.draft}, converted to EXL3."
+    note = f"The pair is {pair.target} and {pair.draft}, converted to EXL3."
     return Written("Python, with model, cache, tokenizer, draft_model and draft_cache", text, (note,))
 
 
-def for_onnxruntime_genai(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+def for_onnxruntime_genai(pair: Pairing, setting: Setting) -> Written:
     """A call of onnxruntime-genai's GeneratorParams."""
     length, values = length_of(setting), setting.all_values
     adaptive = length if values.get("max_draft", length) > length else 0
     options = f"max_draft_tokens={length}, min_adaptive_k={adaptive}, cooldown={values.get('cooldown', False)}"
     text = f"params.set_speculative_options({options})"
-    note = f"The pair is {names.target} and {names.draft} in one genai_config.json, the second as model.draft."
+    note = f"The pair is {pair.target} and {pair.draft} in one genai_config.json, the second as model.draft."
     return Written("Python, with GeneratorParams params", text, (note,))
 
 

@@ -9,7 +9,7 @@ from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import Decision
 from specctl.calibration.search import Ranked, Score, search
 from specctl.decoding.sampling import Sampling
-from specctl.export.engines import Engine, Names, Sampled, length_of, other_version, rule_space, threshold_of, words_of
+from specctl.export.engines import Engine, Pairing, length_of, other_version, rule_space, threshold_of, words_of
 from specctl.export.search import Exported, Reading, reading_of, search_rule, traces_as
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Progress
@@ -50,7 +50,7 @@ class GivenCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ExportRequest:
     """What is to be exported: the engines, their costs if these are known, of several texts by their number, and the
     kind of draft head, None for a draft model."""
 
@@ -80,7 +80,7 @@ class Exports:
 
 
 def export_to(
-    order: Order,
+    request: ExportRequest,
     profile: Profile,
     asked: ComparedSettings,
     decision: Decision,
@@ -90,7 +90,7 @@ def export_to(
     """Search every engine's rule, and with given costs specctl's own policies once more.
 
     Args:
-        order: the engines.
+        request: the engines.
         profile: of a target and one draft.
         asked: the settings of specctl's own that compete.
         decision: the calibration.
@@ -103,26 +103,26 @@ def export_to(
     assert profile.draft is not None
     traces, calibration = decision.traces, decision.found
     sampling = replace(Sampling.of(profile.sampling), verification=traces.header.verification)
-    readings = [reading_of(engine, sampling) for engine in order.engines]
+    readings = [reading_of(engine, sampling) for engine in request.engines]
     costs, here = decision.costs, calibration.winner
-    if order.costs is not None:
-        costs = replace(order.costs.table(), batches={rows: one.table(rows) for rows, one in order.batches.items()})
+    if request.costs is not None:
+        costs = replace(request.costs.table(), batches={rows: one.table(rows) for rows, one in request.batches.items()})
         here = search(traces, asked.candidates, None, costs, asked.also_ranked).winner
-    names = Names(profile.target.checkpoint, profile.draft.checkpoint, order.head)
+    target, draft, temperature = profile.target.checkpoint, profile.draft.checkpoint, profile.sampling.temperature
     prompts = calibration.chosen_on, calibration.reported_on
     read: dict[Reading, TraceSet] = {}
     found = []
-    together = list(zip(order.engines, readings, strict=True))
+    together = list(zip(request.engines, readings, strict=True))
     sizes = [size.rows for size in decision.sizes]
-    count = sum(len(rule_space(engine, how.confidence, traces.header.depth, order.head)) for engine, how in together)
-    count += sum(len(sizes) * (len(engine.lengths(traces.header.depth)) + 1) for engine in order.engines)
+    count = sum(len(rule_space(engine, how.confidence, traces.header.depth, request.head)) for engine, how in together)
+    count += sum(len(sizes) * (len(engine.lengths(traces.header.depth)) + 1) for engine in request.engines)
     with progress.counting("settings of other engines", count) as advance:
         for engine, how in together:
             if how not in read:
                 read[how] = traces_as(how, traces, profile, pair)
-            sampled = Sampled(profile.sampling.temperature, how.blocks)
-            found.append(search_rule(engine, how, read[how], prompts, costs, names, sampled, advance, sizes))
-    return Exports(found, here, order.costs, len(calibration.reported_on), calibration.held_out)
+            named = Pairing(target, draft, request.head, temperature, how.blocks)
+            found.append(search_rule(engine, how, read[how], prompts, costs, named, advance, sizes))
+    return Exports(found, here, request.costs, len(calibration.reported_on), calibration.held_out)
 
 
 _BAR = 20

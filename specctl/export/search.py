@@ -1,4 +1,4 @@
-"""vLLM's adaptive verification of one text, as its source has it: K tokens are drafted, and some of them verified."""
+"""The search for an engine's fastest setting, with the replay and the prices of its own rule."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +21,7 @@ from specctl.export.engines import (
     Acceptance,
     Confidence,
     Engine,
-    Names,
-    Sampled,
+    Pairing,
     Written,
     length_of,
     rule_space,
@@ -48,8 +47,9 @@ from specctl.replay.traces import DraftSteps, Recorded, Trace
 class AdaptiveVerification(Rule):
     """How many draft tokens vLLM 0.33.0 verifies (vllm/v1/worker/gpu/spec_decode/adaptive_verification.py).
 
-    The number n that maximises (1 + S_1 + ... + S_n) / (D + V(n)), with the acceptance that was estimated of the draft
-    *before*: of the newest one the host knows nothing yet. Of a text's first draft all tokens count as certain.
+    K tokens are drafted, and the first n of them verified. n maximises (1 + S_1 + ... + S_n) / (D + V(n)), with the
+    acceptance estimated for the draft *before*, because the newest one is not on the host yet. All tokens of a text's
+    first draft count as certain.
 
     Args:
         draft: milliseconds of a whole draft.
@@ -84,7 +84,7 @@ class AdaptiveVerification(Rule):
     def look(self, draft: Recorded, start: int, eos: frozenset[int]) -> None:
         """Estimate the acceptance of the draft of the round that begins at a position, its unverified tokens too.
 
-        What a draft writes behind the end of a sequence, or behind what was recorded, counts as not accepted.
+        Draft tokens after the end of a sequence, or after the recorded ones, count as not accepted.
         """
         found: list[float] = []
         for position in range(self.whole):
@@ -109,9 +109,9 @@ def score_in(
 ) -> Score | None:
     """Score a setting on prompts; None where it drafts more than the traces or the costs hold.
 
-    Beyond `specctl.calibration.search.score` it counts the draft's passes as the engine makes them: one for a token
-    that is dropped because it stopped the draft, those behind an end-of-sequence token where the engine does not look
-    for one, those of tokens that are drafted and not verified, and `Engine.further_passes` with its like.
+    Unlike `specctl.calibration.search.score` it counts the draft's passes as the engine makes them: also for a token
+    that is dropped because it stopped the draft, for tokens after an end-of-sequence token where the engine does not
+    look for one, for tokens that are not verified, and the further passes of `Engine`.
 
     Args:
         engine: whose rule the setting is.
@@ -156,8 +156,7 @@ def _policy(setting: Setting, clock: Clock, context: int) -> StoppingPolicy:
 
 
 def _verified(engine: Engine, setting: Setting, round_: Round, room: int) -> int:
-    """How many draft tokens the target verifies; what follows the end of a sequence below a threshold is not known, and
-    counted up to the longest draft if there is one."""
+    """How many draft tokens the target verifies; after an end of sequence they count up to the longest draft."""
     longest = setting.longest_draft
     if round_.stop is StopReason.EOS and not engine.stops_at_eos and longest < UNCAPPED:
         return min(longest, room)
@@ -178,7 +177,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text has to be read so that its trace is one of an engine.
+    """How a text is read so that its trace is that of an engine.
 
     Attributes:
         acceptance: which draft tokens are kept; None in greedy decoding, where all engines agree.
@@ -212,10 +211,10 @@ def reading_of(engine: Engine, sampling: Sampling) -> Reading:
 def traces_as(reading: Reading, traces: TraceSet, profile: Profile, pair: Callable[[], Pair]) -> TraceSet:
     """The texts of a calibration with what an engine would draft along them; thresholds are compared with ``top_prob``.
 
-    When sampling, a text follows the target's law whatever the draft was. Given the text, the draft tokens of an engine
-    that takes the likeliest are fixed, and one is kept where the text has the same; those of an engine that draws apart
-    from the target do not depend on the text's own token. So both can be read along a text that is already there, and
-    the rounds have the law of that engine's.
+    When sampling, a text follows the target's distribution whatever the draft was. Given the text, the draft tokens of
+    an engine that takes the likeliest are fixed, and one is kept where the text has the same. Those of an engine that
+    draws independently of the target do not depend on the text's own token. So both can be read along an existing text,
+    and the rounds follow the distribution of that engine's.
 
     Args:
         reading: the engine's.
@@ -322,7 +321,7 @@ def batch_lengths(
     costs: CostTable,
     advance: Callable[[], None] = lambda: None,
 ) -> list[BatchLength]:
-    """Replay every length with that many texts at once; the fastest counts, and none within one standard error of it.
+    """The fastest length for each number of texts at once, found by replay; none if it is within one standard error.
 
     Args:
         engine: which drafts for all texts equally far.
@@ -365,7 +364,7 @@ class CurvePoint:
     """What an engine reaches with drafts of at most some tokens, on the prompts chosen on.
 
     Attributes:
-        constant: drafts of exactly so many tokens.
+        constant: drafts of exactly that length.
         stopped: drafts that a threshold stops, the fastest one; None for an engine without thresholds.
     """
 
@@ -413,8 +412,7 @@ def search_rule(
     traces: TraceSet,
     prompts: tuple[Sequence[str], Sequence[str]],
     costs: CostTable,
-    names: Names,
-    sampled: Sampled,
+    pair: Pairing,
     advance: Callable[[], None] = lambda: None,
     sizes: Sequence[int] = (),
 ) -> Exported:
@@ -428,13 +426,12 @@ def search_rule(
         traces: as the engine keeps and judges draft tokens.
         prompts: ids to choose on and to report on.
         costs: of the engine, or of this machine.
-        names: the pair's, as the engine is to be told.
-        sampled: how the engine samples.
+        pair: as the engine reads its name, with the sampling.
         advance: called after each setting.
         sizes: numbers of texts at once, from 2 on, for which a length is searched too.
     """
     chosen_on, reported_on = prompts
-    space = rule_space(engine, reading.confidence, traces.header.depth, names.head)
+    space = rule_space(engine, reading.confidence, traces.header.depth, pair.head)
     families: dict[str, list[Score]] = {}
     for setting in space:
         if (score := score_in(engine, setting, traces, chosen_on, costs)) is not None:
@@ -454,8 +451,8 @@ def search_rule(
     setting = with_batches(drafting.setting, {one.rows: one.found.score.setting for one in batches})
     if setting.batches and batches[-1].rows > setting.batches[-1][0]:  # an engine's last range ends where it was priced
         setting = replace(setting, batches=(*setting.batches, (batches[-1].rows, setting.batches[-1][1])))
-    written = engine.write(names, setting, sampled)
-    if batches and not (engine.scheduled or names.head):
+    written = engine.write(pair, setting)
+    if batches and not (engine.scheduled or pair.head):
         written = replace(written, notes=(*written.notes, _by_size(batches)))
     if len(bests) > 1:
         unpriced = (f"{engine.unpriced}, whose time is not in that: try it there.",) if engine.unpriced else ()

@@ -17,8 +17,7 @@ from specctl.export.engines import (
     ENGINES,
     LONGEST,
     Engine,
-    Names,
-    Sampled,
+    Pairing,
     engine_of,
     lengths_of,
     other_version,
@@ -32,16 +31,17 @@ from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
 from tests.support.made_traces import flat_costs, trace, traces
 
-NAMES = Names("org/big", "small models/d")
+NAMES = Pairing("org/big", "small models/d")
+SAMPLED = replace(NAMES, temperature=0.7)
 K5 = Setting.of({"name": "constant", "draft_length": 5})
 STOPPED = Setting.of(
     {"name": "max-confidence", "adapt": False, "keep_trigger": False, "threshold": 0.45, "max_draft": 8}
 )
 
 
-def flags(engine: str, setting: Setting, sampled: Sampled | None = None) -> dict[str, str]:
+def flags(engine: str, setting: Setting, pair: Pairing = NAMES) -> dict[str, str]:
     """The options of a command line."""
-    words = shlex.split(ENGINES[engine].write(NAMES, setting, sampled or Sampled()).text)
+    words = shlex.split(ENGINES[engine].write(pair, setting).text)
     first = next(index for index, word in enumerate(words) if word.startswith("--"))
     return dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
 
@@ -72,16 +72,19 @@ def test_command_lines_hold_the_setting_and_the_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampled", "further"),
+    ("pair", "further"),
     [
-        (Sampled(), {}),
-        (Sampled(0.7), {"draft_sample_method": "probabilistic"}),
-        (Sampled(0.7, blocks=True), {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}),
+        (NAMES, {}),
+        (SAMPLED, {"draft_sample_method": "probabilistic"}),
+        (
+            replace(SAMPLED, blocks=True),
+            {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
+        ),
     ],
     ids=["greedy", "sampled", "as blocks"],
 )
-def test_vllm_keeps_the_drafts_probabilities_when_sampling(sampled: Sampled, further: dict[str, str]) -> None:
-    words = shlex.split(ENGINES["vllm"].write(NAMES, K5, sampled).text)
+def test_vllm_keeps_the_drafts_probabilities_when_sampling(pair: Pairing, further: dict[str, str]) -> None:
+    words = shlex.split(ENGINES["vllm"].write(pair, K5).text)
     assert words[:4] == ["vllm", "serve", "org/big", "--speculative-config"]
     config = {"method": "draft_model", "model": "small models/d", "num_speculative_tokens": 5}
     assert json.loads(words[4]) == config | further
@@ -89,7 +92,7 @@ def test_vllm_keeps_the_drafts_probabilities_when_sampling(sampled: Sampled, fur
 
 def test_the_plugin_for_vllm_is_handed_a_policy_table() -> None:
     setting = Setting.of({"name": "svip", "threshold": 0.55, "max_draft": 6})
-    variable, *words = shlex.split(ENGINES["vllm-plugin"].write(NAMES, setting, Sampled(0.7)).text)
+    variable, *words = shlex.split(ENGINES["vllm-plugin"].write(SAMPLED, setting).text)
     assert variable == "VLLM_USE_V2_MODEL_RUNNER=0"
     assert words[:3] == ["vllm", "serve", "org/big"]
     assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 6
@@ -97,20 +100,20 @@ def test_the_plugin_for_vllm_is_handed_a_policy_table() -> None:
     assert words[words.index("--worker-cls") + 1] == "specctl_vllm.worker.Worker"
     table = json.loads(words[words.index("--additional-config") + 1])
     assert table == {"specctl": {"name": "svip", "threshold": 0.55, "max_draft": 6}}
-    plain = ENGINES["vllm-plugin"].write(NAMES, K5, Sampled())
-    assert plain.text == ENGINES["vllm"].write(NAMES, K5, Sampled()).text
+    plain = ENGINES["vllm-plugin"].write(NAMES, K5)
+    assert plain.text == ENGINES["vllm"].write(NAMES, K5).text
     assert "needs no plugin" in plain.notes[0]
 
 
 def test_a_file_for_tensorrt_llm_is_yaml() -> None:
     config = {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": "small models/d"}
-    assert yaml.safe_load(ENGINES["tensorrt-llm"].write(NAMES, K5, Sampled()).text) == {"speculative_config": config}
+    assert yaml.safe_load(ENGINES["tensorrt-llm"].write(NAMES, K5).text) == {"speculative_config": config}
 
 
 def test_transformers_is_told_how_lengths_move() -> None:
     for carried, schedule in ((False, "heuristic_transient"), (True, "heuristic")):
         setting = Setting.of({"name": "heuristic", "draft_length": 3, "carry_over": carried})
-        assert json.loads(ENGINES["transformers"].write(NAMES, setting, Sampled()).text) == {
+        assert json.loads(ENGINES["transformers"].write(NAMES, setting).text) == {
             "num_assistant_tokens": 3,
             "num_assistant_tokens_schedule": schedule,
             "assistant_confidence_threshold": 0.0,
@@ -118,7 +121,7 @@ def test_transformers_is_told_how_lengths_move() -> None:
 
 
 def test_exllamav3_gets_arguments_that_python_reads() -> None:
-    text = ENGINES["exllamav3"].write(NAMES, K5, Sampled()).text
+    text = ENGINES["exllamav3"].write(NAMES, K5).text
     assert eval(text, {"Generator": lambda *_, **given: given}) == {
         "num_draft_tokens": 5,
         "dynamic_draft_tokens": False,
@@ -127,8 +130,8 @@ def test_exllamav3_gets_arguments_that_python_reads() -> None:
 
 def test_a_threshold_for_openvino_comes_with_log_probabilities() -> None:
     write = ENGINES["openvino"].write
-    assert json.loads(write(NAMES, K5, Sampled()).text) == {"num_assistant_tokens": 5}
-    assert json.loads(write(NAMES, STOPPED, Sampled()).text) == {
+    assert json.loads(write(NAMES, K5).text) == {"num_assistant_tokens": 5}
+    assert json.loads(write(NAMES, STOPPED).text) == {
         "assistant_confidence_threshold": 0.45,
         "logprobs": 1,
     }
@@ -139,7 +142,7 @@ def test_a_threshold_for_openvino_comes_with_log_probabilities() -> None:
 def test_openvino_accepts_what_is_written(setting: Setting) -> None:
     import openvino_genai
 
-    keys = json.loads(ENGINES["openvino"].write(NAMES, setting, Sampled()).text)
+    keys = json.loads(ENGINES["openvino"].write(NAMES, setting).text)
     config = openvino_genai.GenerationConfig(max_new_tokens=8, **keys)
     config.validate()
     assert {key: pytest.approx(getattr(config, key)) for key in keys} == keys
@@ -226,7 +229,7 @@ def test_the_rule_is_searched_whole(engine: Engine) -> None:
 def exported(name: str, made: TraceSet, costs: CostTable) -> Exported:
     parts = [f"p{n}" for n in range(0, 12, 2)], [f"p{n}" for n in range(1, 12, 2)]
     engine = ENGINES[name]
-    return search_rule(engine, Reading(confidence=engine.confidence), made, parts, costs, NAMES, Sampled())
+    return search_rule(engine, Reading(confidence=engine.confidence), made, parts, costs, NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +321,12 @@ def test_how_engines_sample() -> None:
     assert reading_of(ENGINES["llama.cpp"], Sampling(0.7)) == Reading("likeliest", confidence="top ten")
     assert reading_of(ENGINES["mlx-lm"], Sampling(0.7)) == Reading("matched")
     one = search_rule(
-        ENGINES["transformers"], Reading("ratio"), traces(6), (["p0"], ["p1"]), flat_costs(1, 10), NAMES, Sampled(0.7)
+        ENGINES["transformers"],
+        Reading("ratio"),
+        traces(6),
+        (["p0"], ["p1"]),
+        flat_costs(1, 10),
+        SAMPLED,
     )
     assert "no threshold was tried" in one.left_out[0]
 
@@ -340,10 +348,10 @@ def test_lengths_by_number_of_texts_are_written_where_an_engine_takes_them() -> 
     config = json.loads(flags("vllm", BY_SIZE)["--speculative-config"])
     assert config["num_speculative_tokens"] == 5
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 3, 5], [4, 15, 2], [16, 16, 0]]
-    written = ENGINES["tensorrt-llm"].write(NAMES, BY_SIZE, Sampled())
+    written = ENGINES["tensorrt-llm"].write(NAMES, BY_SIZE)
     found = yaml.safe_load(written.text)["speculative_config"]
     assert (found["max_draft_len"], found["draft_len_schedule"]) == (5, {3: 5, 15: 2})
-    assert any("EAGLE heads alone" in note for note in ENGINES["sglang"].write(NAMES, BY_SIZE, Sampled()).notes)
+    assert any("EAGLE heads alone" in note for note in ENGINES["sglang"].write(NAMES, BY_SIZE).notes)
     assert "num_speculative_tokens_per_batch_size" not in json.loads(flags("vllm", K5)["--speculative-config"])
 
 
@@ -368,7 +376,7 @@ def test_lengths_by_number_of_texts_are_written_where_an_engine_takes_them() -> 
 )
 def test_tensorrt_llm_has_every_length_or_says_what_it_lacks(sizes, schedule, notes) -> None:
     found = {rows: Setting.of({"name": "constant", "draft_length": k}) if k else NONE for rows, k in sizes.items()}
-    written = ENGINES["tensorrt-llm"].write(NAMES, with_batches(K5, found), Sampled())
+    written = ENGINES["tensorrt-llm"].write(NAMES, with_batches(K5, found))
     config = yaml.safe_load(written.text)["speculative_config"]
     assert (config["max_draft_len"], config["draft_len_schedule"]) == (5, schedule)
     assert list(written.notes) == notes
@@ -381,7 +389,7 @@ def test_lengths_are_searched_for_each_number_of_texts() -> None:
     for name in ("vllm", "sglang"):
         engine = replace(ENGINES[name], further_passes=0, kinds=())
         prompts = some.prompts[:4], some.prompts[4:8]
-        found[name] = search_rule(engine, Reading(), some, prompts, costs, NAMES, Sampled(), sizes=[4])
+        found[name] = search_rule(engine, Reading(), some, prompts, costs, NAMES, sizes=[4])
         assert [one.found.score.setting for one in found[name].batches] == [NONE]
     assert "per_batch_size" in found["vllm"].written.text
     assert any("the fastest are none for 4" in note for note in found["sglang"].written.notes)
@@ -392,7 +400,7 @@ def test_a_schedule_goes_on_up_to_the_last_number_priced() -> None:
     some, dear = traces(6), flat_costs(1.0, 10.0, per_token=2.0)
     costs, prompts = replace(flat_costs(1, 10), batches={4: dear, 8: dear}), (some.prompts[:4], some.prompts[4:8])
     engine = ENGINES["tensorrt-llm"]
-    found = search_rule(engine, Reading(), some, prompts, costs, NAMES, Sampled(), sizes=[4, 8])
+    found = search_rule(engine, Reading(), some, prompts, costs, NAMES, sizes=[4, 8])
     assert [one.found.score.setting.all_values["draft_length"] for one in found.batches] == [4, 4]
     assert "draft_len_schedule: {3: 7, 7: 4, 8: 4}" in found.written.text
 
@@ -417,12 +425,12 @@ def test_onnxruntime_genai_is_handed_lengths_that_it_takes() -> None:
         ): "max_draft_tokens=3, min_adaptive_k=0, cooldown=True",
     }
     for setting, text in options.items():
-        assert engine.write(NAMES, setting, Sampled()).text == f"params.set_speculative_options({text})"
+        assert engine.write(NAMES, setting).text == f"params.set_speculative_options({text})"
 
 
 def test_exllamav3_is_handed_a_confidence() -> None:
     setting = Setting.of({"name": "calibrated-confidence", "confidence": 0.6, "max_draft": 8})
-    text = ENGINES["exllamav3"].write(NAMES, setting, Sampled()).text
+    text = ENGINES["exllamav3"].write(NAMES, setting).text
     assert text == "Generator(..., num_draft_tokens=8, dynamic_draft_tokens=True, draft_confidence=0.6)"
 
 
@@ -466,12 +474,12 @@ def test_adaptive_verification_is_replayed_with_all_passes_of_the_draft() -> Non
 def test_sglang_gets_its_adaptive_file_for_heads_alone() -> None:
     engine, head = ENGINES["sglang"], replace(NAMES, head="eagle3")
     stepped = Setting.of({"name": "stepped-length", "lengths": (1, 3, 5), "first": 3})
-    written = engine.write(head, stepped, Sampled())
+    written = engine.write(head, stepped)
     assert json.loads(written.text) == {"1": {"candidate_steps": [1, 3, 5]}}
     for word in ("EAGLE3", "--speculative-num-steps 3", "--speculative-adaptive ", "adaptive.json"):
         assert word in f"{written.place} "
-    by_size = json.loads(engine.write(head, BY_SIZE, Sampled()).text)
+    by_size = json.loads(engine.write(head, BY_SIZE).text)
     assert by_size == {"1": {"candidate_steps": [5]}, "4": {"candidate_steps": [2]}, "16": {"candidate_steps": [0]}}
-    assert "adaptive" not in engine.write(head, K5, Sampled()).text
+    assert "adaptive" not in engine.write(head, K5).text
     kinds = [{one.policy for one in rule_space(engine, None, 9, kind)} for kind in (None, "eagle3")]
     assert kinds == [{"constant"}, {"constant", "stepped-length"}]

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
 from specctl.decoding.sampling import Sampling
-from specctl.export.engines import ENGINES, UNCAPPED, Names, Sampled
+from specctl.export.engines import ENGINES, UNCAPPED, Pairing
 from specctl.export.search import score_in
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
@@ -63,9 +63,7 @@ def test_passes_are_those_of_assisted_generation(
     pair: Pair, recorded: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, object]
 ) -> None:
     setting = Setting.of(table)
-    (tmp_path / "generation_config.json").write_text(
-        ENGINE.write(Names("t", "d"), setting, Sampled()).text, encoding="utf-8"
-    )
+    (tmp_path / "generation_config.json").write_text(ENGINE.write(Pairing("t", "d"), setting).text, encoding="utf-8")
     read = GenerationConfig.from_pretrained(tmp_path)
     keys = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
     assert {key: getattr(read, key) for key in keys} == keys
