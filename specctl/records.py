@@ -41,7 +41,7 @@ class ExtraToken(StrEnum):
     """Drawn from the verifier after a round whose drafts were all accepted (or that had none)."""
 
 
-# Nobody changes these; frozen ones take four times as long to make, and a round makes several.
+# They are not changed; frozen ones take four times as long to make, and a round makes several.
 @dataclass(slots=True, unsafe_hash=True)
 class DraftStep:
     """One drafted token with the signals a stopping policy may read.
@@ -58,7 +58,7 @@ class DraftStep:
         accept_prob: a trained head's acceptance probability for the token fed *before* this one.
         next_accept_prob: a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if
             all before it are accepted, known before it is drawn; 0 where none can follow.
-        own_accept_prob: a DISCO head's acceptance probability for this token, told from its distribution and index.
+        own_accept_prob: a DISCO head's acceptance probability for this token, computed from its distribution and index.
         agreement: whether a lookup would copy this token: +L/4 if it is what followed the latest earlier occurrence of
             the L tokens before it, -L/4 if another token did, 0 without such a match of at least 2 tokens; L is at
             most 4, and the longest match counts.
@@ -85,9 +85,9 @@ class RoundSummary:
         threshold: the policy's threshold during the round; None for a policy without one.
         draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
         inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
-        tree: as in `Round`.
+        tree: see `Round`.
         overlap_ms: wall time of drafting during the verification; None where the two take turns.
-        copied: as in `Round`.
+        copied: see `Round`.
     """
 
     drafted: int
@@ -103,7 +103,7 @@ class RoundSummary:
 
     @property
     def nodes(self) -> int:
-        """As in `Round`."""
+        """See `Round`."""
         return sum(self.tree) if self.tree else self.drafted
 
     @property
@@ -147,18 +147,18 @@ class Round:
         chances: of each accepted token and of the first rejected one, the probability that verification accepted it,
             given all draft tokens of the round and that those before it were accepted. Where tokens are verified one
             by one that is min(1, p/q), p and q the verifier's and the draft's probability of the token; in block
-            verification later tokens count too. The verdict is a draw from it either way, so whoever learns from
-            either learns the same on average. None in greedy decoding.
+            verification later tokens count too. The verdict is a draw from it, so both teach the same on average. None in
+            greedy decoding.
         tree: of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain.
-            The steps are its levels, each with the law that the policy was asked about and the likeliest token there;
-            ``accepted`` is the length of the path that stays, of whichever tokens; and a chance is that the path goes
-            on, the sum of p over the tokens below its last one. ``path`` are the ids of the accepted tokens.
+            The steps are its levels, each with the signals that the policy was asked about and the likeliest token.
+            ``accepted`` is the length of the path that stays. A chance is that the path goes on, the sum of p over the
+            tokens below its last one. ``path`` are the ids of the accepted tokens.
         overlap_seconds: wall time of drafting during the verification, beyond which it took ``draft_seconds``; None
             where the two take turns. With an overlap the verifier adds a token only after a rejection.
         context: tokens of the sequence before the round, the prompt's included; 0 where it is not known.
         copied: how many of the drafted tokens, the last ones, the lookup of a chain copied from the text; 0 without a
             chain.
-        logprobs: of each of the ``emitted`` tokens; None where nobody asks.
+        logprobs: of each of the ``emitted`` tokens; None where not asked for.
     """
 
     index: int
@@ -256,7 +256,7 @@ class CompletionSummary:
         rounds: in order; empty for a peer, whose rounds are not visible.
         arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
             where that is not known, as in files of specctl before it recorded this.
-        logprobs: of each token; empty where nobody asked.
+        logprobs: of each token; empty where not asked for.
     """
 
     prompt_tokens: int
@@ -339,7 +339,7 @@ class Completion:
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of each token; empty where nobody asked."""
+        """Of each token; empty where not asked for."""
         found = [one for round_ in self.rounds for one in round_.logprobs or ()]
         return tuple(found[: len(self.tokens)])
 

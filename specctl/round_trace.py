@@ -49,7 +49,7 @@ class TracedRound(RoundSummary):
 
     Attributes:
         inner: in a hierarchy, the rounds in which the draft collected its block.
-        extra, extra_kind: the verifier's own token and where it comes from, as in `specctl.records.Round`.
+        extra, extra_kind: the verifier's own token and where it comes from, see `specctl.records.Round`.
         steps: the drafted tokens; of a tree its levels, see `specctl.records.Round`.
         path: of a tree, the ids of the accepted tokens.
     """

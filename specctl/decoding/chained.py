@@ -14,7 +14,7 @@ from specctl.policies.source_choice import SourceChoice
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 REPEATED, RARE = 2, 0.1
-"""A token is repeated if it is the one that the lookup expected behind a match of REPEATED tokens or more. Where fewer
+"""A token is repeated if it is the one that the lookup expected after a match of REPEATED tokens or more. Where fewer
 than RARE of the last tokens are, there is little to copy: of stories drawn at temperature 1 2% are, of a text that
 repeats itself half."""
 MEMORY, FIRST = 15 / 16, 0.2
@@ -23,11 +23,11 @@ SHORTEST_REST, LONGEST_REST, QUICK = 2, 8, 5e-3
 """Rounds in which the lookup then has no part, at first and at most: each rest is twice as long as the one before,
 until a look finds repetition. Rounds of QUICK seconds and more have none: looking takes less than a hundredth of their
 time, and where passes of any width take as long, a seldom right copy pays. What was written meanwhile is looked at
-behind a rest, at once."""
+after a rest, at once."""
 
 
 class Chaining:
-    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or behind it.
+    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or after it.
 
     Where a text hardly repeats itself and rounds are short the lookup soon takes part in one of nine: looking takes two
     hundredths of a small model's time, and a copy that is now and then right the place of better drafts.
@@ -39,7 +39,7 @@ class Chaining:
     def __init__(self, earlier: int = 0) -> None:
         self._choice = SourceChoice()
         self._text = Follower(earlier)
-        self._before = self._after = 0  # lengths of the matches before the round and behind the model's tokens
+        self._before = self._after = 0  # lengths of the matches before the round and after the model's tokens
         self._wrote = False  # whether the text has grown by tokens of the target's
         self._share = FIRST  # of the last tokens, those that were repeated
         self._rest, self._pause = 0, SHORTEST_REST  # rounds that are left of a rest, and that the next one has
@@ -85,7 +85,7 @@ class Chaining:
         return self._text.copied(match, (), count) if match is not None and count else []
 
     def behind(self, drafted: Sequence[int], stop: StopReason | None, budget: int) -> list[int]:
-        """What is copied behind the model's draft.
+        """What is copied after the model's draft.
 
         Args:
             drafted: the draft.
@@ -140,7 +140,7 @@ class Chaining:
 def with_copy(
     drafted: Sequence[DraftStep], copied: Sequence[int], budget: int, eos: Set[int]
 ) -> tuple[tuple[DraftStep, ...], StopReason]:
-    """A draft with copied tokens behind it, up to an end of sequence, and why it ends.
+    """A draft with copied tokens after it, up to an end of sequence, and why it ends.
 
     Args:
         drafted: the model's tokens.
@@ -156,11 +156,11 @@ def with_copy(
 
 
 class ChainedDrafter(Drafter):
-    """In each round copies from the text, or lets a model draft and perhaps copies behind what it wrote.
+    """In each round copies from the text, or lets a model draft and perhaps copies after what it wrote.
 
     Where the lookup drafts the model is left alone, and reads what it missed when it next drafts. What it drafts is
-    stopped by its own policy, which sees these rounds as if nothing had been copied behind; copies are as long as pays
-    (`SourceChoice`). No model drafts behind a copy: where one more copied token does not pay, which costs only the
+    stopped by its own policy, which sees these rounds as if nothing had been copied after; copies are as long as pays
+    (`SourceChoice`). No model drafts after a copy: where one more copied token does not pay, which costs only the
     wider pass, neither does one that costs a draft step more and is as seldom looked at.
 
     Which source writes a token follows from the tokens before it and from times, never from what is drawn for its

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from specctl.decoding.sampling import Sampling
 
 
-# Nobody changes these; frozen ones take four times as long to make, and a round makes several.
+# They are not changed; frozen ones take four times as long to make, and a round makes several.
 @dataclass(slots=True)
 class Draft:
     """A block of K draft tokens with the distributions they were drawn from.
 
     Attributes:
         tokens: K ids.
-        probs: ``(K, N)`` float32, or fewer rows: the tokens behind them are one-hot. None where each is one-hot at its
+        probs: ``(K, N)`` float32, or fewer rows: the tokens after them are one-hot. None where each is one-hot at its
             token: when greedy, and of tokens that were copied.
         steps: the K tokens with their signals.
         stop: why drafting ended.
@@ -32,7 +32,7 @@ class Draft:
         parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
             token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
         vocabulary: the ids of the N columns of ``probs``; None where a column is an id.
-        copied: as of `Round`.
+        copied: see `Round`.
         prompt_seconds: of what drafting took, the prompt's share where the first step of a text read it too.
     """
 

@@ -32,7 +32,7 @@ def read_along(
         prompt: at least one id.
         text: T ids.
         hidden: whether the hidden states of the first model are wanted.
-        cached: whether the caches hold a prefix of the prompt, whatever is behind it, of a text that was begun;
+        cached: whether the caches hold a prefix of the prompt, whatever is after it, of a text that was begun;
             otherwise the prompt is read anew.
 
     Yields:
@@ -73,7 +73,7 @@ def token_columns(
     """The signals of tokens, what heads predict for the tokens fed before them, and what DISCO heads read.
 
     Args:
-        forward: logits ``(B, V)`` behind which the tokens stand and, for heads that read them, the hidden states
+        forward: logits ``(B, V)`` after which the tokens stand and, for heads that read them, the hidden states
             ``(B, H)`` of the tokens before.
         chosen: ``(B,)`` int64, the tokens.
         previous: for heads, ``(B, 3)`` `DISTRIBUTION_SIGNALS` of the steps that drew the tokens before; ``(3,)``, those
@@ -105,7 +105,7 @@ def token_columns(
 
 
 def token_row(forward: Forward, token: int) -> list[float]:
-    """`DISTRIBUTION_SIGNALS` of a token behind a pass of one row."""
+    """`DISTRIBUTION_SIGNALS` of a token after a pass of one row."""
     row: list[float] = token_columns(forward, torch.tensor([token], device=forward.logits.device))[0].tolist()
     return row
 

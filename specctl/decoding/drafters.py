@@ -129,7 +129,7 @@ class ModelDrafter:
         if begins:
             self.runner = self._model  # without the rules of the text before
             self.policy.reset()  # it decides whether to read the text
-        # Behind a cached beginning widths would be captured that no other pass has.
+        # After a cached beginning widths would be captured that no other pass has.
         if begins and first and not (self.runner.reads_states or self.runner.length):
             return
         if not (self.policy.draft_limit() and self.runner.room(len(sequence))):
@@ -266,7 +266,7 @@ class ModelDrafter:
         cast("Resting", self.policy).rested(rounds)
 
     def keep(self, round_: Round) -> None:
-        """Roll the cache back to what was accepted, of which a part may be another's draft behind this one's."""
+        """Roll the cache back to what was accepted, of which a part may be another's draft after this one's."""
         if not self._drafts:
             return  # nothing was read
         self.rollback(self._start + round_.accepted)

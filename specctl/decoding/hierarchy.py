@@ -32,8 +32,8 @@ class PreVerifiedDrafter(Drafter):
     Each inner round is speculative sampling with this model as the verifier. So the tokens it keeps and the one it
     adds are exact draws of this model, and each carries this model's own distribution to the next verifier. The policy
     is asked about each collected token in order, with this model's signals at that token's position. When it stops,
-    the whole block is offered, including the tokens behind the trigger. Only a rule with ``keep_trigger = false``,
-    which reads distributions and no drawn tokens, drops the trigger and everything behind it.
+    the whole block is offered, including the tokens after the trigger. Only a rule with ``keep_trigger = false``,
+    which reads distributions and no drawn tokens, drops the trigger and everything after it.
 
     The paper's pseudocode counts only the inner drafter's accepted tokens towards its limit (n_tot). Here the token
     that this model draws counts too, since it is a draft token like the others. Inner rounds leave one position for
@@ -168,7 +168,7 @@ class PreVerifiedDrafter(Drafter):
         self.keep(round_)
 
     def keep(self, round_: Round) -> None:
-        """As in `ModelDrafter`."""
+        """See `ModelDrafter`."""
         self.rollback(self._start + round_.accepted)
 
     def rollback(self, length: int) -> None:

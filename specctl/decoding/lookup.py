@@ -116,7 +116,7 @@ class Follower:
     def __init__(self, earlier: int = 0) -> None:
         self._index = SuffixIndex(LONGEST_GRAM)
         self._earlier = earlier
-        self._begin = 0  # of the text in the index, behind the earlier answers
+        self._begin = 0  # of the text in the index, after the earlier answers
         self._prompt = 0  # tokens of the text that are not the target's
         self.match: Match | None = None
 
@@ -124,7 +124,7 @@ class Follower:
         return len(self._index) - self._begin
 
     def answer_begins(self) -> None:
-        """Behind the next token, the prompt's last, all are the target's."""
+        """After the next token, the prompt's last, all are the target's."""
         self._prompt = len(self) + 1
 
     def read(self, tokens: Sequence[int], learn: Callable[[int, bool], None] | None = None) -> None:
@@ -146,22 +146,22 @@ class Follower:
             self.match = self._told(longer)
 
     def after(self, drafted: Sequence[int]) -> Match | None:
-        """The match after tokens that are drafted behind the text, and are not part of it."""
+        """The match after tokens that are drafted after the text, and are not part of it."""
         match, text = self.match, self._index.tokens
         for token in drafted:
             if match is None or _token(text, drafted, match.end) != token:
-                # What is in the text is looked up once, behind all of them: they are few.
+                # What is in the text is looked up once, after all of them: they are few.
                 return self._told(self._index.found([*text[-LONGEST_GRAM:], *drafted][-LONGEST_GRAM:]))
             match = Match(match.length + 1, match.end + 1)
         return self._told(match)
 
     def _told(self, match: Match | None) -> Match | None:
-        """A match that tells a token: behind the end of an earlier answer there is none."""
+        """A match that tells a token: after the end of an earlier answer there is none."""
         text = self._index.tokens
         return None if match is not None and match.end < len(text) and text[match.end] == BETWEEN else match
 
     def copied(self, match: Match, drafted: Sequence[int], count: int) -> list[int]:
-        """The tokens that followed a match; where the text ends, those that are drafted and copied behind it."""
+        """The tokens that followed a match; where the text ends, those that are drafted and copied after it."""
         text, all_ = self._index.tokens, [*drafted]
         for place in range(match.end, match.end + count):
             if (token := _token(text, all_, place)) == BETWEEN:
@@ -205,7 +205,7 @@ class Agreement:
         self._text = 0  # tokens of the index that are not a draft's
 
     def begin(self, text: Sequence[int]) -> None:
-        """A draft begins behind a text, which is the last one's and what was added to it since."""
+        """A draft begins after a text, which is the last one's and what was added to it since."""
         self._index.truncate(self._text)
         self._index.append(text[self._text :])
         self._text = len(text)
@@ -221,7 +221,7 @@ class Agreement:
         return match.length / LONGEST if agrees else -match.length / LONGEST
 
     def telling(self, text: Sequence[int], draw: Callable[[int], DraftStep]) -> Callable[[int], DraftStep]:
-        """A function that draws a draft behind a text as another one does, and tells the signal of its steps too."""
+        """A function that draws a draft after a text as another one does, and tells the signal of its steps too."""
         self.begin(text)
 
         def told(index: int) -> DraftStep:

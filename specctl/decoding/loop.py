@@ -51,7 +51,7 @@ def decode(
         sampling: how tokens are drawn.
         eos: ids that end the sequence.
         generator: for the verifier's draws, on the target's device.
-        logprobs: as of `verified_round`.
+        logprobs: see `verified_round`.
     """
     sequence, target = list(prompt), sampling.over(target, decides=True)
     end = len(sequence) + max_new_tokens

@@ -1,11 +1,11 @@
 """Drafting and verifying at the same time, on two devices: PEARL (Liu et al., arXiv 2408.11850).
 
-While the target reads the draft tokens that wait for it, the draft writes the next K behind them, as if all of them
-will be accepted. A target pass over M waiting tokens gives its distribution at each of them and at the place behind,
+While the target reads the draft tokens that wait for it, the draft writes the next K after them, as if all of them
+will be accepted. A target pass over M waiting tokens gives its distribution at each of them and at the place after,
 where the first new draft token stands, so it verifies M + 1 tokens:
 
 - All are accepted: the other K - 1 new tokens wait for the next pass, which goes on from there.
-- One is rejected: the target's correction takes its place and whatever was drafted behind it is discarded.
+- One is rejected: the target's correction takes its place and whatever was drafted after it is discarded.
 
 The paper's pre-verify mode is the pass for which nothing waits (M = 0) and its post-verify mode any other (M = K - 1).
 There is no bonus token: the draft has been at that place already. Each token is verified once, by coins of its own;
@@ -63,7 +63,7 @@ class ParallelRounds:
         eos: ids that end the sequence.
         generator: for the target's draws, on its device.
         unread: tokens of the prompt that the target reads in its first pass, see `share_of_round`.
-        logprobs: as of `specctl.decoding.round.verified_round`.
+        logprobs: see `specctl.decoding.round.verified_round`.
     """
 
     def __init__(
@@ -185,14 +185,14 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
 
 @in_inference_mode  # each thread has a mode of its own
 def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float, float]:
-    """A draft of at most ``room`` tokens behind ``text``, when it began, and the seconds it took."""
+    """A draft of at most ``room`` tokens after ``text``, when it began, and the seconds it took."""
     clock, began = perf_counter(), working_seconds()
     draft = drafter.draft(text, room)
     return draft, clock, working_seconds() - began
 
 
 def _joined(first: Draft, second: Draft) -> Draft:
-    """One draft of two, the second behind the first."""
+    """One draft of two, the second after the first."""
     if not first.tokens or not second.tokens:
         return first if first.tokens else second
     probs = None if first.probs is None or second.probs is None else joined_numbers([first.probs, second.probs])

@@ -62,7 +62,7 @@ class PromptFormat:
         return cls(tokenizer, table.chat, table.system)
 
     def note(self, table: PromptTable) -> str | None:
-        """What to tell a user once a run: that the rule, and nobody, chose the template."""
+        """What to tell a user once a run: that the rule chose the template."""
         if table.chat is None and self.chat:
             return "using the chat template (--raw turns it off)"
         return None
@@ -79,7 +79,7 @@ class PromptFormat:
         Where the template does not know the role ``developer``, such messages are system messages, as OpenAI has it.
 
         Raises:
-            RecordError: they are no messages, or there is no template, or it rejects them or leaves a part of them out.
+            RecordError: they are not messages, there is no template, or it rejects them or leaves out a part of them.
         """
         if not self.tokenizer.chat_template:
             raise RecordError("no_chat_template", "the target's tokenizer has no chat template; give `prompt` instead")

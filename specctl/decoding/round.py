@@ -22,7 +22,7 @@ from specctl.records import Round
 NOTHING = Draft([], None, (), None)
 
 ReadPass = Callable[[Forward, Numbers | None, Sequence[int]], None]
-"""Called with the verifier's pass over K draft tokens (K + 1 rows), the distributions ``(K + 1, V)`` behind the verdict
+"""Called with the verifier's pass over K draft tokens (K + 1 rows), its distributions ``(K + 1, V)``
 (None when greedy), and the n tokens that the round emits, whose positions are the first n rows."""
 
 
@@ -33,10 +33,10 @@ def prefill(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int], *,
         verifier: of the drafts.
         drafter: None without drafts.
         sequence: the prompt.
-        begins: as in `Drafter.prefill`.
+        begins: see `Drafter.prefill`.
     """
     if drafter is not None and drafter.observed is not None:
-        verifier.rollback(drafter.observed)  # it has not seen the states of the places behind
+        verifier.rollback(drafter.observed)  # it has not seen the states of the places after
     _catch_up(verifier, drafter, sequence)
     if drafter is not None:
         drafter.prefill(sequence, begins=begins, first=False)
@@ -83,7 +83,7 @@ def verified_round(
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
         unread: tokens of the prompt that the verifier reads with the draft, see `share_of_round`.
-        logprobs: how many of the likeliest ids `Round.logprobs` has at each token; None where nobody asks for them.
+        logprobs: how many of the likeliest ids `Round.logprobs` has at each token; None where they are not asked for.
         draft: what it wrote, where that is known; of the round it is told nothing then.
     """
     began, resting = working_seconds(), draft is not None
@@ -169,8 +169,8 @@ class Verified(NamedTuple):
         verdict: on the draft.
         kept: ids of the accepted tokens.
         rows: those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain.
-        probs: the distributions behind the verdict on a chain, see `ReadPass`.
-        tree: as in `Round`.
+        probs: the verifier's distributions on a chain, see `ReadPass`.
+        tree: see `Round`.
     """
 
     start: int

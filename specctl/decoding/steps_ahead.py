@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Pinned memory for one copy at a time, ``(F,)`` float64, and the event behind the copy."""
+    """Pinned memory for one copy at a time, ``(F,)`` float64, and the event after the copy."""
 
     numbers: "torch.Tensor"
     copied: "torch.cuda.Event"
@@ -49,7 +49,7 @@ class Readback:
     """Sends small tensors to the host in the order in which the device makes them.
 
     A copy into pinned memory is queued like a kernel, so sending does not wait; receiving waits for that copy and for
-    what was queued before it, and for nothing behind it. On a CPU there is nothing to wait for.
+    what was queued before it, and for nothing after it. On a CPU there is nothing to wait for.
 
     Args:
         device: of the tensors.
@@ -91,7 +91,7 @@ class Readback:
         return numbers
 
     def drop(self, ticket: Ticket) -> None:
-        """Give up numbers that nobody will read, without waiting for them."""
+        """Give up numbers that are not needed, without waiting for them."""
         if ticket.slot is not None:
             # A copy that is still under way is over before the next one into the same place: both are on one stream.
             self._free[len(ticket.slot.numbers)].append(ticket.slot)
@@ -113,13 +113,12 @@ def _recent() -> deque[float]:
 class Lead:
     """Whether the device should start a draft step while the host still reads the token before it.
 
-    Between the arrival of a token's numbers and the start of the next step the host asks the policy and prepares the
-    step, h seconds in which the device would stand idle. A step that was started before takes d seconds. If the policy
-    goes on, min(h, d) of them are gained; if it stops there, the verification waits max(d - h, 0) seconds for a step
-    that nobody wants. With p for the probability of a stop, starting pays if (1 - p) min(h, d) > p max(d - h, 0): for a
-    host quicker than a step, if p < h / d. Stops are counted for each place of a round, however they came about.
+    After a token's numbers arrive the host takes h seconds to ask the policy and prepare the next step; the device
+    would stand idle. A step that was started before takes d seconds. If the policy goes on, min(h, d) seconds are
+    gained. If it stops, the verification waits max(d - h, 0) seconds for an unwanted step. With p the probability of a
+    stop, starting pays if (1 - p) min(h, d) > p max(d - h, 0). Stops are counted for each place of a round.
 
-    What is decided here changes neither a text nor its law, so it may depend on clocks.
+    This changes neither a text nor its distribution, so it may depend on clocks.
 
     Attributes:
         host, step: h and d as they were measured lately, in seconds.
@@ -131,7 +130,7 @@ class Lead:
     _stopped: list[float] = field(default_factory=list)
 
     def pays(self, place: int) -> bool:
-        """Whether to start the step behind the ``place``-th token of a round, from 1, before its numbers are read.
+        """Whether to start the step after the ``place``-th token of a round, from 1, before its numbers are read.
 
         False until a step and the host's work have been timed.
         """
@@ -176,7 +175,7 @@ class StartedStep:
         sampler: names its numbers.
         numbers: of the `TokenSampler`, if they are on the host; else the ticket for them.
         token: what the next step reads, if it is started before the numbers are read.
-        probs: ``(V,)``, the distribution behind the token, if there is one.
+        probs: ``(V,)``, the distribution that the token was drawn from, if there is one.
         mark: where the draws stood before it; None where nothing may have to be drawn again.
     """
 
@@ -190,14 +189,14 @@ class StartedStep:
 class StepsAhead:
     """Starts the steps of a round in order and reads their numbers in order, one step later where that pays.
 
-    While the host reads a token and asks the policy, the device then runs the step behind that token. If the round ends
+    While the host reads a token and asks the policy, the device then runs the step after that token. If the round ends
     with the token, that step was for nothing: at most one of a round, or where all of a round's steps are started
-    at once, those behind an end-of-sequence token.
+    at once, those after an end-of-sequence token.
 
     Args:
         start: starts a step; its arguments are what the step reads, its number, from 1, and whether it may have to be
             taken back.
-        take_back: makes it as if a step had not been started, nor those behind it, after so many steps that were read.
+        take_back: makes it as if a step had not been started, nor those after it, after so many steps that were read.
         device: of the draft.
     """
 
@@ -244,7 +243,7 @@ class StepsAhead:
         found = self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
         self._landed.append(working_seconds())
         if len(self._steps) == index:
-            self._pending = [int(found[0])]  # the next step is told as the first was
+            self._pending = [int(found[0])]  # the next step is given as the first was
         if timed and index > 1:
             self._learn(index, before)
         return step, found
@@ -265,7 +264,7 @@ class StepsAhead:
             self.lead.host.append(self._started[before] - landed)
 
     def end(self) -> None:
-        """The round is over: steps that nobody wants are taken back."""
+        """The round is over: unwanted steps are taken back."""
         read = len(self._landed)
         if self._reach is Reach.ONE and 0 < read < self._most:
             self.lead.decided(read, stopped=True)
@@ -277,5 +276,5 @@ class StepsAhead:
             self._take_back(unwanted[0], read)
 
     def probs(self, count: int) -> list[Numbers]:
-        """The distributions ``(V,)`` behind the first tokens of the round; none if steps have none."""
+        """The distributions ``(V,)`` of the first tokens of the round; none if steps have none."""
         return [step.probs for step in self._steps[:count] if step.probs is not None]

@@ -40,7 +40,7 @@ class TextStream:
     with the new ones where what a token spells can depend on its neighbours.
 
     Args:
-        tokenizer, prompt, ends: as of `decode_after`.
+        tokenizer, prompt, ends: see `decode_after`.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), ends: Set[int] = NO_ENDS) -> None:
@@ -165,7 +165,7 @@ def _written(tokens: Sequence[int], ends: Set[int]) -> list[int]:
 
 
 def _visible(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[int]:
-    """The tokens that have text: behind special ones alone, a word loses its space as at the start of a text."""
+    """The tokens that have text: after special ones alone, a word loses its space as at the start of a text."""
     if _joins(tokenizer):
         return list(tokens)
     silent = silent_ids(tokenizer)

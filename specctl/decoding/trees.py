@@ -48,7 +48,7 @@ class BeamTree:
         return len(self._ends) - 1
 
     def prob(self, token: int) -> float:
-        """A token's probability in the law at its parent."""
+        """A token's probability in the distribution at its parent."""
         return exp(self.scores[token] - self._score(self.parents[token]))
 
     def child(self, parent: int, token: int) -> int | None:
@@ -62,7 +62,7 @@ class BeamTree:
         Args:
             parents: B tokens of the last level.
             ids: of each, its likeliest continuations.
-            logs: their log-probabilities in the laws at the parents.
+            logs: their log-probabilities in the distributions at the parents.
         """
         for parent, some, values in zip(parents, ids, logs, strict=True):
             above = self._score(parent)
@@ -107,9 +107,8 @@ class TreeDrafter(ModelDrafter):
     paper's expansion and reranking). Scores come from the softmax at temperature 1 whatever the sampling, and nothing
     is drawn: the tree follows from the text.
 
-    The policy is asked once a level, as it is once a token of a chain: with the law at the best beam that was read, and
-    the likeliest token there. That token, like those of other beams, is a part of the tree; the round's steps are these
-    tokens, one for each level.
+    The policy is asked once a level, with the distribution at the best beam of the pass and the likeliest token there.
+    The round's steps are these tokens, one for each level.
 
     Args:
         runner: the draft, one that reads trees.
@@ -117,13 +116,13 @@ class TreeDrafter(ModelDrafter):
         size: of the trees.
         record, head: as for `ModelDrafter`.
 
-    A block head makes no pass for a level: its one pass has the laws of all places. Where they do not depend on the
-    tokens between, every token is continued, and the tree is that of the best products of marginals (DDTree, arXiv
-    2604.12989); a sequential head is asked about the beams.
+    The one pass of a block head has the distributions of all places. Where they do not depend on the tokens between,
+    every token is continued, and the tree is that of the best products of marginals (DDTree, arXiv 2604.12989). A
+    sequential head is asked about the beams.
 
     Raises:
-        ValueError: the policy reads ``accept_prob`` and there is no head, or ``next_accept_prob`` of what is no draft
-            head that predicts it.
+        ValueError: the policy reads ``accept_prob`` and there is no head, or ``next_accept_prob`` and the draft does
+            not predict it.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class TreeDrafter(ModelDrafter):
         self._width = size.tokens - 1 if runner.marginals else size.beams
         self._tree = BeamTree()
         self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
-        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
+        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the distribution at each of them
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
@@ -181,8 +180,8 @@ class TreeDrafter(ModelDrafter):
         beams, forward = self._passed(pending, index)
         found = self._beams_of(forward, len(beams))
         if self._previous is not None:
-            for beam, *law in zip(beams, found.signals["entropy"], found.signals["top_prob"], strict=True):
-                self._known[beam] = law
+            for beam, *signals in zip(beams, found.signals["entropy"], found.signals["top_prob"], strict=True):
+                self._known[beam] = signals
         numbers: dict[str, float] = {name: values[0] for name, values in found.signals.items()}
         numbers["token"] = found.ids[0][0]
         if self._predictor is not None:
@@ -211,13 +210,13 @@ class TreeDrafter(ModelDrafter):
         return beams, forward
 
     def _beams_of(self, forward: Forward, count: int) -> Beams:
-        """What is read of the laws at so many beams, in a single transfer."""
+        """The continuations and signals of the beams, in a single transfer."""
         # A head may later be asked about any beam, a policy only about the best.
         asked = slice(1 if self._previous is None else None)
         found = logits_of(forward).beams(self._width, asked, self._read, tops=self._disco is not None)
         if not self.runner.marginals or count == 1:
             return found
-        # Behind the n-th best beam only so many can be among the best of the level: those better on both counts are.
+        # After the n-th best beam only so many can be among the best of the level: those better on both counts are.
         most = [self._width // number for number in range(1, count + 1)]
         ids, logs = [found.ids[0][:some] for some in most], [found.logs[0][:some] for some in most]
         return Beams(ids, logs, {name: values * count for name, values in found.signals.items()}, found.tops)
@@ -257,7 +256,7 @@ class TreeDrafter(ModelDrafter):
 
 
 class DraftTree:
-    """The newest token and a draft's tree behind it, as a verifier reads them in one pass.
+    """The newest token and a draft's tree after it, as a verifier reads them in one pass.
 
     Args:
         root: the newest token.
@@ -295,8 +294,7 @@ def verify_tree(
 ) -> tuple[Verdict, list[int]]:
     """The verdict on a tree, and the numbers of the tokens that stay, the root's first.
 
-    Block verification is no other rule here: where the draft's law is one-hot a token is kept with probability p(x) by
-    both.
+    Block verification is the same rule here: both keep a token of a one-hot draft with probability p(x).
 
     Args:
         tree: of N + 1 tokens.

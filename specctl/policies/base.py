@@ -75,7 +75,7 @@ class Rule(ABC):
         reads: the signals that the policy reads with any settings.
         grid: for settings by name the values that ``calibrate`` crosses; the policies that ship have theirs in
             ``calibration/compared_settings.py``.
-        keep_trigger, drafts: as in `StoppingPolicy`.
+        keep_trigger, drafts: see `StoppingPolicy`.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset()

@@ -239,7 +239,7 @@ class CostOptimal(Rule):
         elif allowance.idle:
             self.wake()
         emitted, unread = self.learn_text(round_)
-        # A text's first round reads the prompt too, and a pass of the target alone behind it runs from cold caches.
+        # A text's first round reads the prompt too, and a pass of the target alone after it runs from cold caches.
         if round_.verify_seconds and not first and (round_.steps or seen > 1):
             self._times.learn(round_, emitted, unread)
             if round_.steps:

@@ -131,10 +131,10 @@ class TextRead:
         return missing
 
     def replayed(self, context: int, own: int, accepted: int, *, wanted: bool) -> int:
-        """`round` of a draft that may be in a chain: others' tokens behind its own, or in their place, it has not read.
+        """`round` of a draft that may be in a chain: others' tokens after its own, or in their place, it has not read.
 
         Args:
-            context: as of `round`.
+            context: see `round`.
             own: how many tokens it drafted itself.
             accepted: how many tokens were, others' included.
             wanted: whether it would have drafted: then it has read the prompt, even if the first round was a copy.

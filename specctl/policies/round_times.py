@@ -18,7 +18,7 @@ takes at most, as a share of a pass over one."""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
 """Until so many drafts were timed, a step is taken to last at most so many times what `cost_ratio` says."""
 COLDEST = 8.0
-"""How many times as long a draft behind a pass of the target alone takes at most for its cold caches."""
+"""How many times as long a draft after a pass of the target alone takes at most for its cold caches."""
 FIRST = 4.0
 """`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
 TRIED = 4
@@ -38,10 +38,10 @@ class RoundTimes:
     """The times of drafting, verifying, and of the target alone; and what follows from them for a draft.
 
     The time of a draft is a line through its length, and the time of a verification is known for each width. A pass of
-    the target alone is another matter, learned from rounds without a draft behind others without one: behind a draft,
+    the target alone is another matter, learned from rounds without a draft after others without one: after a draft,
     its weights have left the processor's cache. So while no draft is made, what one would cost stays known, though it
     is believed less and less (`doubt`); and while drafts are made, a pass of the target alone is taken to have become
-    longer or shorter as those behind drafts have. A draft that first has to read more than `FEW` tokens of the text,
+    longer or shorter as those after drafts have. A draft that first has to read more than `FEW` tokens of the text,
     since it was not wanted for a while, takes longer than its steps: that surplus is a line through the number of
     tokens. The first draft after a round without one is cold, too, and tells nothing of the next ones' steps, unless it
     took implausibly long.
@@ -68,7 +68,7 @@ class RoundTimes:
     timed: int = field(init=False, default=0)
     widening: float = field(init=False, default=0.0)
     several: bool = field(init=False, default=False)
-    _beside: float = field(init=False, default=0.0)  # seconds of a pass behind a draft, back when one alone was
+    _beside: float = field(init=False, default=0.0)  # seconds of a pass after a draft, back when one alone was
     price: float = field(init=False)
     entry: float = field(init=False)
     lost_entry: float = field(init=False)
@@ -202,7 +202,7 @@ class RoundTimes:
             drafted: tokens of the draft.
             width: how many tokens were verified, or of a tree its depth.
             drafting, verifying: seconds.
-            emitted, unread: as in `learn`.
+            emitted, unread: see `learn`.
         """
         behind = unread > FEW
         draft, verify = self._draft, self._verify
@@ -235,7 +235,7 @@ class RoundTimes:
             self.widening = 0.0
         self._one_pass = self._alone.base if self._alone.known else min(self._least.values())
         if self._alone.known and verify.line.weight >= SURE:
-            # What the machine or a growing text does to passes behind drafts, it does to those of the target alone.
+            # What the machine or a growing text does to passes after drafts, it does to those of the target alone.
             now = verify.line.at(USUAL)
             self._beside = self._beside or now
             self._one_pass *= now / self._beside

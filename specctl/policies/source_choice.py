@@ -104,10 +104,10 @@ class SourceChoice:
     """Chooses between the copy of a lookup and the draft of a model in each round, and how many tokens are copied.
 
     With rho the tokens/s of the run, a draft is worth its expected accepted tokens minus rho times the time that it
-    takes and by which it lengthens the verifying pass (renewal reward, as in `cost_optimal`). A copy takes no time of
+    takes and by which it lengthens the verifying pass (renewal reward, see `cost_optimal`). A copy takes no time of
     its own. Its tokens are accepted as often as those after matches of their length were (`MatchRates`): that is
     learned from every token of the text, whatever was drafted, since what the lookup would have copied there is known.
-    A model's draft is worth what its drafts were on average behind matches of about that length, shrunk towards all.
+    A model's draft is worth what its drafts were on average after matches of about that length, shrunk towards all.
 
     A copy may go on where a model's draft ends: it is then accepted only if all of the model's tokens are, whose rate
     is learned by the length of the match that they end in.
@@ -147,7 +147,7 @@ class SourceChoice:
         return count if count and gain > (self._worth_of_model(length) if model else 0.0) else 0
 
     def behind(self, drafted: int, length: int, most: int) -> int:
-        """How many tokens to copy behind those that a model drafted.
+        """How many tokens to copy after those that a model drafted.
 
         Args:
             drafted: how many those are.
@@ -162,7 +162,7 @@ class SourceChoice:
         return self._copy(length, rate**drafted, drafted, most)[0]
 
     def widening(self, drafted: int, copied: int) -> float:
-        """The seconds by which so many copied tokens behind drafted ones lengthen a pass."""
+        """The seconds by which so many copied tokens after drafted ones lengthen a pass."""
         if not self._timed:
             return 0.0
         return max(0.0, self._passes.at(drafted + copied) - self._passes.at(drafted))
@@ -205,7 +205,7 @@ class SourceChoice:
         return self._emitted / self._seconds if self._seconds else 0.0
 
     def _worth_of_model(self, length: int) -> float:
-        """The tokens that a draft of the model brings behind a match of this length, less those lost by its time."""
+        """The tokens that a draft of the model brings after a match of this length, less those lost by its time."""
         every, some = self._all, self._classes[_class(length)]
         if not every.rounds:
             return float("inf")

@@ -408,7 +408,7 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (...
     whole = sums[..., -1:].contiguous()
     # In this order a number of the host is an argument of the product, and no copy that is waited for.
     index = torch.searchsorted(sums, (uniforms * whole[..., 0])[..., None], right=True)
-    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
+    # A number just below 1 may round to the whole; after the last weight nothing must be picked.
     return torch.minimum(index, torch.searchsorted(sums, whole)).clamp_max_(weights.shape[-1] - 1)[..., 0]
 
 
@@ -483,7 +483,7 @@ def by_block(
     """`host.by_block` by tensor operations alone: log w_i is a walk held below 0, S_i - max(S_0, ..., S_i).
 
     Args:
-        target_of, draft_of, coins: as of `by_token`.
+        target_of, draft_of, coins: see `by_token`.
         surplus: Z_1 to Z_{K-1} from w_1 to w_{K-1}, both ``(..., K - 1)`` float32.
         last: ``(B, K)`` bool, where drafts end; None where each has K tokens.
     """

@@ -72,7 +72,7 @@ class HostLogits:
     Args:
         numbers: the rows.
         device: of these networks; None for the host.
-        signals: as of `Forward`.
+        signals: see `Forward`.
     """
 
     __slots__ = ("_device", "_signals", "numbers")
@@ -377,11 +377,11 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
                 own *= kept
     if sampling.min_p > 0:
         weights *= weights >= np.float32(sampling.min_p)  # of the largest, which is 1
-    laws = _normalised(weights)
+    found = _normalised(weights)
     if sampling.shapes:
-        for law in laws:
-            _shape(law, sampling)
-    return laws
+        for row in found:
+            _shape(row, sampling)
+    return found
 
 
 def _beyond_entropy(scores: Floats, top_h: float) -> Mask:
@@ -394,33 +394,33 @@ def _beyond_entropy(scores: Floats, top_h: float) -> Mask:
     return out
 
 
-def _shape(law: Floats, sampling: "Sampling") -> None:
+def _shape(probs: Floats, sampling: "Sampling") -> None:
     """Apply to a distribution ``(V,)``, in its own memory, the filters that look at what the others have left."""
     if sampling.typical_p < 1:
         with np.errstate(divide="ignore"):
-            off = np.abs(-np.log(law.astype(np.float64)) - np.add.reduce(_information(law))).astype(np.float32)
+            off = np.abs(-np.log(probs.astype(np.float64)) - np.add.reduce(_information(probs))).astype(np.float32)
         order = off.argsort(kind="stable")
-        before = np.add.accumulate(law[order], dtype=np.float64)
-        last = min(int(np.count_nonzero(before < sampling.typical_p)), len(law) - 1)
-        _leave_out(law, off > off[order[last]])
+        before = np.add.accumulate(probs[order], dtype=np.float64)
+        last = min(int(np.count_nonzero(before < sampling.typical_p)), len(probs) - 1)
+        _leave_out(probs, off > off[order[last]])
     if sampling.epsilon_cutoff > 0:
-        _leave_out(law, (law < np.float32(sampling.epsilon_cutoff)) & (law < law.max()))
+        _leave_out(probs, (probs < np.float32(sampling.epsilon_cutoff)) & (probs < probs.max()))
     if sampling.eta_cutoff > 0:
-        entropy = float(np.add.reduce(_information(law)))
+        entropy = float(np.add.reduce(_information(probs)))
         least = min(sampling.eta_cutoff, sampling.eta_cutoff**0.5 * exp(-entropy))
-        _leave_out(law, (law < np.float32(least)) & (law < law.max()))
+        _leave_out(probs, (probs < np.float32(least)) & (probs < probs.max()))
 
 
-def _information(law: Floats) -> npt.NDArray[np.float64]:
+def _information(probs: Floats) -> npt.NDArray[np.float64]:
     """The terms of the entropy in nats."""
-    exact = law.astype(np.float64)
+    exact = probs.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(exact == 0, 0.0, -exact * np.log(exact))
 
 
-def _leave_out(law: Floats, out: Mask) -> None:
-    law[out] = 0
-    law /= np.add.reduce(law)
+def _leave_out(probs: Floats, out: Mask) -> None:
+    probs[out] = 0
+    probs /= np.add.reduce(probs)
 
 
 def likeliest(row: Floats, count: int) -> Counts:
@@ -461,7 +461,7 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
     Args:
         scores: logits, or what temperature has made of them.
         weights: the softmax of these but for a factor; NaN in a row without a distribution, and then all are.
-        top_k, top_p: as in `Sampling`, one of them in force.
+        top_k, top_p: see `Sampling`, one of them in force.
     """
     if isnan(weights.item(0)):
         return np.zeros(len(weights), dtype=np.bool_)
@@ -561,7 +561,7 @@ def blocks(count: int) -> "tuple[int, Counts]":
 def _passing(running: npt.NDArray[np.float64], part: float) -> int:
     """The index at which a running sum passes a part of the whole."""
     index = bisect_right(running, part)
-    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
+    # A number just below 1 may round to the whole; after the last weight nothing must be picked.
     return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
 
 
@@ -659,7 +659,7 @@ def by_block(
     leaves the verifier's distribution as it is.
 
     Args:
-        target_of, draft_of, draft_probs, target_probs, vocabulary: as in `passing`.
+        target_of, draft_of, draft_probs, target_probs, vocabulary: see `passing`.
         coins: K numbers, uniform in [0, 1).
     """
     weights, chances = passing(target_of, draft_of, draft_probs, target_probs, vocabulary)
@@ -684,7 +684,7 @@ def passing(
         target_of, draft_of: p and q of each of K draft tokens.
         draft_probs: ``(K, N)``, q at each draft token.
         target_probs: ``(K, V)`` or more, p at each draft token; rows after the last are not read.
-        vocabulary: as of `Logits.verify`.
+        vocabulary: see `Logits.verify`.
     """
     ratios = [float(p) / max(float(q), TINY) for p, q in zip(target_of, draft_of, strict=True)]
     weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))

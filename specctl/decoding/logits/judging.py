@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOGETHER = 1 << 18
 """The most probabilities that one call makes on the host: more leave the processor's cache before they are read."""
 Judged = tuple[Verdict, Numbers | None]
-"""A verdict, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy."""
+"""A verdict, and the verifier's distributions ``(K + 1, V)`` it was drawn from; None when greedy."""
 
 
 def logits_of(forward: Forward) -> Logits:

@@ -29,7 +29,7 @@ IMPOSSIBLE = -1e9
 """The log-probability of what has probability 0 or none at all: such a token is never verified."""
 
 
-# Nobody changes these; frozen ones take four times as long to make, and a round makes several.
+# They are not changed; frozen ones take four times as long to make, and a round makes several.
 @dataclass(slots=True)
 class Verdict:
     """How many draft tokens are accepted, and the verifier's own token after them.
@@ -37,7 +37,7 @@ class Verdict:
     Attributes:
         accepted: n.
         extra: id of the verifier's token; None after a draft that is kept as a whole, where the verifier has read no
-            place behind it.
+            place after it.
         kind: correction after a rejection, else bonus; None where there is no such token.
         chances: of each accepted token and of the first rejected one, see `specctl.records.Round.chances`; None when
             greedy.

@@ -76,7 +76,7 @@ def own_accept_prob(predictor: DiscoPredictor, numbers: Mapping[str, float], ind
 
 
 def signals_among(fields: Sequence[str], wanted: Set[Signal]) -> Callable[[Sequence[float | None]], tuple[Any, ...]]:
-    """Takes `SIGNALS` from a packed token with a None behind it, which stands for those that are not wanted.
+    """Takes `SIGNALS` from a packed token with a None after it, which stands for those that are not wanted.
 
     By places that is done in a third of the time that names take.
     """
@@ -120,7 +120,7 @@ class TokenSampler:
 
     @cached_property
     def takes_told(self) -> bool:
-        """Whether `Forward.signals` are all that it wants to know of the law."""
+        """Whether `Forward.signals` are all that it wants to know of the distribution."""
         return self.sampling.greedy and bool(self.wanted) and self.wanted <= TOLD and not self.tops
 
     @cached_property
