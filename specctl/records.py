@@ -147,8 +147,8 @@ class Round:
         chances: of each accepted token and of the first rejected one, the probability that verification accepted it,
             given all draft tokens of the round and that those before it were accepted. Where tokens are verified one
             by one that is min(1, p/q), p and q the verifier's and the draft's probability of the token; in block
-            verification later tokens count too. The verdict is a draw from it, so both teach the same on average. None in
-            greedy decoding.
+            verification later tokens count too. The verdict is a draw from it, so both teach the same on average.
+            None in greedy decoding.
         tree: of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain.
             The steps are its levels, each with the signals that the policy was asked about and the likeliest token.
             ``accepted`` is the length of the path that stays. A chance is that the path goes on, the sum of p over the
