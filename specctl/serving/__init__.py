@@ -1,1 +1,1 @@
-"""The pair behind an HTTP interface."""
+"""A pair as an HTTP server."""

@@ -16,11 +16,11 @@ from specctl.serving.text_thread import Ended, Wrote
 
 
 class Spellings:
-    """What single tokens spell behind others, kept for the next time.
+    """What single tokens spell after others; results are cached.
 
     Args:
         tokenizer: the target's.
-        ends: ids that end a text; like special ones they are no part of it.
+        ends: ids that end a text; like special ids they are not part of it.
     """
 
     def __init__(self, tokenizer: Tokenizer, ends: Set[int] = frozenset()) -> None:
@@ -29,7 +29,7 @@ class Spellings:
         self._known: dict[tuple[int, bool], str] = {}
 
     def text_of(self, token: int, *, first: bool = False) -> str:
-        """A token's text, with U+FFFD for what is no whole character.
+        """A token's text, with U+FFFD for incomplete characters.
 
         Args:
             token: its id.
@@ -45,7 +45,7 @@ class Spellings:
         return self._known[key]
 
     def bytes_of(self, token: int, *, first: bool = False) -> bytes | None:
-        """Its bytes in UTF-8, perhaps of a part of a character; None for one that is no part of a text."""
+        """Its bytes in UTF-8, perhaps of a part of a character; None for an id that is not part of a text."""
         if token in self._silent:
             return None
         text = self.text_of(token, first=first)
@@ -58,11 +58,11 @@ class Spellings:
         return text.encode()
 
     def name_of(self, token: int, *, first: bool = False, marked: bool = False) -> str:
-        """Its text; of one that is no whole characters each byte that is none, as OpenAI writes it.
+        """Its text; bytes that are not a whole character are escaped, as OpenAI does.
 
         Args:
-            token, first: as of `text_of`.
-            marked: whether the latter begins with ``bytes:``, as in completions.
+            token, first: as in `text_of`.
+            marked: whether escaped bytes begin with ``bytes:``, as in completions.
         """
         found = self.bytes_of(token, first=first)
         if found is None:
@@ -103,14 +103,14 @@ class Placed:
     Attributes:
         text: what it adds, whole characters: of several tokens that are one character, the last one adds it.
         start: characters before it.
-        first: whether nothing that has text stands before it, prompt included.
-        told: its log-probability, if it was asked for.
+        first: whether no token with text stands before it, prompt included.
+        logprob: its log-probability, if it was asked for.
     """
 
     text: str
     start: int
     first: bool
-    told: TokenLogprobs | None
+    logprob: TokenLogprobs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Piece:
 
     Attributes:
         text: whole characters, and nothing that may begin a stop string.
-        logprobs: tokens whose text is told by now, with log-probabilities.
+        logprobs: tokens whose text has been sent by now, with log-probabilities.
         rounds: each with what its tokens add.
     """
 
@@ -148,7 +148,7 @@ class AnswerText:
     rounds: bool = False
     _text: str = ""
     _shown: int = 0
-    _told: int = 0
+    _sent: int = 0
     _placed: list[Placed] = field(default_factory=list)
     _silent: Set[int] = NO_ENDS
     _first: bool = False  # of the next token
@@ -161,22 +161,22 @@ class AnswerText:
             self._silent = special | self.ends
             self._first = all(token in special for token in self.prompt)
 
-    def add(self, heard: Sequence[Wrote]) -> Piece:
+    def add(self, wrote: Sequence[Wrote]) -> Piece:
         """What rounds add."""
         rounds: list[tuple[Round, Sequence[str]]] = []
         if self.logprobs or self.rounds:
-            rounds += [(wrote.round, self._place(wrote.round, wrote.known)) for wrote in heard]
+            rounds += [(one.round, self._place(one.round, one.known)) for one in wrote]
         else:
-            self._text += self._stream.push([token for wrote in heard for token in wrote.tokens])
+            self._text += self._stream.push([token for one in wrote for token in one.tokens])
         before, self._shown = self._shown, shown_length(self._text, self._shown, self.stops)
         return Piece(self._text[before : self._shown], self._passed(), rounds if self.rounds else ())
 
     def end(self, completion: Completion) -> Piece:
-        """What is left of a text that has ended; all of it where no rounds were heard."""
+        """The rest of a text that has ended; all of it where no rounds were added."""
         rounds: list[tuple[Round, Sequence[str]]] = []
         if (self.logprobs or self.rounds) and not self._placed:
             rounds = [(one, self._place(one)) for one in completion.rounds]
-        rest = self._placed[self._told : len(completion.tokens)] if self.logprobs else []
+        rest = self._placed[self._sent : len(completion.tokens)] if self.logprobs else []
         most = len(completion.text)  # a stop string may end it before the last tokens
         rest = [one if one.start <= most else replace(one, start=most) for one in rest]
         return Piece(completion.text[self._shown :], rest, rounds if self.rounds else ())
@@ -185,9 +185,9 @@ class AnswerText:
         """Take a round's tokens, but for the first ones that are known; what all of them add, nothing where known."""
         count = len(self._placed)
         likely = round_.logprobs or (None,) * len(round_.emitted)
-        for token, told in list(zip(round_.emitted, likely, strict=True))[known:]:
+        for token, logprob in list(zip(round_.emitted, likely, strict=True))[known:]:
             text = self._stream.push([token])
-            self._placed.append(Placed(text, len(self._text), self._first, told))
+            self._placed.append(Placed(text, len(self._text), self._first, logprob))
             self._text += text
             self._first = self._first and token in self._silent
         return [""] * known + [one.text for one in self._placed[count:]]
@@ -195,10 +195,10 @@ class AnswerText:
     def _passed(self) -> Sequence[Placed]:
         if not self.logprobs:
             return ()
-        start, count = self._told, len(self._placed)
-        while self._told < count and self._ends_at(self._told) <= self._shown:
-            self._told += 1
-        return self._placed[start : self._told]
+        start, count = self._sent, len(self._placed)
+        while self._sent < count and self._ends_at(self._sent) <= self._shown:
+            self._sent += 1
+        return self._placed[start : self._sent]
 
     def _ends_at(self, number: int) -> int:
         one = self._placed[number]
@@ -221,7 +221,7 @@ def usage(ended: Ended) -> dict[str, Any]:
     }
 
 
-def told_round(round_: Round, texts: Sequence[str]) -> dict[str, Any]:
+def round_json(round_: Round, texts: Sequence[str]) -> dict[str, Any]:
     """A round as JSON: each token that it wrote with what it adds to the text, and where it comes from."""
     tokens = [(token, "accepted") for token in round_.kept_tokens]
     if round_.extra is not None:
@@ -242,8 +242,8 @@ def chat_logprobs(some: Sequence[Placed], spellings: Spellings) -> dict[str, Any
     """Log-probabilities as chats have them."""
     content = []
     for one in some:
-        assert one.told is not None
-        every = [(one.told.id, one.told.logprob), *one.told.top]
+        assert one.logprob is not None
+        every = [(one.logprob.id, one.logprob.logprob), *one.logprob.top]
         names = spellings.names_of([token for token, _ in every], first=one.first)
         spelled = [(token, spellings.bytes_of(token, first=one.first)) for token, _ in every]
         own, *top = [
@@ -255,19 +255,19 @@ def chat_logprobs(some: Sequence[Placed], spellings: Spellings) -> dict[str, Any
 
 
 def text_logprobs(some: Sequence[Placed], spellings: Spellings) -> Mapping[str, Any]:
-    """Log-probabilities as completions have them, whose likeliest tokens are an object by their names."""
-    told = [(one, one.told) for one in some if one.told is not None]
+    """Log-probabilities as completions have them: the likeliest tokens are an object by name."""
+    known = [(one, one.logprob) for one in some if one.logprob is not None]
     names = [
         spellings.names_of([likely.id, *(token for token, _ in likely.top)], first=one.first, marked=True)
-        for one, likely in told
+        for one, likely in known
     ]
     return {
-        "tokens": [each[likely.id] for each, (_, likely) in zip(names, told, strict=True)],
-        "token_logprobs": [likely.logprob for _, likely in told],
+        "tokens": [each[likely.id] for each, (_, likely) in zip(names, known, strict=True)],
+        "token_logprobs": [likely.logprob for _, likely in known],
         "top_logprobs": [
-            {each[token]: value for token, value in likely.top} for each, (_, likely) in zip(names, told, strict=True)
+            {each[token]: value for token, value in likely.top} for each, (_, likely) in zip(names, known, strict=True)
         ],
-        "text_offset": [one.start for one, _ in told],
+        "text_offset": [one.start for one, _ in known],
     }
 
 
@@ -308,7 +308,7 @@ class AnswerBody:
         choice["logprobs"] = self._logprobs(piece)
         body = self._document("chat.completion" if self.chat else "text_completion", [choice])
         if self.rounds:
-            body["specctl"] = {"rounds": [told_round(*one) for one in piece.rounds]}
+            body["specctl"] = {"rounds": [round_json(*one) for one in piece.rounds]}
         return {**body, "usage": usage(ended)}
 
     def first(self) -> dict[str, Any] | None:
@@ -316,7 +316,7 @@ class AnswerBody:
         return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
 
     def more(self, piece: Piece) -> str | None:
-        """A piece of a stream, as JSON; None where there is nothing to tell."""
+        """A piece of a stream, as JSON; None where there is nothing to send."""
         if not (piece.text or piece.logprobs or self.rounds):
             return None
         if not (self.logprobs or self.rounds):
@@ -327,7 +327,7 @@ class AnswerBody:
             return self._around[0] + encoded(piece.text) + self._around[1]
         chunk = self._piece(piece, None)
         if self.rounds:
-            chunk["specctl"] = {"rounds": [told_round(*one) for one in piece.rounds]}
+            chunk["specctl"] = {"rounds": [round_json(*one) for one in piece.rounds]}
         return encoded(chunk)
 
     def last(self, ended: Ended, piece: Piece) -> list[dict[str, Any]]:

@@ -21,28 +21,28 @@ from specctl.errors import json_fault, too_deep
 from specctl.serving.answers import AnswerBody, AnswerText, encoded
 from specctl.serving.listening import WIRE
 from specctl.serving.middleware import AccessLog, Hosts, Key, ServerMetrics, page_routes
-from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, TextBody, body_of, told, too_late
+from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, TextBody, api_error_of, body_of, timed_out
 from specctl.serving.service import Service
 from specctl.serving.text_thread import Ended, Event, Ticket, Wrote
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
-class Gone(Exception):  # noqa: N818 - no error: nobody hears of it
+class Gone(Exception):  # noqa: N818 - not an error: no client is left
     """The client has gone away."""
 
 
 class RequestWaiter:
-    """Takes what happens, in the event loop: a text costs that nothing until it has ended, or rounds are to be sent.
+    """Waits for the text of a request. An unfinished text costs the event loop nothing unless its rounds are sent.
 
     Args:
         receive: of the request, whose body has been read.
-        seconds: until it is too late.
-        rounds: called with those that are heard of at once, and whether the end is heard of with them.
+        seconds: until the request times out.
+        rounds: called with rounds that arrive together, and whether the end arrives with them.
 
     Attributes:
-        begun: done when a round was heard, or the end.
-        ended: the text; raises what went wrong, `Gone` among it.
+        begun: done when a round or the end has arrived.
+        ended: the text; raises what went wrong, such as `Gone`.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class RequestWaiter:
         self._rounds = rounds
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Ended] = loop.create_future()
-        self._timer = loop.call_later(seconds, self.hear, [too_late()])
+        self._timer = loop.call_later(seconds, self.receive, [timed_out()])
         self._watching = loop.create_task(self._watch(receive))
 
-    def hear(self, events: Sequence[Event]) -> None:
-        """Something has happened; what comes behind the end is nobody's."""
+    def receive(self, events: Sequence[Event]) -> None:
+        """Take events of the text; those after its end are dropped."""
         if self.ended.done():
             return
         rounds: list[Wrote] = []
@@ -79,23 +79,23 @@ class RequestWaiter:
             self.begun.set_result(None)
 
     def close(self) -> None:
-        """Nothing more is heard."""
+        """Wait no longer."""
         self._timer.cancel()
         self._watching.cancel()
         if not (self.ended.cancel() or self.ended.cancelled()):
-            self.ended.exception()  # has been heard of
+            self.ended.exception()  # read it, so that asyncio does not report it
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.hear([Gone()])
+        self.receive([Gone()])
 
 
 class EventStream(Response):
     """Server-sent events: a JSON document each, and ``[DONE]`` at their end.
 
-    Rounds that are heard of at once are one document. It is sent where they are heard of, without a task that wakes for
-    each, if the connection takes it so; those that are heard of with the end are sent with it.
+    Rounds that arrive together are one document. It is written at once, without waking a task, if the connection allows
+    that; rounds that arrive with the end are sent with it.
 
     Args:
         answer: makes documents.
@@ -110,19 +110,19 @@ class EventStream(Response):
         self._write: Callable[[bytes], None] | None = None
         self._more = asyncio.Event()
 
-    def rounds(self, heard: Sequence[Wrote], ended: bool) -> None:
+    def rounds(self, wrote: Sequence[Wrote], ended: bool) -> None:
         """Send what rounds add."""
-        if (document := self._answer.more(self._text.add(heard))) is not None:
+        if (document := self._answer.more(self._text.add(wrote))) is not None:
             self._unsent.append(document)
             if self._write is None:
                 self._more.set()
             elif not ended:
                 self._write(self._taken())
 
-    def hold(self, hearing: RequestWaiter, held: ExitStack) -> None:
-        """What is heard, and what is closed behind the stream."""
-        self._hearing, self._held = hearing, held
-        hearing.ended.add_done_callback(lambda _: self._more.set())
+    def hold(self, waiter: RequestWaiter, held: ExitStack) -> None:
+        """Take what waits for the text, and what is closed after the stream."""
+        self._waiter, self._held = waiter, held
+        waiter.ended.add_done_callback(lambda _: self._more.set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `RequestWaiter` receives
         log = scope["log"]
@@ -137,8 +137,8 @@ class EventStream(Response):
                 log["gone"] = True
                 return
             except Exception as error:
-                log["error"] = told(error).message
-                documents = [told(error).body]
+                log["error"] = api_error_of(error).message
+                documents = [api_error_of(error).body]
             self._unsent += [*map(encoded, documents), "[DONE]"]
             await send({"type": "http.response.body", "body": self._taken()})
 
@@ -146,12 +146,12 @@ class EventStream(Response):
         if self._write is not None:
             if self._unsent:
                 self._write(self._taken())
-            return await self._hearing.ended
+            return await self._waiter.ended
         while True:
             if self._unsent:
                 await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
-            elif self._hearing.ended.done():
-                return self._hearing.ended.result()
+            elif self._waiter.ended.done():
+                return self._waiter.ended.result()
             else:
                 self._more.clear()
                 await self._more.wait()
@@ -164,7 +164,7 @@ class EventStream(Response):
 
 
 async def json_body(request: Request, most: int, seconds: float) -> tuple[Any, int]:
-    """The JSON of a body and its size in bytes; raises ApiError if it is none, too large or too slow."""
+    """The JSON of a body and its size in bytes; raises ApiError if it is not JSON, too large or too slow."""
     # Browsers let any page send what names no type, or a plain one, without asking this server first.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -270,7 +270,7 @@ class Endpoints:
                 else:
                     waiter = RequestWaiter(request.receive, left)
                 stack.callback(waiter.close)
-                ticket = Ticket(wanted, waiter.hear, every=stream is not None)
+                ticket = Ticket(wanted, waiter.receive, every=stream is not None)
                 ticket.grammar = await self.service.compiled(wanted, waiter.ended)
                 stack.enter_context(self.service.asked(ticket))
                 if stream is not None:
@@ -284,7 +284,7 @@ class Endpoints:
                 log["gone"] = True
                 return Response(status_code=499)
             except Exception as error:
-                raise told(error) from error
+                raise api_error_of(error) from error
             ended(found)
             return JSONResponse(answer.whole(found, text.end(found.completion)))
 
@@ -346,21 +346,21 @@ def application(
         finally:
             service.thread.close()
 
-    def told_to_client(_: Request, error: Exception) -> Response:
+    def error_response(_: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             known = ApiError(
                 error.status_code, str(error.detail), code="not_found" if error.status_code == 404 else None
             )
         else:
-            known = told(error)
+            known = api_error_of(error)
         headers = {**known.headers, **(getattr(error, "headers", None) or {})}
         return JSONResponse(known.body, known.status, headers)
 
     middleware = [Middleware(AccessLog, log=log, metrics=endpoints.metrics)]
-    middleware.append(Middleware(Hosts, names=hosts, told=told_to_client))
+    middleware.append(Middleware(Hosts, names=hosts, answer_error=error_response))
     if cors is not None:
         middleware.append(Middleware(CORSMiddleware, allow_origins=[cors], allow_methods=["*"], allow_headers=["*"]))
-    middleware.append(Middleware(Key, key=key, told=told_to_client))
+    middleware.append(Middleware(Key, key=key, answer_error=error_response))
     return Starlette(
         routes=[
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
@@ -373,6 +373,6 @@ def application(
             *page_routes(),
         ],
         middleware=middleware,
-        exception_handlers={ApiError: told_to_client, HTTPException: told_to_client},
+        exception_handlers={ApiError: error_response, HTTPException: error_response},
         lifespan=running,
     )

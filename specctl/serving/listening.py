@@ -19,15 +19,15 @@ from specctl.errors import ModelError, SpecctlError, UsageError, reason
 from specctl.serving.service import Service
 
 WIRE = "specctl.wire"
-"""Where the scope of a request has what sends a piece of its answer at once, and waits for nobody."""
+"""Key in the scope of a request of the function that writes a piece of its answer at once, without waiting."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which is closed where a request's headers do not come, or nobody reads the answer.
+    """uvicorn's, closed where a request's headers do not arrive or the client does not read the answer.
 
     Attributes:
-        HEADER_SECONDS: until a request's headers are there, from its first byte on, or from the connection's beginning.
-        UNREAD_SECONDS: for which a client may take nothing of what waits for it.
+        HEADER_SECONDS: in which a request's headers must arrive, from its first byte or the connection's start.
+        UNREAD_SECONDS: within which a client must read something of its answer.
     """
 
     HEADER_SECONDS = 30.0
@@ -82,7 +82,7 @@ def cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 TERMINATED = 143
 SPARE_CONNECTIONS = 256
-"""Besides those whose requests may wait or be answered: for those that are told to come back, and for metrics."""
+"""Beyond those whose requests wait or are answered: for requests that are refused, and for metrics."""
 SWITCH_SECONDS = 5e-4
 """After how long the models' thread lets pieces be sent, where it computes in Python: Python's own 5 ms are a round."""
 DATE_SECONDS = 1.0

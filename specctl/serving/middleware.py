@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specctl.serving.request_body import ApiError, told
+from specctl.serving.request_body import ApiError, api_error_of
 from specctl.serving.text_thread import CLOSING, ClosedError, Ended, TextThread
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/specctl", "/", "/health", "/metrics"})
@@ -26,7 +26,7 @@ class ServerMetrics:
     """Counts what a server does.
 
     Args:
-        thread: tells how many texts are written and wait, and how many pairs there are for them.
+        thread: knows how many texts are written and wait, and how many pairs write them.
     """
 
     MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -122,7 +122,7 @@ OPEN = frozenset({"/health", *FILES})
 
 
 class AccessLog:
-    """Tells of each request when it has ended: no prompt, no text, no key.
+    """Logs each request when it has ended, without prompt, text or key.
 
     Args:
         app: answers.
@@ -153,7 +153,7 @@ class AccessLog:
         except asyncio.CancelledError:  # the server ends, and waits for this client no longer
             more["error"] = CLOSING
             if status is None:
-                await _told_closing(scope, receive, noting)
+                await _answer_closing(scope, receive, noting)
         finally:
             self._metrics.request(scope["path"], 499 if more.get("gone") else status or 500)
             if self._log is not None:
@@ -171,27 +171,26 @@ class AccessLog:
                 )
 
 
-async def _told_closing(scope: Scope, receive: Receive, send: Send) -> None:
-    error = told(ClosedError(CLOSING))
+async def _answer_closing(scope: Scope, receive: Receive, send: Send) -> None:
+    error = api_error_of(ClosedError(CLOSING))
     await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
 
 
 class Hosts:
-    """Answers those that call the server by a name of its own.
+    """Refuses requests whose host is not a name of this server.
 
-    A page of another site whose name was made to lead here would be let read answers by its browser, but not without
-    that name.
+    Otherwise a page of another site, whose name was made to lead here, could read answers in a browser.
 
     Args:
         app: answers.
-        names: that may be asked for, without a port; None for any.
-        told: makes the answer of an error.
+        names: allowed hosts, without a port; None for any.
+        answer_error: makes the response to an error.
     """
 
     def __init__(
-        self, app: ASGIApp, names: frozenset[str] | None, told: Callable[[Request, Exception], Response]
+        self, app: ASGIApp, names: frozenset[str] | None, answer_error: Callable[[Request, Exception], Response]
     ) -> None:
-        self._app, self._names, self._told = app, names, told
+        self._app, self._names, self._answer_error = app, names, answer_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._names is not None:
@@ -199,22 +198,22 @@ class Hosts:
             name = name[: name.find("]") + 1] if name.startswith("[") else name.partition(":")[0]
             if name not in self._names:
                 what = "this server is not known by the host of the request; ask localhost, or set an API key"
-                await self._told(Request(scope), ApiError(403, what, code="unknown_host"))(scope, receive, send)
+                await self._answer_error(Request(scope), ApiError(403, what, code="unknown_host"))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 class Key:
-    """Lets in who has the key.
+    """Refuses requests without the key.
 
     Args:
         app: answers.
         key: that is needed; None to ask for none.
-        told: makes the answer of an error.
+        answer_error: makes the response to an error.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, told: Callable[[Request, Exception], Response]) -> None:
-        self._app, self._told = app, told
+    def __init__(self, app: ASGIApp, key: str | None, answer_error: Callable[[Request, Exception], Response]) -> None:
+        self._app, self._answer_error = app, answer_error
         self._key = (key or "").encode("utf-8", "surrogateescape")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,7 +221,7 @@ class Key:
             error = ApiError(
                 401, "the API key is missing or wrong", code="invalid_api_key", kind="authentication_error"
             )
-            await self._told(Request(scope), error)(scope, receive, send)
+            await self._answer_error(Request(scope), error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

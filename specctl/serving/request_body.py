@@ -15,20 +15,20 @@ from specctl.record_settings import FOREIGN, NAMES, TOOLS, asks_for_nothing, swi
 from specctl.serving.text_thread import BusyError, ClosedError
 
 RETRY_SECONDS = 1
-"""What a client that comes when too many wait is told to wait."""
+"""What a client is asked to wait when too many requests wait."""
 _OURS = frozenset({"failed_pass", "out_of_memory", "not_a_number", "worker_died"})
-"""Kinds of a `RecordError` that are no mistake of the request."""
+"""Kinds of a `RecordError` that are not the fault of the request."""
 _NO_TEXT = frozenset({"grammar_failed", "unfit_text"})
 """Those of a text that was begun and cannot keep to its grammar. After a 500 clients would ask again by themselves."""
 
 
 class ApiError(Exception):
-    """An answer that is no text.
+    """An answer that is an error.
 
     Args:
         status: of HTTP.
         message: what is wrong, and how to mend it.
-        param: the parameter that is wrong; None where it is none.
+        param: the parameter that is wrong, if one is.
         code: a stable identifier for programs, if there is one.
         kind: OpenAI's ``type``.
     """
@@ -46,7 +46,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The document that tells it."""
+        """The JSON document."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
@@ -56,8 +56,8 @@ class ApiError(Exception):
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
 
 
-def told(error: Exception) -> ApiError:
-    """What a client hears of an error in writing its text."""
+def api_error_of(error: Exception) -> ApiError:
+    """The answer to an error in writing a text."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BusyError):
@@ -80,15 +80,15 @@ def told(error: Exception) -> ApiError:
     return ApiError(500, message, kind="server_error")
 
 
-def too_late() -> ApiError:
-    """What a client hears whose text has not ended in time."""
+def timed_out() -> ApiError:
+    """The answer where a text has not ended in time."""
     return ApiError(504, "the text took too long", code="timeout", kind="server_error")
 
 
 IGNORED = frozenset({
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
 })  # fmt: skip
-"""Those that say who asks or how long a prompt is kept, which changes no text."""
+"""Parameters about the client or the cache, which change no text."""
 
 
 class Body(BaseModel):
@@ -185,7 +185,7 @@ class TextBody(Body):
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest ids are told at each token; None without log-probabilities."""
+        """How many of the likeliest ids are given at each token; None without log-probabilities."""
         raise NotImplementedError
 
 
@@ -247,7 +247,7 @@ CHOICES = {
 SOME = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
 """What stands for a prompt that is missing or wrong while the rest of a body is judged."""
 NEEDS = {"stream_options": "stream", "top_logprobs": "logprobs"}
-"""Parameters that need another one, of which nothing is said where that one is wrong."""
+"""Parameters that need another one; their faults are left out where that one is wrong."""
 MUSTS = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
@@ -256,7 +256,7 @@ MUSTS = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
 }
-"""What is wrong with a value, by pydantic's name of the mistake, where that is no word of JSON's."""
+"""What is wrong with a value, by pydantic's name of the mistake, in the words of JSON."""
 
 
 def body_of(
@@ -268,10 +268,10 @@ def body_of(
         kind: of the request.
         data: its body, from JSON.
         model: the one that is served.
-        more: further faults of a body of right types; asked where there is a fault, which may stand behind these.
+        more: further faults of a body with the right types; called where there is a fault, which may come later.
 
     Raises:
-        ApiError: it has faults; told is that of the parameter that stands first in the body, and last what is missing.
+        ApiError: the fault of the parameter that stands first in the body; missing ones come last.
     """
     if not isinstance(data, Mapping):
         raise ApiError(400, "the body is JSON, but not an object")
@@ -355,7 +355,7 @@ def _disagreements(body: TextBody) -> Iterator[ApiError]:
 
 
 def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mapping[str, Any]) -> ApiError:
-    """What is wrong with one parameter, of which pydantic tells for each type that it may have."""
+    """What is wrong with one parameter; pydantic lists a mistake for each type that it may have."""
     detail = details[0]
     place = _place(detail, given)
     # Of objects with few parameters each is one of its own.
@@ -376,7 +376,7 @@ def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mappi
 
 
 def _place(detail: ErrorDetails, given: Mapping[str, Any]) -> list[str]:
-    """The keys that lead to a mistake; pydantic also names the type that it tried, which is no part of the body."""
+    """The keys that lead to a mistake, without the types that pydantic tried."""
     found: list[str] = []
     value: Any = given
     for number, part in enumerate(detail["loc"], start=1):

@@ -104,7 +104,7 @@ class Served:
 
     @classmethod
     def by_workers(cls, engine: ProcessEngine, profile: Profile, tokenizer: Callable[[], Tokenizer]) -> Self:
-        """A pair that processes have loaded, whose engines are those of `here`; ``tokenizer`` loads the target's."""
+        """A pair that processes have loaded with `here`; ``tokenizer`` loads the target's."""
         facts: PairFacts = engine.about
         known = tokenizer() if facts.spelling is None else BareTokenizer(facts.spelling, tokenizer)
         return cls(engine, profile, facts, known, engine.count // engine.places)
@@ -128,7 +128,7 @@ def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:
     """A JSON document: the model's name, the sampling and policy of the profile, and what `specctl.policy` may name.
 
     Args:
-        pair: loaded; nobody uses it yet.
+        pair: loaded, and not in use yet.
         profile: how it is used.
         name: what clients call the model.
     """

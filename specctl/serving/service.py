@@ -1,4 +1,4 @@
-"""Bodies become requests for texts, and what the engine's thread reports of them reaches who asked."""
+"""Turns bodies into requests for texts, and passes what the engine's thread reports to the endpoints."""
 
 import asyncio
 import secrets
@@ -19,13 +19,13 @@ from specctl.record_settings import NAMES
 from specctl.serving.answers import Spellings
 from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, TextBody
 from specctl.serving.served import Served
-from specctl.serving.text_thread import CLOSING, ClosedError, Event, TextThread, Ticket, Told, Wrote
+from specctl.serving.text_thread import CLOSING, ClosedError, Event, Reports, TextThread, Ticket, Wrote
 
 LOOK_SECONDS = 0.02
 """Between looks whether the models' thread has ended."""
 GATHERED_SECONDS = 0.016
-"""How long rounds that come behind others may wait, a frame of a screen: where one takes a millisecond, telling it
-would take half as long."""
+"""How long rounds after the first may wait, a frame of a screen: a round may take a millisecond, and reporting it half
+as long."""
 SETTINGS = [name for name in NAMES if name in SamplingTable.model_fields]
 """Of the sampling table that a body may have under the same name."""
 
@@ -68,14 +68,14 @@ class Service:
         self.tokenizer, self.eos = light(served.tokenizer), served.facts.eos
         self.spellings = Spellings(self.tokenizer, self.eos)
         self.failed: Callable[[], None] = lambda: None
-        self.thread = TextThread(served.engine, served.texts, self.limits.waiting, self._told, served.affinity)
+        self.thread = TextThread(served.engine, served.texts, self.limits.waiting, self._report, served.affinity)
         self._texts = PromptFormat(self.tokenizer, chat=False)
         self._chats = PromptFormat(self.tokenizer, chat=True, system=served.profile.prompt.system)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Future[None]  # done when no more texts are begun
         self._news = deque[tuple[Ticket, Event]]()
-        self._looks = False  # the event loop, soon
-        self._told_at = self._apart = 0.0  # when something happened, and how long after what came before
+        self._looks = False  # whether a look of the event loop is due
+        self._reported_at = self._apart = 0.0  # when something happened last, and the time between the last two
         self._next: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -199,29 +199,29 @@ class Service:
         if body.response_format is not None and (schema := body.response_format.asked) is not None:
             given |= {"json_schema": schema}
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
-        # Two clients that ask the same are not to hear the same.
+        # Two clients with the same request get different texts.
         given["seed"] = secrets.randbits(63) if body.seed is None else body.seed % (1 << 63)
         update = with_one_grammar({key: value for key, value in given.items() if value is not None})
         own = self.served.profile.sampling.model_copy(update=update)
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 
-    def _told(self, told: Told) -> None:
-        """Called in the models' thread: rounds wait for the next look, a text's first one and its end do not."""
+    def _report(self, reports: Reports) -> None:
+        """Called in the engine's thread: rounds wait for the next look; a text's first one and its end do not."""
         now = monotonic()
-        self._apart, self._told_at = now - self._told_at, now
-        self._news.extend(told)
+        self._apart, self._reported_at = now - self._reported_at, now
+        self._news.extend(reports)
         waits = self._looks and all(
-            isinstance(event, Wrote) and ticket.reported > len(event.tokens) for ticket, event in told
+            isinstance(event, Wrote) and ticket.reported > len(event.tokens) for ticket, event in reports
         )
         if not waits and self._loop is not None and not self._loop.is_closed():
             self._looks = True
             self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
-        """Hand out what has happened and look again soon, while things happen often: else the thread has to call."""
+        """Hand out what has happened; while that is often, look again soon instead of being called by the thread."""
         if self._next is not None:
             self._next.cancel()
-        self._looks = False  # before what is there is taken, so that nothing can come behind it unseen
+        self._looks = False  # before the events are taken, so that none is left without a look
         if self._hand_out() and self._apart < GATHERED_SECONDS:
             self._looks = True
             self._next = asyncio.get_running_loop().call_later(GATHERED_SECONDS, self._look)
@@ -233,8 +233,8 @@ class Service:
         while self._news:
             ticket, event = self._news.popleft()
             events.setdefault(ticket, []).append(event)
-        for ticket, heard in events.items():
-            ticket.hear(heard)
+        for ticket, found in events.items():
+            ticket.receive(found)
         if self.thread.died is not None:
             self.failed()
         return True

@@ -81,7 +81,7 @@ class Ticket:
 
     Args:
         request: the text.
-        hear: called with events, in order, in the event loop.
+        receive: called with events, in order, in the event loop.
         every: whether each round is reported, or the text alone.
 
     Attributes:
@@ -90,9 +90,9 @@ class Ticket:
     """
 
     def __init__(
-        self, request: TextRequest, hear: Callable[[Sequence[Event]], None] = lambda _: None, *, every: bool = True
+        self, request: TextRequest, receive: Callable[[Sequence[Event]], None] = lambda _: None, *, every: bool = True
     ) -> None:
-        self.request, self.hear, self.every = request, hear, every
+        self.request, self.receive, self.every = request, receive, every
         self.cancelled = False
         self.grammar: Compiled | None = None
         self._reported: list[int] = []
@@ -123,7 +123,7 @@ class Ticket:
         return Wrote(round_, len(known))
 
 
-Told = Sequence[tuple[Ticket, Event]]
+Reports = Sequence[tuple[Ticket, Event]]
 """What happened, in order."""
 
 
@@ -163,7 +163,7 @@ def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambd
 class Affinity:
     """Chooses places of replicas, whose caches hold the last texts, one for each place.
 
-    That is a guess, which costs nothing but time where it is wrong: a replica looks itself for what it holds.
+    That is a guess: where it is wrong it costs time only, for a replica itself looks for what it holds.
 
     Args:
         places: of a replica; the places of the first have the first numbers.
@@ -180,7 +180,7 @@ class Affinity:
         return place
 
     def place(self, prompt: Sequence[int], free: Sequence[int], busy: Iterable[int]) -> int:
-        """The one to write after a prompt: of a replica with little to do for it, that whose text is the oldest.
+        """The place for a prompt: of the replica with the least to do for it, that with the oldest text.
 
         Args:
             prompt: ids.
@@ -222,7 +222,7 @@ class TextThread:
         engine: of `served_writer`; the thread alone uses it, and closes it at its end.
         texts: how many texts it writes at once.
         most_waiting: requests that may wait.
-        tell: called in the thread, and in those that close it, with what happened.
+        report: called in the thread, and in those that close it, with what happened.
         affinity: chooses places; None for the engine's best.
 
     Attributes:
@@ -235,10 +235,16 @@ class TextThread:
         engine: TextEngine,
         texts: int,
         most_waiting: int,
-        tell: Callable[[Told], None],
+        report: Callable[[Reports], None],
         affinity: Affinity | None = None,
     ) -> None:
-        self._engine, self.texts, self._most, self._tell, self._affinity = engine, texts, most_waiting, tell, affinity
+        self._engine, self.texts, self._most, self._report, self._affinity = (
+            engine,
+            texts,
+            most_waiting,
+            report,
+            affinity,
+        )
         self._dispatcher: Dispatcher[Ticket] = Dispatcher(engine, None if affinity is None else affinity.choose)
         self._unwanted = deque[Ticket]()  # whose texts are to be ended
         self._lock = threading.Lock()  # of the two that follow
@@ -301,18 +307,18 @@ class TextThread:
         self._engine.wake()
 
     def close(self) -> None:
-        """Take no more requests and tell those that wait so; what is being written is finished."""
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in self._close()])
+        """Take no more requests, refuse those that wait, and finish what is being written."""
+        self._report([(ticket, ClosedError(CLOSING)) for ticket in self._close()])
         self._engine.wake()
 
     def give_up(self) -> None:
-        """`close`, and end what is being written, whose clients are told so."""
+        """`close`, and end what is being written."""
         self.close()
         written = self._dispatcher.begun
         for ticket in written:
             ticket.cancelled = True
             self._unwanted.append(ticket)
-        self._tell([(ticket, ClosedError(CLOSING)) for ticket in written])
+        self._report([(ticket, ClosedError(CLOSING)) for ticket in written])
         self._engine.wake()
 
     def join(self, seconds: float) -> None:
@@ -339,10 +345,10 @@ class TextThread:
                 for ticket, event in self._dispatcher.step():
                     happened += self._events(ticket, event)
                 if happened:
-                    self._tell(happened)
+                    self._report(happened)
         except Exception as error:
             ended = [*self._dispatcher.begun, *self._close(error)]
-            self._tell([(ticket, ClosedError(FAILED)) for ticket in ended if not ticket.cancelled])
+            self._report([(ticket, ClosedError(FAILED)) for ticket in ended if not ticket.cancelled])
         finally:
             self._engine.close()
 
@@ -356,7 +362,7 @@ class TextThread:
             if not ticket.cancelled:
                 self._dispatcher.submit(ticket, (ticket.request, ticket.every))
 
-    def _events(self, ticket: Ticket, event: Part | Restarted | Answered | GivenUp) -> Told:
+    def _events(self, ticket: Ticket, event: Part | Restarted | Answered | GivenUp) -> Reports:
         """What is reported of an event, if anything."""
         if isinstance(event, Part):
             if ticket.cancelled:

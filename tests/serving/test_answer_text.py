@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from specctl.decoding.text import decode_after
 from specctl.models.files.tokenizer import light
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason, TokenLogprobs
-from specctl.serving.answers import AnswerText, Piece, Spellings, chat_logprobs, text_logprobs, told_round
+from specctl.serving.answers import AnswerText, Piece, Spellings, chat_logprobs, round_json, text_logprobs
 from specctl.serving.text_thread import Wrote
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.other_tokenizers import byte_level, sentence_pieces
@@ -138,7 +138,7 @@ def test_parts_of_characters_are_told_as_openai_tells_them() -> None:
     found = text_logprobs(piece.logprobs, Spellings(tokenizer))
     assert (found["tokens"], found["text_offset"]) == (["bytes:\\xe1", "bytes:\\x88", "bytes:\\xb0"], [0, 0, 0])
     ((round_, texts),) = piece.rounds
-    assert [one["token"] for one in told_round(round_, texts)["tokens"]] == ["", "", "\u1230"]
+    assert [one["token"] for one in round_json(round_, texts)["tokens"]] == ["", "", "\u1230"]
 
 
 def test_words_with_and_without_a_space_have_names_of_their_own() -> None:

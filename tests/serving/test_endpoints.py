@@ -480,7 +480,7 @@ def test_a_stream_that_is_too_late_is_told_so(decoder: specctl.Decoder) -> None:
 
     def submit(ticket: Ticket) -> None:
         for round_ in rounds:
-            ticket.hear([Wrote(round_)])  # and no end
+            ticket.receive([Wrote(round_)])  # and no end
 
     service.thread.submit = submit  # type: ignore[method-assign]
     with TestClient(application(service)) as client:
@@ -506,10 +506,10 @@ def test_rounds_behind_others_wait_for_the_next_look_and_the_first_and_the_end_f
                 event = ticket.wrote(round_)
                 assert isinstance(event, Wrote)
                 told.append(event)
-                service._told([(ticket, event)])
+                service._report([(ticket, event)])
                 await asyncio.sleep(0)
                 assert heard == told[:known], "the first was told at once, and the next look is long after"
-        service._told([(ticket, Ended(completion))])
+        service._report([(ticket, Ended(completion))])
         await asyncio.sleep(0)
         assert heard == [*told, Ended(completion)]
 
@@ -532,7 +532,7 @@ def test_rounds_that_come_seldom_are_told_at_once_without_looks_between(
         for number, round_ in enumerate(rounds, 1):
             event = ticket.wrote(round_)
             assert isinstance(event, Wrote)
-            service._told([(ticket, event)])
+            service._report([(ticket, event)])
             await asyncio.sleep(0.001)
             assert len(heard) == looks.call_count == number
 

@@ -12,8 +12,8 @@ from specctl.decoding.session import TextRequest
 from specctl.errors import RecordError
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
-from specctl.serving.request_body import told
-from specctl.serving.text_thread import BUSY, Affinity, BusyError, ClosedError, Ended, TextThread, Ticket, Told
+from specctl.serving.request_body import api_error_of
+from specctl.serving.text_thread import BUSY, Affinity, BusyError, ClosedError, Ended, Reports, TextThread, Ticket
 from specctl.text_engine.engine import Answered, Lost, Part
 from specctl.text_engine.job import ReplicaError
 
@@ -34,9 +34,9 @@ class Tickets:
         affinity = Affinity(scripted.places)
         self.thread = TextThread(scripted, scripted.count, most_waiting, self._tell, affinity)  # type: ignore[arg-type]
 
-    def _tell(self, happened: Told) -> None:
+    def _tell(self, happened: Reports) -> None:
         for ticket, event in happened:
-            ticket.hear([event])
+            ticket.receive([event])
 
     def submit(self, prompt: int) -> Ticket:
         ticket = Ticket(request(prompt), lambda events: [self.heard.put((prompt, event)) for event in events])
@@ -122,7 +122,7 @@ def test_a_text_that_goes_on_otherwise_is_an_error(two: Tickets) -> None:
     two.happens(Part(0, round_(9)))
     error = two.next()[1]
     assert isinstance(error, RecordError)
-    assert (told(error).status, told(error).code) == (503, "worker_died")
+    assert (api_error_of(error).status, api_error_of(error).code) == (503, "worker_died")
     two.until(lambda: two.scripted.cancelled == [0])
 
 
