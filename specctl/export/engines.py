@@ -1,4 +1,4 @@
-"""The engines that `calibrate --export` writes settings for: their rules, as read in their source, and their formats."""
+"""The engines that `calibrate --export` writes settings for: their rules, as read in their source, and formats."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
