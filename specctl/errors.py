@@ -12,7 +12,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)[^;]*")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether that is what an exception of Python, torch or onnxruntime says; neither library is imported."""
+    """Whether an exception of Python, torch or onnxruntime reports it; neither library is imported."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
@@ -27,7 +27,7 @@ def of_onnxruntime(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, in one line: its first line, with those that it announces by a colon at its end."""
+    """An exception's message in one line: its first line, and the next one after a colon at its end."""
     lines = [stripped for line in str(error).splitlines() if (stripped := line.strip())]
     count = next((number for number, line in enumerate(lines, start=1) if not line.endswith(":")), len(lines))
     return " ".join(lines[:count])
@@ -100,7 +100,7 @@ class AbsentError(ModelError):
     """A model whose files are not on this machine, and cannot be fetched now.
 
     Args:
-        message, hint: as of every error.
+        message, hint: see `SpecctlError`.
         gated: whether the hub denies access to them.
     """
 
@@ -130,7 +130,7 @@ DEEPEST = 100
 
 
 def json_fault(error: ValueError | RecursionError) -> str:
-    """Why a text is not JSON, and where, as what `json.loads` raised says it: ``Expecting value at column 12``."""
+    """Why a text is not JSON, and where, from what `json.loads` raised: ``Expecting value at column 12``."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if not isinstance(error, JSONDecodeError):

@@ -1,6 +1,6 @@
 """Files of JSON lines: what they hold, how a record becomes a line, and how lines become records again.
 
-A line ends at a line feed and at no other character, and is flushed as it is written. Text behind the last line feed
+A line ends at a line feed and at no other character, and is flushed as it is written. Text after the last line feed
 was left by an interrupted write: readers ignore it, and `OutputFile.begin` cuts it off before a run continues the file.
 """
 
@@ -21,7 +21,7 @@ from specctl.printable import escaped
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
-"""What the first line says as ``schema_version``, unless a format says more; another version is refused."""
+"""``schema_version`` of the first line, unless a format has its own; another version is refused."""
 
 
 class Content(StrEnum):
@@ -126,7 +126,7 @@ class LineFormat(Generic[T]):
         content: what such a file holds.
         header: the dataclass of the first line.
         kinds: the dataclass of each other kind of line, alone or annotated with a validator of pydantic.
-        version: what the header says as ``schema_version``.
+        version: ``schema_version`` of the header.
     """
 
     def __init__(

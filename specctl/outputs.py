@@ -21,7 +21,7 @@ from typing import Protocol, Self, TextIO, overload
 from specctl.errors import OutputError, UsageError
 
 ABANDONED = 3600.0
-"""Seconds after which a folder that nobody has locked is taken for one of a process that was killed."""
+"""Seconds after which an unlocked folder is taken for one of a process that was killed."""
 
 
 def locked(descriptor: int) -> bool:
@@ -32,7 +32,7 @@ def locked(descriptor: int) -> bool:
 def remove_abandoned(folder: Path, lock: Path) -> None:
     """Remove a folder of this user's in which nothing is newer than `ABANDONED`, if no process has its lock.
 
-    What is no folder, or cannot be removed, stays.
+    What is not a folder, or cannot be removed, stays.
 
     Args:
         folder: which a process may have made that was killed.
@@ -94,7 +94,7 @@ def naming(path: object) -> Iterator[None]:
 
 
 class _StandardOutput(io.TextIOWrapper):
-    """Standard output whose errors say that it is."""
+    """Standard output whose errors name it."""
 
     def write(self, text: str, /) -> int:
         with naming(STDOUT):
@@ -106,7 +106,7 @@ class _StandardOutput(io.TextIOWrapper):
 
 
 def name_standard_output() -> None:
-    """Let errors of standard output be OutputErrors, whoever writes to it."""
+    """Let errors of standard output be OutputErrors for all writers."""
     old = sys.stdout
     # The console of Windows has a raw stream of its own.
     if isinstance(old, io.TextIOWrapper) and type(getattr(old.buffer, "raw", old.buffer)) is io.FileIO:
@@ -143,7 +143,7 @@ class OutputFile:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file, and no stream, pipe or device."""
+        """Whether it is a regular file, not a stream, pipe or device."""
         return self._descriptor is not None and is_regular(self._descriptor)
 
     def begin(self, keep: int | None = None) -> bool:
@@ -214,7 +214,7 @@ def whole_lines(path: Path) -> int:
 
 
 def is_regular(descriptor: int) -> bool:
-    """Whether an open file is a regular one, and no pipe or device."""
+    """Whether an open file is a regular one, not a pipe or device."""
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
@@ -246,7 +246,7 @@ class Outputs:
         return further
 
     def reads(self, role: str, path: str | Path | None) -> None:
-        """Note an input; ``-`` is standard input, None nothing. Raises UsageError if there is no such file."""
+        """Note an input; ``-`` is standard input, None nothing. Raises UsageError if the file does not exist."""
         if path is None:
             return
         if str(path) != "-" and not os.path.isdir(path):
@@ -386,7 +386,7 @@ def _how(resumed: bool | None) -> str:
 
 def _remove_empty(path: Path, descriptor: int) -> None:
     with suppress(OSError):
-        # What has been replaced is no longer what was opened.
+        # The path may have been replaced since it was opened.
         if os.fstat(descriptor).st_size == 0 and os.path.samestat(path.stat(), os.fstat(descriptor)):
             path.unlink()
 

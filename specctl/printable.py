@@ -60,7 +60,7 @@ def one_line(text: str) -> str:
 def harmless(text: str) -> str:
     """The text without anything a terminal would obey, but with tabs, joiners and all that only needs a good font.
 
-    For running text that nobody measures. Each character is treated by itself, so a text may be cleaned in pieces.
+    For text whose width does not matter. Each character is treated by itself, so a text may be cleaned in pieces.
     """
     return text.translate(_TEXT)
 

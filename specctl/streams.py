@@ -34,7 +34,7 @@ def apart(stream: IO[bytes]) -> IO[bytes]:
     """
     try:
         descriptor = os.dup(stream.fileno())
-    except (OSError, ValueError):  # no file of the system is behind it
+    except (OSError, ValueError):  # it is not a file of the system
         return stream
     return os.fdopen(descriptor, "rb")
 

@@ -71,8 +71,8 @@ class Reading:
             min(1, q/p) at that token.
         run: expected number of tokens accepted in a row from this one on, at most to the end of the output.
         judged: in greedy decoding ``kept``, else ``acceptance``.
-        predicted: a head's prediction for a token drawn from the draft at this position; empty where there is no head.
-        predicted_of: min(1, p/q) of the token that ``predicted`` is about; empty where there is no head.
+        predicted: a head's prediction for a token drawn from the draft at this position; empty without a head.
+        predicted_of: min(1, p/q) of the token that ``predicted`` is about; empty without a head.
     """
 
     entropy: Floats
@@ -144,7 +144,7 @@ class _Verdicts:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def add_round(self, identity: Any, round_: TracedRound) -> None:
-        """The verified tokens of a round, and the entropies of those behind the rejected one."""
+        """The verified tokens of a round, and the entropies of those after the rejected one."""
         verified = round_.steps[: round_.accepted + 1]
         columns: dict[str, Sequence[float | None]] = {
             name: [getattr(step, name) for step in verified] for name in DISTRIBUTION_SIGNALS
@@ -192,8 +192,8 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     """The draft tokens of all traces; records of the same id are one prompt, whichever file they are in.
 
     Raises:
-        UsageError: a file cannot be read or is no trace, a line is damaged or of a tree (the message names it), or no
-            draft token was verified.
+        UsageError: a file cannot be read or is not a trace, a line is damaged or of a tree (the message names it), or
+            no draft token was verified.
     """
     found = _Verdicts()
     for path in paths:
@@ -240,7 +240,7 @@ def _read(path: Path, found: _Verdicts) -> None:
             round_ = parse_line(adapter, path, number, line, HINT)
             if round_.tree:
                 raise UsageError(
-                    f"{path}:{number}: the levels of a tree are no tokens that were verified one by one",
+                    f"{path}:{number}: the levels of a tree are not tokens that were verified one by one",
                     "trace the chain: specctl generate --set draft.tree=0 --trace FILE",
                 )
             found.add_round(round_.id, round_)

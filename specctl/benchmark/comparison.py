@@ -36,8 +36,8 @@ from specctl.statistics import Floats, Interval, bootstrap, is_clear
 NOT_COMPARED = frozenset(
     {"created", "argv", "candidates", "oracle", "others_busy", "papers", "schema_version", "threads"}
 )
-"""Header fields that say nothing about how the runs were measured, or that others say too, as the devices do how many
-threads there were; candidates are compared one by one."""
+"""Header fields that do not show how the runs were measured, or repeat others (devices contain the threads); candidates
+are compared one by one."""
 NOT_OF_THE_MODELS = frozenset({"sampling", "policy", "description", "provenance", "schema_version", "threads"})
 """Tables of a profile that the header or the candidates have too, and what changes no run."""
 
@@ -52,7 +52,7 @@ class Difference:
 
 
 def header_differences(a: Header, b: Header) -> Iterator[Difference]:
-    """What differs between the conditions that two results files tell of."""
+    """The differences between the conditions of two results files."""
     drawn = all(header.sampling.get("temperature") for header in (a, b))
     ours, theirs = (
         {**as_record(header), "drafts": header.drafts, "sampling": _sampling(header, drawn=drawn)} for header in (a, b)
@@ -63,7 +63,7 @@ def header_differences(a: Header, b: Header) -> Iterator[Difference]:
 
 
 def setting_differences(pairs: Iterable[tuple[Candidate, Candidate]]) -> Iterator[Difference]:
-    """Values of equal labels that differ, as where another version has other defaults."""
+    """Values that differ under equal labels, for example where versions have other defaults."""
     for a, b in pairs:
         if a.label == b.label:
             yield from _differences(a.label, candidate_record(a), candidate_record(b))

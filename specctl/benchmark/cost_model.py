@@ -37,7 +37,7 @@ class CostModel:
 
     @property
     def explains(self) -> bool:
-        """Whether it tells more of the runs' times than their mean does by half; then speeds may be drawn from it."""
+        """Whether it explains at least half of the variance of the runs' times; then speeds may be drawn from it."""
         return self.r_squared is None or self.r_squared >= LEAST_R_SQUARED
 
     @property
@@ -113,7 +113,7 @@ class OracleBound:
 def fit(results: RunSet) -> CostModel | None:
     """Fit by least squares over all runs of policies in turns; None if the runs do not determine every cost.
 
-    Runs whose drafts are trees take no part: a pass of their draft reads several tokens, and so takes another time.
+    Runs whose drafts are trees take no part: a pass of their draft reads several tokens and takes another time.
     """
     ours = {
         candidate.label: candidate
@@ -303,7 +303,7 @@ class CandidateLevels:
         levels: its drafts, from the target's own draft down.
         pays_ms: the range of target pass times in milliseconds in which a hierarchy is predicted to be faster than
             every candidate with one draft or none, given the fitted times of the drafts. The upper end is None if
-            there is no limit. None if there is no such range.
+            there is no limit. None without such a range.
     """
 
     candidate: str

@@ -150,7 +150,7 @@ RARELY = 0.2
 
 
 def verdict(digest: Digest) -> str:
-    """Who was fastest as far as the runs tell, on which engine, and whether all gave the baseline's tokens."""
+    """The fastest candidate as far as the runs show it, its engine, and whether all gave the baseline's tokens."""
     parts = _same_engine(digest), _resting(digest), _identity(digest), (digest.unfinished or "")
     said = (f"verdict: {_fastest(digest)}", *parts)
     return "; ".join(filter(None, said))
@@ -179,7 +179,7 @@ def _fastest(digest: Digest) -> str:
         return f"{BASELINE} ran alone, with nothing to compare it with; name a draft with --draft MODEL"
     if all(one.name == BASELINE for one in placed):
         return f"no candidate shares a prompt with {BASELINE}"
-    # A label that names its engine says so itself.
+    # A label may name its engine.
     engines = {
         one.name: engine
         for one in placed

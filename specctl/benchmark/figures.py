@@ -93,7 +93,7 @@ def note_right(axes: "Axes", row: int, text: str) -> None:
 
 
 def note_after(axes: "Axes", across: float, row: int, text: str) -> None:
-    """Write a text behind what a row has drawn up to ``across``, inside of the panel, where no neighbour takes it."""
+    """Write a text after the end of a row's bar at ``across``, inside the panel."""
     axes.annotate(text, (across, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
 
 

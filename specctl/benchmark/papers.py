@@ -79,7 +79,7 @@ def sources(candidates: Iterable[Candidate]) -> dict[str, str]:
 
 
 def _runs_as(entrant: Entrant, setting: Setting) -> bool:
-    # Which head it reads is the pair's affair.
+    # The pair decides which head it reads.
     levels = {replace(level, below=None, head=None) for level in setting.levels}
     return levels == {entrant.setting} and entrant.at_every_level == (len(setting.levels) > 1)
 

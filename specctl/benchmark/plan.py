@@ -37,7 +37,7 @@ class Plan:
     batch: Batch = 1
 
     def runs(self, candidates: int) -> int:
-        """The number of all runs of so many candidates."""
+        """The number of all runs of this many candidates."""
         return len(self.suite.prompts) * candidates * len(self.lengths) * self.repeats
 
     @property
@@ -53,7 +53,7 @@ def require_same(old: Header, plan: Plan, path: Path) -> None:
         "candidates": [one for one in plan.candidates.all if one.engine is None],
         "lengths": list(plan.lengths),
         "repeats": plan.repeats,
-        # A file goes on as it began: what was asked for may not have been possible.
+        # A file continues with its own number: the requested one may not have been possible.
         **({} if old.batch == 1 or plan.batch == "auto" else {"batch": min(plan.batch, len(plan.suite.prompts))}),
     }
     # Whether a candidate runs eagerly beside the others is known when the models are loaded; the file's run on.

@@ -115,7 +115,7 @@ def run_benchmark(
 def passes_for(
     pair: Pair, plan: Plan, batch: Batch, warn: Callable[[str], None] = lambda _: None
 ) -> list[Passes] | None:
-    """Passes over as many prompts at once as are asked for; None for one by one."""
+    """Passes over the requested number of prompts at once; None for one by one."""
     settings = [one.setting for one in plan.candidates.all if one.setting is not None]
     return chosen_passes(pair, batch, len(plan.suite.prompts), max(plan.lengths), settings, warn)
 

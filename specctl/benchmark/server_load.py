@@ -49,13 +49,13 @@ class Asked:
         prompt, category: of the record.
         turn: of the record, from 0.
         text: that came.
-        tokens: of the text: what the server says, else the number of pieces.
-        counted: whether pieces were counted, for the server does not say.
+        tokens: of the text, as the server reports, else the number of pieces.
+        counted: whether pieces were counted, because the server does not report tokens.
         finish_reason: why the text ended.
         arrivals_ms: when pieces with text came.
         end_ms: when it ended.
-        prompt_tokens, accepted, rejected: as the server says; None where it does not.
-        error: why there is no whole answer, by kind; None where there is one.
+        prompt_tokens, accepted, rejected: as the server reports; None where it does not.
+        error: the kind of failure; None for a whole answer.
         message: the same in words.
     """
 
@@ -81,7 +81,7 @@ class Asked:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per token after the first piece; None where there is no such time."""
+        """Time per token after the first piece; None for one token or one piece."""
         several = self.tokens > 1 and len(self.arrivals_ms) > 1
         return (self.arrivals_ms[-1] - self.arrivals_ms[0]) / (self.tokens - 1) if several else None
 
@@ -102,7 +102,7 @@ class Level:
         concurrency: requests at once.
         asked: those that have ended.
         seconds: wall time of all of them.
-        drafted: tokens that the server drafted meanwhile, as its metrics say.
+        drafted: tokens that the server drafted meanwhile, by its metrics.
     """
 
     concurrency: int
@@ -139,7 +139,7 @@ class Level:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Of drafted tokens, as answers tell, else as the server's metrics do; None where nobody does."""
+        """The share of drafted tokens, by the answers, else by the server's metrics; None if unknown."""
         told = [(one.accepted, one.rejected or 0) for one in self.answered if one.accepted is not None]
         if not told and self.drafted is not None and self.drafted.accepted is not None:
             told = [(self.drafted.accepted, self.drafted.rejected or 0)]
@@ -171,7 +171,7 @@ class Dialogue:
     settings: dict[str, Any]
 
     def body(self, answers: Sequence[str]) -> dict[str, Any]:
-        """The request of the turn behind these answers."""
+        """The request of the turn after these answers."""
         said = [text for pair in zip(self.turns, [*answers, ""], strict=False) for text in pair]
         if self.chat:
             roles = ("user", "assistant")
@@ -210,10 +210,10 @@ class ServerLoad:
         self.levels: list[Level] = []
 
     def run(self, concurrency: int, warm_up: int) -> None:
-        """Ask all, so many at once, after some that are not counted.
+        """Send all requests, ``concurrency`` at once, after some that are not counted.
 
         Raises:
-            AnswerError: one that warms up got no answer.
+            AnswerError: a warm-up request failed.
         """
         asyncio.run(self._level(concurrency, warm_up))
 

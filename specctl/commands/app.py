@@ -48,7 +48,7 @@ def _clean_usage_errors() -> Iterator[None]:
 
 
 def _suggest(error: Any) -> None:
-    """Keep of an unknown option's suggestions those that are near, or say where all options are."""
+    """Keep the near ones of an unknown option's suggestions, or name the flag that lists all options."""
     bare = {one.lstrip("-"): one for one in error.possibilities}
     near = get_close_matches(error.option_name.lstrip("-"), bare, n=2, cutoff=0.75)
     error.possibilities = [bare[one] for one in near]

@@ -313,7 +313,7 @@ def _calibrate_one(
 
 
 COUNTS = ".counts.json"
-"""The end of the name of the file that tells how often tokens occur, in place of the calibrated profile's."""
+"""Replaces the suffix of the calibrated profile's name in the name of the file with token counts."""
 
 
 def _decide(
@@ -543,7 +543,7 @@ def export_order(
 
     Raises:
         UsageError: an engine is not known, takes no such draft or samples by a rule that cannot be replayed; the draft
-            is a lookup or not the only one; or the costs are no costs, or those of no engine.
+            is a lookup or not the only one; or the costs are invalid or have no engine.
         ModelError: a model cannot be found.
     """
     if not names:

@@ -341,7 +341,7 @@ Section = tuple[str, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """All that is told of a profile's models on a machine's devices; the last four are empty for models with problems.
+    """A profile's models on a machine's devices; the last four are empty for models with problems.
 
     Attributes:
         graphics: the cards, and what torch makes of them; None for another machine than this one.
@@ -492,7 +492,7 @@ def milliseconds(value: float | None) -> str:
 
 
 SHOWN = 5
-"""Models that are no candidates of which the reason is shown."""
+"""How many of the rejected models are shown with the reason."""
 
 
 def draft_sections(found: "DraftSearch") -> "Iterator[Section]":

@@ -110,19 +110,18 @@ def warn_never_stopping(settings: "Iterable[Setting]") -> None:
 
 
 def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:
-    """Tell what further profiles say that the first one decides for all: a run has one engine and one way to sample."""
+    """Warn of settings of further profiles that the first one decides: a run has one engine and one way to sample."""
     from specctl.reporting.placing import listed
 
     first, *others = resolved
     for one in others:
         if keys := one.unused(first.profile):
             are = "is" if len(keys) == 1 else "are"
-            whose = f"for all of a run it is as in the first profile, {first.name}"
-            warn(f"{one.name}: {listed(keys)} {are} not used: {whose}")
+            warn(f"{one.name}: {listed(keys)} {are} not used: the first profile, {first.name}, decides for the run")
 
 
 def text_of(path: Path, what: str) -> str:
-    """The text of a small file that an option names; raises UsageError, which says what it was to be."""
+    """The text of a small file that an option names; raises UsageError, whose message contains ``what``."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
@@ -308,7 +307,7 @@ class ShowOptions:
     quiet: bool = option("Print only warnings and errors on standard error.", "--quiet -q", default=False)
 
     def outcome(self, document: Any, tables: "Iterable[Table]", *texts: str) -> None:
-        """Print a JSON document or, as was asked for, tables and lines of text behind them."""
+        """Print a JSON document, or tables followed by lines of text, as --json decides."""
         from rich.console import Console
 
         from specctl.files import write_line
@@ -338,7 +337,7 @@ class ShowOptions:
             self.written(write_document(title, tables, pictures, facts, self.report, command=command, verdict=verdict))
 
     def written(self, paths: "Iterable[Path]") -> None:
-        """Say which files were written, unless nothing is to be said; all figures, each of two files, in one line."""
+        """Print which files were written, unless --quiet; one line for all figures, which have two files each."""
         figures: dict[Path, list[str]] = {}
         for path in () if self.quiet else paths:
             if path.suffix in (".png", ".svg"):
@@ -377,7 +376,7 @@ class PromptOptions:
         outputs.reads("data", self.data)
 
     def chosen(self, seed: int) -> "Suite":
-        """The prompts, of which ``seed`` draws a sample.
+        """The prompts; ``seed`` draws the samples.
 
         Raises:
             UsageError: options contradict each other, or the prompts cannot be read.
@@ -476,7 +475,7 @@ class ReplicaOptions:
         return int(self.batch)
 
     def check_one(self) -> None:
-        """Raise UsageError where a value is none, or replicas are asked for and rows, which this process has."""
+        """Raise UsageError for an invalid value, and for replicas together with --batch."""
         if self.replication is not None and self.rows not in (None, 1):
             raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
 
@@ -485,7 +484,7 @@ class ReplicaOptions:
         """What they ask for; None without any of them.
 
         Raises:
-            UsageError: a value is none, or --keep-warm stands without --cluster.
+            UsageError: a value is invalid, or --keep-warm is given without --cluster.
         """
         workers = self.workers
         if self.keep_warm is not None and self.cluster is None:
@@ -510,7 +509,7 @@ def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
     """How many texts are answered at once, and the numbers of texts that a calibration is for besides one.
 
     Raises:
-        UsageError: the text is no list of numbers, nor ``auto``.
+        UsageError: the text is neither a list of numbers nor ``auto``.
     """
     if text is None or "," not in text:
         rows = ReplicaOptions(batch=text).rows or 1

@@ -54,7 +54,7 @@ def load(
         tree: the size of the trees that drafts are to be, None for chains, or what the profile says.
         longest: the most tokens drafted in a round; None for what the profile says.
         quiet: show only warnings.
-        torch_weights: as in `load_pair`, for who runs the transformers models too.
+        torch_weights: as in `load_pair`: whether the transformers models run too.
         models: as in `load_pair`.
     """
     from specctl.terminal.progress import note
@@ -130,8 +130,8 @@ def start_replicas(
         others: drafts and heads that are loaded besides the profile's.
         spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
         exclusive: whether nothing may share a replica's devices, because it measures time.
-        batch: how many questions each answers at once; then its job is told so too.
-        places: the most that each is asked at once; by default as many as that.
+        batch: how many questions each answers at once; its job receives the number too.
+        places: the most questions sent to each at once; by default ``batch``.
         restarts: as in `Job`.
 
     Raises:
@@ -213,7 +213,7 @@ class Answering:
     traced: bool
 
     def answerer(self, pair: "Pair | None" = None) -> "Answerer":
-        """One whose policies have learnt nothing yet; with another ``pair`` of the same models, over that."""
+        """One whose policies have not learnt anything yet, over the pair or another one of the same models."""
         from specctl.decoding.answers import Answerer, NamedDrafters
         from specctl.decoding.session import Session
 
@@ -227,7 +227,7 @@ class Answering:
         return Answerer(session, self.prompts, self.profile.sampling, begin)
 
     def engine(self, asked: "Batch", records: int | None, watch: "Watch | None" = None) -> "TextEngine":
-        """What answers records with the pair, several at once where that is asked for or pays."""
+        """Answers records with the pair, several at once where that is requested or pays."""
         from specctl.batching.pair_rows import why_alone
         from specctl.observing.record_stream import record_writer
         from specctl.text_engine.here import HereEngine, Rows
@@ -348,7 +348,7 @@ def served_replicas(
     quiet: bool,
     foreign_head: bool,
 ) -> "Iterator[Served]":
-    """Replicas of a pair, which end behind the block.
+    """Replicas of a pair, which end after the block.
 
     Raises:
         UsageError: they do not fit on this machine.

@@ -212,7 +212,7 @@ def _ask(question: str, default: str | None = None, check: Callable[[str], objec
 
 
 def _answered(ask: Callable[[], T]) -> T:
-    """Ask; an end of the input or an interrupt writes nothing, and says so."""
+    """Ask; after an end of the input or an interrupt, report that nothing was written."""
     try:
         return ask()
     except typer.Abort as stop:

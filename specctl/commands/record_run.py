@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RecordRun:
-    """One run, from what it finds to what it says at its end.
+    """One run, from the results it finds to its summary.
 
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
@@ -79,7 +79,7 @@ class RecordRun:
         self.left = None if survey is None else survey.left
 
     def _find_turns(self, first: Record, *, of_this_run: bool) -> None:
-        """Look for turns of the first record that is left; without results nothing has said yet whose they are."""
+        """Look for turns of the first unanswered record; where there are no results, check whose turns they are."""
         if self.turns is None or self._run_file is None:
             return
         self._made = self._made or self._makes()
@@ -100,7 +100,7 @@ class RecordRun:
             self._say(f"kept {counted(others, 'other result')} that {self._sink.path} has, of records of another input")
 
     def begin(self) -> None:
-        """Open the outputs for this run: cut off what an interrupt left, and say what makes the results."""
+        """Open the outputs for this run: cut off what an interrupt left, and record what makes the results."""
         self._sink.begin()
         if self.turns is not None:
             self.turns.begin()
@@ -132,9 +132,9 @@ class RecordRun:
 
     @contextmanager
     def summing_up(self, tally: Tally) -> Iterator[None]:
-        """Say after the block, however it ends, what became of the records, where they are in a file.
+        """Print a summary of the records after the block, however it ends, if the results are in a file.
 
-        The time is that of the whole run, loading included, as in lines of progress.
+        The time is that of the whole run, loading included.
         """
         try:
             yield

@@ -48,7 +48,7 @@ def print_help(command: Any, ctx: Any, *, whole: bool = False) -> None:
     Args:
         command: of typer.
         ctx: its context.
-        whole: whether every option is shown with all that is said of it; else the usual ones, with a sentence each.
+        whole: show every option with its whole help; else the usual ones, with a sentence each.
     """
     from rich.console import Console
     from rich.text import Text
@@ -59,7 +59,7 @@ def print_help(command: Any, ctx: Any, *, whole: bool = False) -> None:
 
 
 def help_lines(command: Any, ctx: Any, width: int, *, whole: bool = False) -> Iterator[tuple[str, str]]:
-    """The lines of a command's help, each with its style; ``whole`` as in `print_help`."""
+    """The lines of a command's help, each with its style; see `print_help` for ``whole``."""
     yield command.get_usage(ctx), "bold"
     for paragraph in (command.help or "").split("\n\n"):
         text = " ".join(paragraph.split())
@@ -113,7 +113,7 @@ def _in_brief(text: str) -> str:
 
 
 def _without_ranges(text: str) -> str:
-    """The help without a range such as ``x>=1`` at its end, which is told to who gives a wrong value."""
+    """The help without a range such as ``x>=1`` at its end: typer's message for a wrong value contains it."""
     start, bracket, extras = text.rpartition("  [")
     if not bracket or not extras.endswith("]"):
         return text

@@ -166,7 +166,7 @@ class Talk:
         return [*parts, f"acceptance rate {accepted / drafted:.1%}"] if drafted else parts
 
     def _tell(self, text: str) -> None:
-        # A terminal's own wrapping would break words; what is no terminal gets whole lines.
+        # A terminal's own wrapping would break words; a file or a pipe gets whole lines.
         self._console.print(Text(printable(text), style="dim"), soft_wrap=not self._console.is_terminal)
 
     def _report(self, error: SpecctlError) -> None:
@@ -222,7 +222,7 @@ def talk_with(
     """Talk until the end; whether a line could not be answered."""
     import httpx
 
-    # Its own template is the server's affair: no profile here says that there is none.
+    # The server applies its own template: no profile here can say that it has none.
     flags = {**flags, "prompt.chat": flags.get("prompt.chat") is not False}
     with httpx.Client(**server.settings) as client:
         chat = RemoteChat(server, client, resolve(flags=flags, environ={}).profile, outputs)

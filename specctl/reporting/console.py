@@ -18,7 +18,7 @@ _PIECES = re.compile(r"[^,:(]+[,:(]?|[,:(]")
 
 
 def print_tables(console: Console, shown: Iterable[Table]) -> None:
-    """Write tables with their notes; as aligned plain text where the console is no terminal.
+    """Write tables with their notes; as aligned plain text where the console is not a terminal.
 
     An alarm has a red frame.
     """
@@ -42,7 +42,7 @@ def cell(text: str, style: str = "") -> Text:
 
 
 def _folded(text: str, room: int) -> Text:
-    """The text of a cell, broken behind commas where it is wider than its column."""
+    """The text of a cell, broken after commas where it is wider than its column."""
     lines = [""]
     for piece in _PIECES.findall(one_line(text)):
         if lines[-1] and cell_len(lines[-1]) + cell_len(piece) > room:

@@ -85,7 +85,7 @@ def write_document(
         pictures: drawn one at a time.
         provenance: where the numbers come from, by name.
         folder: made if it is missing.
-        command: whose tables these are; the page says what their columns mean.
+        command: that shows the tables; the page explains their columns.
         verdict: the outcome in a sentence, which stands first.
         remarks: lines below the figures.
         profile: the resolved profile; the page shows it folded.

@@ -1,4 +1,4 @@
-"""Who is fastest, said only as far as paired intervals tell, in one wording for all commands."""
+"""Which one is fastest, as far as paired intervals show it, in one wording for all commands."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ def times(interval: Interval) -> str:
 
 
 def level(placed: Sequence[Placed]) -> list[Placed]:
-    """The first, which is the fastest, and the others whose distance from it may be chance."""
+    """The fastest, and the others whose distance from it may be chance."""
     return [one for number, one in enumerate(placed) if number == 0 or not is_clear(one.behind)]
 
 
@@ -40,7 +40,7 @@ def placing(placed: Sequence[Placed], where: str = "") -> str:
 
     Args:
         placed: at least one, the fastest first.
-        where: stands behind the names, as `` on onnx``.
+        where: follows the names, for example `` on onnx``.
     """
     first, *others = placed
     leading = level(placed)

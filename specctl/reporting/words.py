@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specctl.reporting.table import DOWN, UP, stands_for
 
 READING = (
-    "Brackets hold 95% bootstrap intervals over prompts. - is a value that cannot be known. An arrow behind a heading "
+    "Brackets hold 95% bootstrap intervals over prompts. - is a value that cannot be known. An arrow after a heading "
     "says whether higher (↑) or lower (↓) is better."
 )
 """What holds for all tables."""
@@ -29,7 +29,7 @@ def meanings(command: str, headings: Iterable[str]) -> dict[str, str]:
     """The meaning of each heading that is defined, in their order.
 
     Args:
-        command: whose tables they head; words that it does not define mean what they mean to other commands.
+        command: that shows the tables; other commands define the words that it does not.
         headings: with their arrows.
     """
     sections = {name: {word.text: word.meaning for word in words if word.heads} for name, words in _sections().items()}
@@ -42,7 +42,7 @@ def meanings(command: str, headings: Iterable[str]) -> dict[str, str]:
                 (word for word in words if stands_for(word, name)), None
             )
             if known is not None:
-                # What a placeholder stands for is told once.
+                # One entry for all names that a placeholder stands for.
                 found[known] = words[known]
                 break
     return found
@@ -64,7 +64,7 @@ def all_words() -> dict[str, list[str]]:
 
 @cache
 def _sections() -> Mapping[str, Sequence[Word]]:
-    """By section, such as of a command, every word that is defined."""
+    """Every defined word, by section, for example by command."""
     installed = _PACKAGE / "_words.md"
     page = installed if installed.is_file() else _PACKAGE.parent / "docs" / "words.md"
     # Without the page a report lacks these meanings, and nothing else.

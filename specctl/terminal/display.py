@@ -1,4 +1,4 @@
-"""Drawings on a terminal that are redrawn while work goes on, and leave nothing behind."""
+"""Drawings on a terminal that are redrawn while work goes on, and vanish."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ class Display(RenderHook):
     """Draws something as long as it is started; a context manager. See `Bottom` and `FullScreen`.
 
     It vanishes before Ctrl-Z stops the process, and stays away while a shell runs the process in the background. On a
-    console that is no terminal, or a dumb one, nothing is drawn.
+    console that is not a terminal, or a dumb one, nothing is drawn.
 
     Args:
         console: draws; should write to standard error.
@@ -278,7 +278,7 @@ class _Screen:
             if number:
                 yield Segment.line()
             yield from line
-            if Segment.get_line_length(line) < width:  # behind a full line the cursor still is on its last cell
+            if Segment.get_line_length(line) < width:  # after a full line the cursor is still on its last cell
                 yield _control("\x1b[K")
         yield _control("\r\n\x1b[J\x1b[?7h" if len(lines) < height else "\x1b[?7h")
 

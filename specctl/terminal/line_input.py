@@ -9,7 +9,7 @@ _FIRST, _NEXT = "> ", ". "
 
 
 def joined(lines: Iterable[str]) -> Iterator[str]:
-    """Lines, each joined with those behind it for as long as it ends in a backslash."""
+    """Lines, each joined with those after it for as long as it ends in a backslash."""
     parts: list[str] = []
     for line in lines:
         parts.append(line.removesuffix(CONTINUES))

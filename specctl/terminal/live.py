@@ -119,7 +119,7 @@ def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
 def bar(round_: Round, scale: float = 1.0) -> Text:
     """One cell per drafted token times ``scale``; in a hierarchy gaps separate the tokens of inner rounds.
 
-    Behind another gap stand, in another colour, tokens that a lookup copied behind a model's.
+    Tokens that a lookup copied after a model's follow another gap, in another colour.
     """
     length = max(1, round(round_.drafted * scale)) if round_.drafted else 0
     whole = round_.accepted == round_.drafted
@@ -286,7 +286,7 @@ _GAP = "   "
 _KEPT = 400
 """Characters of a text that its line may show, or of a prompt that are shown before its completion."""
 _SEEN = 2.0
-"""Seconds of a panel below which nobody could read it."""
+"""Seconds below which a panel was too short to read."""
 _LAST_ROUNDS = 5
 """How many rounds are shown below the figures of such a panel."""
 _FINISHED = {

@@ -69,14 +69,14 @@ class WordWrap:
         return "".join(laid)
 
     def rest(self) -> str:
-        """The last word, which then has ended, and what is behind it."""
+        """The last word, which has then ended, and the text after it."""
         told = self._placed(shutil.get_terminal_size().columns) + self._space
         self._column += cell_len(self._space)
         self._space = ""
         return told
 
     def _placed(self, width: int) -> str:
-        """The word that has ended, behind its space or on a line of its own."""
+        """The word that has ended, after its space or on a line of its own."""
         if not self._word:
             return ""
         space, word = self._space, self._word
@@ -100,7 +100,7 @@ def write_text(sink: Sink, text: str) -> None:
 
 
 def write_out(text: str) -> None:
-    """`write_text` on standard output, with a line feed behind it."""
+    """`write_text` on standard output, with a line feed after it."""
     if sys.stdout is not None:
         write_text(sys.stdout, f"{text}\n")
 

@@ -31,7 +31,7 @@ from specctl.terminal.display import Bottom, FullScreen
 from specctl.terminal.output import tell
 
 PATIENCE = 10.0
-"""Seconds that work may take before the first line, where nobody asked for lines."""
+"""Seconds that work may take before the first line, without --progress."""
 INTERVAL = 5.0
 """Least seconds between two lines."""
 SHARE = 50
@@ -81,7 +81,7 @@ class Count:
 
     @property
     def left(self) -> str:
-        """The time left; empty where it cannot be told."""
+        """The time left; empty where it is unknown."""
         new = self.done - self.earlier
         if self.total is None or not new:
             return ""
@@ -140,7 +140,7 @@ def note(console: Console, text: str) -> None:
 def resumable(
     console: Console, path: object | None, how: str = "the same command with --resume continues"
 ) -> Iterator[None]:
-    """Say after an interrupt of the block that finished work is in ``path``, and ``how`` to continue; not if None."""
+    """Report after an interrupt of the block that finished work is in ``path``, if any, and ``how`` to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -223,7 +223,7 @@ class _Elapsed(TimeElapsedColumn):
 
 
 class _Told(ProgressColumn):
-    """Whatever a function says now."""
+    """What a function returns now."""
 
     def __init__(self, say: Callable[[], str]) -> None:
         super().__init__(Column(no_wrap=True))
@@ -265,7 +265,7 @@ class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
     It draws only when a run begins or is added, so that drawing does not slow the measured runs. It disappears at the
-    end and after an interrupt, when tables of the results follow, and stays after an error. Where there is no terminal,
+    end and after an interrupt, when tables of the results follow, and stays after an error. Without a terminal,
     it writes a line every few seconds.
 
     Args:

@@ -154,7 +154,7 @@ def test_what_another_profile_says_of_the_run_is_told_and_not_used(capsys: pytes
     said = {**everything, "target.dtype": "default"}
     warn_unused([ResolvedProfile("x", None, first, {}), ResolvedProfile("y", None, other, said)])
     assert capsys.readouterr().err == (
-        "warning: y: engine and sampling.temperature are not used: for all of a run it is as in the first profile, x\n"
+        "warning: y: engine and sampling.temperature are not used: the first profile, x, decides for the run\n"
     )
     warn_unused([ResolvedProfile("x", None, first, {}), ResolvedProfile("z", None, first, {"engine": "z.toml:3"})])
     assert not capsys.readouterr().err
