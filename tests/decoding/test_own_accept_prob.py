@@ -18,6 +18,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
+from specctl.models.running.passes import Passes
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.policies import Setting
@@ -80,12 +81,12 @@ def test_a_middle_model_numbers_the_tokens_of_its_block() -> None:
     assert_own(steps, whole.logits)
 
 
-@pytest.mark.parametrize("make", [StaticPasses, lambda model, length: Slot(GraphPasses(model, length, Replays()))])
-def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, int], Slot]) -> None:
+@pytest.mark.parametrize("make", [StaticPasses, lambda model, length: GraphPasses(model, length, Replays())])
+def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, int], Passes]) -> None:
     """A captured or compiled pass carries the largest probabilities along; the head itself stays outside."""
     model = noisy_copy("llama")
     drafts = []
-    for runner in (Slot(EagerPasses(model, 64)), make(model, 64)):
+    for runner in (Slot(EagerPasses(model, 64)), Slot(make(model, 64))):
         drafter = ModelDrafter(runner, Disco(threshold=0.0, max_draft=6), predictor=HEAD)
         drafter.begin(Sampling(), frozenset(), None)
         with torch.inference_mode():
