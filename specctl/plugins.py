@@ -133,4 +133,4 @@ def _factory(found: object) -> Callable[[int, str], object]:
 
 DRAFTERS: Registry[Callable[[int, str], object]] = Registry("drafter", {}, "specctl.drafters", _factory)
 """Every registered drafter: called with the vocabulary's size V and the text behind its name, it makes an object with
-the method ``logits`` (`specctl.models.running.registered_runner.NextTokens`)."""
+the method ``logits`` (`specctl.models.running.registered.NextTokens`)."""

@@ -21,7 +21,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.registered_runner import RegisteredRunner
+from specctl.models.running.registered import RegisteredPasses
 from specctl.models.running.slot import Slot
 from specctl.plugins import DRAFTERS, PluginError
 from specctl.policies import NONE, POLICIES, Setting
@@ -242,7 +242,7 @@ def test_what_it_writes_has_the_targets_law() -> None:
 
     def play() -> tuple[int, ...]:
         policy = Setting.of({"name": "patience", "threshold": 0.4}).build()
-        drafter = ModelDrafter(RegisteredRunner("drafter:bigrams:1", 3), policy)
+        drafter = ModelDrafter(Slot(RegisteredPasses("drafter:bigrams:1", 3)), policy)
         written = decode(TableRunner(target), drafter, prompt, length, sampling, {EOS})
         return tuple(token for round_ in written for token in round_.emitted)
 
@@ -271,7 +271,7 @@ def test_a_command_loads_it_by_its_name(prompts: Path) -> None:
 )
 def test_a_drafter_that_fails_is_named(name: str, what: str) -> None:
     with pytest.raises(PluginError, match=f"the drafter {name} of scores 1.0 {what}"):
-        RegisteredRunner(f"drafter:{name}", 64).extend([1], keep=1)
+        Slot(RegisteredPasses(f"drafter:{name}", 64)).extend([1], keep=1)
 
 
 @pytest.mark.parametrize(("name", "what"), [("gone", "cannot be used: ModuleNotFoundError"), ("unknown", "bigrams")])

@@ -26,7 +26,7 @@ from specctl.models.passes.cache import CACHE_ARGUMENTS
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, StoppingPolicy
@@ -462,7 +462,7 @@ class _Target:
             runner.begin(len(request.prompt))
         self._turn += 1
         turn = self._turn
-        target = RuledRunner(self.runner, request.rules) if request.rules.active else self.runner
+        target = Slot(RuledPasses(self.runner, request.rules)) if request.rules.active else self.runner
         drafter = self._drafter(target, request.rules)
         text = list(request.prompt)
         read_prompt(target, drafter, text)
@@ -478,7 +478,7 @@ class _Target:
         stages = [
             Stage(
                 # A lookup has no scores, nor has text: what they draft against the rules the target rejects.
-                RuledRunner(runner, rules)
+                Slot(RuledPasses(runner, rules))
                 if rules.active and runner.index is None and not runner.writes_text
                 else runner,
                 policy,

@@ -189,9 +189,9 @@ def split(pair: Pair, passes: Sequence[Passes], *, kept: bool = False) -> tuple[
 
     def of_row(runner: Slot, row: int) -> Slot:
         if runner.bare.multiplies:
-            return runner.same_around(runner.bare.fresh())
+            return runner.transformed(runner.bare.fresh())
         made = shared[id(runner)]
-        return runner.same_around(Slot(made, row, hub.asker(made)))
+        return runner.transformed(Slot(made, row, hub.asker(made)))
 
     return hub, [
         replace(

@@ -57,7 +57,8 @@ class LookupDrafter(Drafter):
             self._index(sequence[:-1])
 
     def _index(self, sequence: Sequence[int]) -> None:
-        self._places.append(sequence[self.runner.length :])
+        if pending := sequence[self.runner.length :]:
+            self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold

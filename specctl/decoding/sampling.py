@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from specctl.errors import ProfileError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.rules.text_rules import TextRules
 from specctl.models.running.slot import Slot
 from specctl.profile.schema import SamplingTable, Verification
@@ -71,7 +71,7 @@ class Sampling:
         """
         if self.rules is None or runner.writes_text:
             return runner
-        return RuledRunner(runner, self.rules.fresh(), self.rules.prompt[: runner.length], decides=decides)
+        return Slot(RuledPasses(runner, self.rules.fresh(), self.rules.prompt[: runner.length], decides=decides))
 
     @property
     def greedy(self) -> bool:

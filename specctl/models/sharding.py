@@ -25,10 +25,10 @@ import torch.distributed as dist
 from specctl.errors import ModelError
 from specctl.models.passes.forward import Forward
 from specctl.models.placing.engine_table import engine_named
-from specctl.models.running.around import Around
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.rotating import RotatingRunner
+from specctl.models.running.rotating import RotatingPasses
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import Transform
 from specctl.outputs import locked, remove_abandoned
 from specctl.processes import Arrivals, child_command, interruptible
 
@@ -521,21 +521,21 @@ class Together(Protocol):
     def __call__(self, message: Message, work: Callable[[], Result]) -> Result: ...
 
 
-class LeadingRunner(Around):
+class LeadingPasses(Transform):
     """A `Slot` of the leader's share of a model, whose followers do the same with theirs.
 
     A pass takes one message, which also has the rollbacks before it. So no decision of the decoding loop, and no delay
     in it, can bring the ranks out of step.
 
     Args:
-        runner: of this rank's share.
+        inner: of this rank's share.
         together: gives an order to the followers and does its part of the work.
         number: the runner's, in messages.
         sharding: how its model is split.
     """
 
-    def __init__(self, runner: Slot, together: Together, number: int, sharding: Sharding) -> None:
-        super().__init__(runner)
+    def __init__(self, inner: Slot, together: Together, number: int, sharding: Sharding) -> None:
+        super().__init__(inner)
         self.sharding = sharding
         self.no_rows = "its shards read one text at a time"
         if sharding.kind == "pipeline":
@@ -545,7 +545,7 @@ class LeadingRunner(Around):
 
     @property
     def engine(self) -> str:
-        return f"{self.runner.engine}, {self.sharding.kind} over {self.sharding.shards}"
+        return f"{self.inner.engine}, {self.sharding.kind} over {self.sharding.shards}"
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if hidden:
@@ -555,16 +555,16 @@ class LeadingRunner(Around):
 
     @torch.inference_mode()
     def _extended(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
-        return self.runner.extend(tokens, keep, hidden=hidden)
+        return self.inner.extend(tokens, keep, hidden=hidden)
 
     def begin(self, prompt: int) -> None:
-        if isinstance(self.runner, RotatingRunner):  # to others all texts are alike
-            self._together(self._order(Order.BEGIN, keep=prompt), lambda: self.runner.begin(prompt))
+        if isinstance(self.inner.passes, RotatingPasses):  # to others all texts are alike
+            self._together(self._order(Order.BEGIN, keep=prompt), lambda: self.inner.begin(prompt))
 
     def watch(self, layers: Iterable[int]) -> None:
         self._require_states()
         wanted = list(layers)
-        self._together(self._order(Order.WATCH, tokens=wanted), lambda: self.runner.watch(wanted))
+        self._together(self._order(Order.WATCH, tokens=wanted), lambda: self.inner.watch(wanted))
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
@@ -577,14 +577,14 @@ class LeadingRunner(Around):
         return super().extend_tree(tokens, parents, before=before, hidden=hidden)
 
     @torch.inference_mode()
-    def keep_path(self, path: Sequence[int]) -> None:
+    def keep(self, path: Sequence[int]) -> None:
         if self._path or self._rollback != KEEP_ALL:  # a message can carry a path and then a rollback, no other order
             self._together(self._order(Order.CATCH_UP), lambda: None)
-        super().keep_path(path)
+        super().keep(path)
         self._path = list(path)
 
-    def rollback(self, length: int) -> None:
-        self.runner.rollback(length)
+    def take_back(self, length: int) -> None:
+        self.inner.rollback(length)
         self._rollback = length if self._rollback == KEEP_ALL else min(self._rollback, length)
 
     def _order(self, order: Order, **more: Any) -> Message:
@@ -651,7 +651,7 @@ class Leader:
 
     def open(
         self, model: "PreTrainedModel", sharding: Sharding, vocabulary: int, name: str, settings: EngineSettings
-    ) -> LeadingRunner:
+    ) -> Slot:
         """Make a runner of a loaded model on all ranks.
 
         Args:
@@ -675,7 +675,7 @@ class Leader:
         )
         assert runner is not None, "an engine that is tried runs whole models only"
         self._runners += 1
-        return LeadingRunner(runner, self.together, self._runners - 1, sharding)
+        return Slot(LeadingPasses(runner, self.together, self._runners - 1, sharding))
 
     def together(self, message: Message, work: Callable[[], Result]) -> Result:
         """Send a message and do the same work here. A first Ctrl-C waits for the end of a pass, a second one or SIGTERM

@@ -1,6 +1,6 @@
 """Drafts with another tokenizer than their target's.
 
-A `TranslatedRunner` drafts the tokens that both have (TLI), a `WrittenRunner` writes text that is cut into tokens of
+A `TranslatedPasses` drafts the tokens that both have (TLI), a `WrittenPasses` writes text that is cut into tokens of
 the target (SLEM, algorithm 2): Timor et al., arXiv 2502.05202.
 """
 
@@ -16,9 +16,9 @@ import numpy.typing as npt
 from specctl.models.files.tokenizer import PROBES, SPACE, Tokenizer, byte_of, bytes_of_letters, known_ids
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Certain, Forward, Numbers, joined, joined_numbers
-from specctl.models.running.around import Around
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import Around
 
 if TYPE_CHECKING:
     import torch
@@ -439,7 +439,7 @@ def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
     return same / whole if whole else 0.0
 
 
-class OwnTextRunner(Around):
+class OwnTextPasses(Around):
     """A `Slot` of a draft that takes its target's ids and reads their text in its own (`DraftText`).
 
     The draft's cache is rolled back to where its ids changed. It reads the end of a text that is longer than its
@@ -469,7 +469,7 @@ class OwnTextRunner(Around):
         return len(self._text.tokens)
 
     def same_around(self, bare: Slot) -> Self:
-        return type(self)(super().same_around(bare), self._map)
+        return type(self)(super().transformed(bare), self._map)
 
     @abstractmethod
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward: ...
@@ -523,7 +523,7 @@ class OwnTextRunner(Around):
         return runner.extend(fed, keep=keep, hidden=hidden)
 
 
-class TranslatedRunner(OwnTextRunner):
+class TranslatedPasses(OwnTextPasses):
     """A draft that writes the tokens that its target has too.
 
     It drafts from its logits of these tokens; the distribution and its signals are those of the softmax over them.
@@ -568,7 +568,7 @@ class TranslatedRunner(OwnTextRunner):
         )
 
 
-class WrittenRunner(OwnTextRunner):
+class WrittenPasses(OwnTextPasses):
     """A draft that writes text, which is cut into tokens of its target.
 
     After the text the draft writes its likeliest tokens until the target's next token is known (`Continuation`). So

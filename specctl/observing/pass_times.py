@@ -13,12 +13,11 @@ from specctl.decoding.session import Session
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.around import Around
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import timed
+from specctl.models.running.transforms import CheckedPasses
 from specctl.models.sharding import is_sharded
 from specctl.observing.results import PassTimes
 from specctl.profile.schema import Profile
@@ -217,18 +216,17 @@ def _passes_of(model: str, engines: Mapping[str, Slot], tokens: Sequence[int]) -
 
 def _difference(target: Slot, text: list[int]) -> float:
     """What the check of the target found; where nothing was rejected so far, some of a text is taken back."""
-    checked = target
-    while isinstance(checked, Around) and not isinstance(checked, CheckedRunner):
-        checked = checked.runner
-    assert isinstance(checked, CheckedRunner), "the target is loaded with check"
+    checked = next(each for each in target.transforms if isinstance(each, CheckedPasses))  # it is loaded with check
     if checked.difference is None:
         with torch.inference_mode():
-            checked.rollback(0)
-            checked.extend(text[:-1], keep=0)
-            checked.rollback(len(text) - 1)
-            checked.extend([text[-1], *text[:3]], keep=4)
-            checked.rollback(len(text))
-            checked.extend([*text[checked.length :], text[0]], keep=1)
-            checked.rollback(0)
+            slot = Slot(checked)
+            slot.rollback(0)
+            slot.extend(text[:-1], keep=0)
+            slot.rollback(len(text) - 1)
+            slot.extend([text[-1], *text[:3]], keep=4)
+            slot.rollback(len(text))
+            slot.extend([*text[checked.length :], text[0]], keep=1)
+            slot = Slot(checked)
+            slot.rollback(0)
     assert checked.difference is not None
     return checked.difference

@@ -16,7 +16,7 @@ from typing import Any, Self
 from specctl.decoding.text import decode_after
 from specctl.errors import ModelError, UsageError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.peers.engines import Launch
 from specctl.peers.programs.worker import Answer
 from specctl.profile.schema import SamplingTable
@@ -229,7 +229,7 @@ class MeasuredPeer:
     def __init__(self, pair: Pair, launch: Launch, process: PeerProcess) -> None:
         self._pair, self._process = pair, process
         self._label = launch.setting.label
-        if isinstance(pair.target, RuledRunner):
+        if any(isinstance(each, RuledPasses) for each in pair.target.transforms):
             raise UsageError(
                 f"{launch.setting.peer} does not follow the rules in the target's generation_config.json",
                 "leave the rules out with --set generation_config=false",

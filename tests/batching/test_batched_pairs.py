@@ -19,11 +19,11 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import POLICIES
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
@@ -54,7 +54,7 @@ def drafter_of(pair: Pair, name: str) -> Drafter | None:
     if name == "none":
         return None
     policy = POLICIES[name](**STOPPING.get(name, {}))
-    if isinstance(pair.drafts[0], LookupRunner):
+    if isinstance(pair.drafts[0].passes, LookupPasses):
         return LookupDrafter(pair.drafts[0], policy)
     drafter = ModelDrafter(pair.drafts[0], policy, predictor=head_for(policy, HEAD))
     if len(pair.drafts) == 1:
@@ -113,7 +113,7 @@ def test_greedy_texts_of_torch_are_those_of_each_alone(engine: Any, name: str) -
 @pytest.mark.representatives("StaticPasses-constant")
 def test_deterministic_texts_in_bfloat16_hang_on_neither_neighbours_nor_policy(engine: Any, name: str) -> None:
     target, draft = (deepcopy(model).bfloat16() for model in (random_model("llama"), noisy_copy("llama")))
-    pair = of(FixedWidthRunner(Slot(engine(target, 64))), Slot(engine(draft, 64)))
+    pair = of(Slot(FixedWidthPasses(Slot(engine(target, 64)))), Slot(engine(draft, 64)))
     found = batched(pair, "none", GREEDY)
     assert batched(pair, name, GREEDY, [3, 1, 0, 2]) == found
     assert batched(pair, name, GREEDY, [2]) == found[2:3], "one alone has passes of the same shape"
@@ -124,7 +124,7 @@ def test_greedy_texts_with_other_drafts(kind: str) -> None:
     model, draft = random_model("llama"), noisy_copy("llama")
     target = Slot(EagerPasses(model, 64))
     drafts = (
-        [LookupRunner(2)]
+        [Slot(LookupPasses(2))]
         if kind == "lookup"
         else [Slot(EagerPasses(draft, 64)), Slot(EagerPasses(random_model("llama", 1, 1), 64))]
     )

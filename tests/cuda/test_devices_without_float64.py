@@ -20,7 +20,7 @@ from specctl.models.passes import inference
 from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES
@@ -89,7 +89,7 @@ def tree(put: Put) -> tuple[Slot, Drafter]:
 
 
 def lookup(put: Put) -> tuple[Slot, Drafter]:
-    return model(put), LookupDrafter(LookupRunner(2), Constant(3))
+    return model(put), LookupDrafter(Slot(LookupPasses(2)), Constant(3))
 
 
 def head_of(kind: str) -> Callable[[Put], tuple[Slot, Drafter]]:

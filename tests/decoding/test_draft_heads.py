@@ -17,10 +17,10 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.watching import States
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies.published import Constant, SelfVerify
 from specctl.records import ExtraToken, Round
 from tests.support.toy_heads import random_eagle3
@@ -48,7 +48,7 @@ TARGETS: dict[str, Callable[..., Slot]] = {
     "eager": lambda model: Slot(EagerPasses(model, 64)),
     "static": lambda model: Slot(StaticPasses(model, 64)),
     "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
-    "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
+    "fixed width": lambda model: Slot(FixedWidthPasses(Slot(StaticPasses(model, 64)))),
 }
 HEADS: dict[str, Callable[..., Slot]] = {
     "uncompiled": lambda head: Slot(ChainPasses(head, 64)),

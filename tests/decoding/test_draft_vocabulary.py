@@ -21,13 +21,13 @@ from specctl.decoding.trees import TreeDrafter
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, trims, vocabulary_of
-from specctl.models.running.around import NarrowRunner
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import NarrowPasses
 from specctl.policies import POLICIES
 from specctl.policies.published import Constant
 from specctl.policies.setting import TreeSize
@@ -68,7 +68,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
         ModelDrafter(FewTokens(DRAFT, KNOWN), Constant(1)), TableRunner(MID), Constant(2)
     ),
     "with fewer rows than the target": lambda: ModelDrafter(
-        NarrowRunner(TableRunner(DRAFT[..., :2]), 2, 3), Constant(2)
+        Slot(NarrowPasses(TableRunner(DRAFT[..., :2]), 2, 3)), Constant(2)
     ),
 }
 
@@ -221,13 +221,13 @@ def test_rules_about_tokens_read_and_write_all_ids() -> None:
         torch.device("cpu"),
     )
     assert rules.active
-    ruled = RuledRunner(Slot(EagerPasses(trimmed("llama", SOME), 64)), rules)
+    ruled = Slot(RuledPasses(Slot(EagerPasses(trimmed("llama", SOME), 64)), rules))
     assert ruled.draft_vocabulary is None
-    target = RuledRunner(Slot(EagerPasses(random_model("llama"), 64)), rules)
+    target = Slot(RuledPasses(Slot(EagerPasses(random_model("llama"), 64)), rules))
     rounds = played(target, ruled)
     drafted = {step.token for round_ in rounds for step in round_.steps}
     assert drafted <= set(SOME) - {3}
-    alone = RuledRunner(Slot(EagerPasses(random_model("llama"), 64)), rules)
+    alone = Slot(RuledPasses(Slot(EagerPasses(random_model("llama"), 64)), rules))
     with torch.inference_mode():
         expected = [token for round_ in decode(alone, None, PROMPT, TOKENS, Sampling()) for token in round_.emitted]
     assert [token for round_ in rounds for token in round_.emitted] == expected
@@ -242,6 +242,6 @@ def test_a_verdict_of_a_round_reads_the_drafts_ids() -> None:
 
 
 def test_a_runner_of_fewer_rows_gives_states_to_who_asks() -> None:
-    runner = NarrowRunner(TableRunner(DRAFT[..., :2]), 2, 3)
+    runner = Slot(NarrowPasses(TableRunner(DRAFT[..., :2]), 2, 3))
     assert runner.extend([0, 2], keep=1, hidden=True).hidden is not None
     assert runner.extend([1], keep=1).hidden is None

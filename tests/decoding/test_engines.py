@@ -17,10 +17,10 @@ from specctl.decoding.warming import warm_up
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from tests.support.onnx_models import needs_onnx, sure_runner
@@ -44,7 +44,7 @@ HEAD = random_predictor(hidden_size=32, spread=0.15)
 ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "static": lambda model: Slot(StaticPasses(model, 64)),
     "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
-    "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
+    "fixed width": lambda model: Slot(FixedWidthPasses(Slot(StaticPasses(model, 64)))),
     "onnx": lambda model: onnx_copy(model),
 }
 ENGINE_NAMES = [pytest.param(name, marks=needs_onnx) if name == "onnx" else name for name in ENGINES]
@@ -151,7 +151,7 @@ def test_logits_of_a_fixed_width_do_not_depend_on_how_tokens_came() -> None:
     profile = resolve("embedded", overrides=["target.dtype=bfloat16"]).profile
     pair = load_pair(profile, with_drafts=False)
     tokens = pair.tokenizer.encode(" ".join(2 * OPENINGS))[:22]
-    fixed = FixedWidthRunner(pair.target)
+    fixed = Slot(FixedWidthPasses(pair.target))
     found = []
     with torch.inference_mode():
         for steps in ((1,), (2, 5), (9, 1, 3)):

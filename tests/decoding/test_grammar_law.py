@@ -20,9 +20,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward, Numbers
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.rules.grammar import GrammarRule
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
+from specctl.models.running.slot import Slot
 from specctl.policies.published import Constant
 from tests.support.toys import EOS, TableRunner
 
@@ -85,7 +86,7 @@ def law(sampling: Sampling) -> dict[Any, float]:
 
 
 def lookup() -> Drafter:
-    return LookupDrafter(LookupRunner(3), Constant(draft_length=2))
+    return LookupDrafter(Slot(LookupPasses(3)), Constant(draft_length=2))
 
 
 class FewIds(TableRunner):
@@ -134,7 +135,7 @@ def test_a_draft_without_the_grammar_is_another_law() -> None:
 
 def test_no_pass_is_made_where_one_token_may_follow() -> None:
     bare = TableRunner(TARGET)
-    runner = RuledRunner(bare, rule([2]), [])
+    runner = Slot(RuledPasses(bare, rule([2]), []))
     runner.extend([2], 1)
     row = runner.extend([1], 1).rows
     assert row.argmax() == 2
@@ -187,7 +188,7 @@ class Without:
 
 @pytest.mark.parametrize("drafter", [lambda: None, lambda: ModelDrafter(TableRunner(DRAFT), Constant(2))])
 def test_a_place_where_nothing_may_follow_is_an_error(drafter: Callable[[], Drafter | None]) -> None:
-    target = RuledRunner(TableRunner(TARGET), Without(2))
+    target = Slot(RuledPasses(TableRunner(TARGET), Without(2)))
     with pytest.raises(RecordError, match="no token may follow"):
         for _ in decode(target, drafter(), PROMPT, LENGTH, Sampling(rules=rule()), ENDS):
             pass
@@ -196,7 +197,7 @@ def test_a_place_where_nothing_may_follow_is_an_error(drafter: Callable[[], Draf
 def test_passes_of_a_fixed_width_are_all_made() -> None:
     bare = TableRunner(TARGET)
     bare.fixed_width = 4
-    runner = RuledRunner(bare, rule([2]))
+    runner = Slot(RuledPasses(bare, rule([2])))
     for token in (2, 1):
         runner.extend([token], 1)
     assert bare.extended == [1, 1]
@@ -216,7 +217,7 @@ def test_a_drafter_begins_a_text_without_the_rules_of_the_one_before() -> None:
 def test_rows_of_a_model_that_writes_every_id_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """That would be one more wait for a device."""
     monkeypatch.setattr(torch.Tensor, "isneginf", None)
-    rows = RuledRunner(TableRunner(DRAFT), rule([2])).extend([2], 1).rows
+    rows = Slot(RuledPasses(TableRunner(DRAFT), rule([2]))).extend([2], 1).rows
     assert np.isneginf(np.asarray(rows)).tolist() == [[True, False, False]]
     with pytest.raises(TypeError):
-        RuledRunner(FewIds(DRAFT), rule([2])).extend([2], 1)
+        Slot(RuledPasses(FewIds(DRAFT), rule([2]))).extend([2], 1)

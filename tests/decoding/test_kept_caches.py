@@ -17,13 +17,12 @@ from specctl.jsonl import Record
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import decoder_layers
-from specctl.models.running.around import Around
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import FixedWidthPasses, Transform
 from specctl.policies import POLICIES, Setting
 from specctl.policies.published import Constant
 from specctl.profile import resolve
@@ -41,24 +40,24 @@ ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "eager": lambda model: Slot(EagerPasses(model, 64)),
     "static": lambda model: Slot(StaticPasses(model, 64)),
     "graph": lambda model: Slot(GraphPasses(model, 64, Replays())),
-    "fixed width": lambda model: FixedWidthRunner(Slot(StaticPasses(model, 64))),
+    "fixed width": lambda model: Slot(FixedWidthPasses(Slot(StaticPasses(model, 64)))),
 }
 
 
-class Counting(Around):
-    """A runner that notes how many tokens of a prompt passes read, those without logits.
+class Counting(Transform):
+    """Notes how many tokens of a prompt passes read, those without logits.
 
     After a draft that was kept as a whole its model reads one such token more.
     """
 
-    def __init__(self, runner: Slot) -> None:
-        super().__init__(runner)
+    def __init__(self, inner: Slot) -> None:
+        super().__init__(inner)
         self.read_ahead: list[int] = []
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if (ahead := len(tokens) - keep) > 1:
             self.read_ahead.append(ahead)
-        return self.runner.extend(tokens, keep, hidden=hidden)
+        return self.inner.extend(tokens, keep, hidden=hidden)
 
     def taken(self) -> list[int]:
         found, self.read_ahead = self.read_ahead, []
@@ -72,7 +71,7 @@ class Chat:
         exact, noisy = (recurrent_model, noisy_recurrent) if family in FAMILIES else (random_model, noisy_copy)
         models = exact(family), noisy(family)
         make = ENGINES[engine]
-        self.target, self.draft = (Counting(make(model)) for model in models)
+        self.target, self.draft = (Slot(Counting(make(model))) for model in models)
         self.pair = Pair(self.target, (self.draft,), TOKENIZER, frozenset(), 1 << 31, (), ({},))
         self.drafter = ModelDrafter(self.draft, POLICIES[policy](**STOPPING.get(policy, {})))
         self.session = Session(self.pair, self.drafter, keep_caches=True)
@@ -86,7 +85,7 @@ class Chat:
         return list(tokens)
 
     def taken(self) -> tuple[list[int], list[int]]:
-        return self.target.taken(), self.draft.taken()
+        return self.target.passes.taken(), self.draft.passes.taken()
 
 
 @pytest.mark.parametrize("policy", ["constant", "svip"])
@@ -114,7 +113,7 @@ def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
     answer = chat.say(OPENING)
     chat.taken()
     chat.say([*OPENING, *answer, *NEXT])
-    assert chat.target.taken()[0] == len(NEXT)
+    assert chat.target.passes.taken()[0] == len(NEXT)
     chat.say([*OPENING, *NEXT])  # taken back: further than its saved states may reach
     chat.say(OPENING)
 
@@ -150,7 +149,7 @@ def test_without_keeping_every_prompt_is_read_whole() -> None:
     answer = chat.say(OPENING)
     chat.taken()
     chat.say([*OPENING, *answer, *NEXT])
-    assert chat.target.taken() == [69 + 16 + 5]
+    assert chat.target.passes.taken() == [69 + 16 + 5]
 
 
 def test_what_differs_is_read_again_from_there() -> None:
@@ -213,7 +212,7 @@ def test_a_completion_that_was_ended_early_is_kept_and_goes_on() -> None:
     assert list(done.tokens) == whole[: len(done.tokens)]
     chat.taken()
     assert chat.say([*OPENING, *done.tokens])[: 16 - len(done.tokens)] == whole[len(done.tokens) :]
-    assert chat.target.taken() == []
+    assert chat.target.passes.taken() == []
 
 
 def test_the_limit_ends_a_completion_even_if_it_is_enough_then() -> None:
@@ -229,7 +228,7 @@ def test_a_stop_string_leaves_no_token_behind_it_in_the_caches() -> None:
     assert len(kept) < 16
     chat.taken()
     chat.say([*OPENING, *kept, *NEXT])
-    assert chat.target.taken() == [len(NEXT)]
+    assert chat.target.passes.taken() == [len(NEXT)]
 
 
 def test_sampling_draws_as_in_a_fresh_session() -> None:
@@ -256,7 +255,9 @@ def test_deterministic_turns_are_the_same_whatever_the_policy_in_bfloat16() -> N
 
 
 def test_every_model_of_a_hierarchy_keeps_its_cache() -> None:
-    runners = [Counting(Slot(EagerPasses(model, 64))) for model in (random_model("llama"), *2 * (noisy_copy("llama"),))]
+    runners = [
+        Slot(Counting(Slot(EagerPasses(model, 64)))) for model in (random_model("llama"), *2 * (noisy_copy("llama"),))
+    ]
     pair = Pair(runners[0], tuple(runners[1:]), TOKENIZER, frozenset(), 1 << 31, (), ({}, {}))
     below = Setting.of({"name": "constant", "draft_length": 3})
     drafter = build_drafter(pair, Setting("constant", below=below))
@@ -264,9 +265,9 @@ def test_every_model_of_a_hierarchy_keeps_its_cache() -> None:
     session = Session(pair, drafter, keep_caches=True)
     table = SamplingTable(max_new_tokens=16)
     answer = session.generate(OPENING, table).tokens
-    assert [runner.taken()[0] for runner in runners] == [69] * 3
+    assert [runner.passes.taken()[0] for runner in runners] == [69] * 3
     session.generate([*OPENING, *answer, *NEXT], table)
-    assert all(runner.taken()[0] < 2 * len(NEXT) for runner in runners)
+    assert all(runner.passes.taken()[0] < 2 * len(NEXT) for runner in runners)
 
 
 class InOneLine(PromptFormat):

@@ -24,7 +24,7 @@ from specctl.decoding.session import Session
 from specctl.errors import ProfileError
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
+from specctl.models.running.lookup import LONGEST_MATCH, LookupPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, Setting, StoppingPolicy
@@ -48,7 +48,7 @@ READS_NO_DISTRIBUTION: list[Callable[[], StoppingPolicy]] = [
 
 
 def lookup(policy: StoppingPolicy | None = None, **more: Any) -> LookupDrafter:
-    return LookupDrafter(LookupRunner(64), policy or Constant(5), **more)
+    return LookupDrafter(Slot(LookupPasses(64)), policy or Constant(5), **more)
 
 
 def drafted(text: Sequence[int], *, budget: int = 99, policy: StoppingPolicy | None = None) -> Draft:
@@ -101,7 +101,7 @@ def test_drafts_are_those_of_transformers_where_both_have_one_choice(text: list[
         num_output_tokens=count, max_matching_ngram_size=LONGEST_MATCH, max_length=1000
     )
     found, _ = theirs.get_candidates(torch.tensor([text]))
-    ours = LookupDrafter(LookupRunner(10), Constant(count))
+    ours = LookupDrafter(Slot(LookupPasses(10)), Constant(count))
     ours.begin(GREEDY, frozenset(), None)
     draft = ours.draft(text, 99)
     end = len(text) - longest[0] if longest else 0
@@ -119,7 +119,7 @@ class NeverForgets(LookupDrafter):
 
     def _index(self, sequence: Sequence[int]) -> None:
         known = getattr(self, "known", 0)
-        self.runner.index.append(sequence[known:])
+        self.runner.extend(sequence[known:], keep=0)
         self.known = len(sequence)
 
 
@@ -128,11 +128,11 @@ class IndexesItsDrafts(LookupDrafter):
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         draft = super().draft(sequence, budget)
-        self.runner.index.append(draft.tokens)
+        self.runner.extend(draft.tokens, keep=0)
         return draft
 
     def _index(self, sequence: Sequence[int]) -> None:
-        self.runner.index.append(sequence[-1:])
+        self.runner.extend(sequence[-1:], keep=0)
 
 
 def differs(drafter: LookupDrafter, tokens: int = 60) -> bool:
@@ -165,7 +165,7 @@ def test_a_used_drafter_drafts_as_a_new_one_would() -> None:
 
 @pytest.mark.parametrize("wrong", [NeverForgets, IndexesItsDrafts])
 def test_an_index_that_has_seen_rejected_tokens_is_caught(wrong: type[LookupDrafter]) -> None:
-    assert differs(wrong(LookupRunner(3), Constant(3)))
+    assert differs(wrong(Slot(LookupPasses(3)), Constant(3)))
 
 
 # What is learned.
@@ -229,7 +229,7 @@ def test_a_policy_that_reads_a_distribution_is_refused() -> None:
 
 
 def test_signals_to_record_are_those_that_there_are() -> None:
-    drafter = compose([Stage(LookupRunner(64), Constant(2))], frozenset({"entropy", "next_accept_prob"}))
+    drafter = compose([Stage(Slot(LookupPasses(64)), Constant(2))], frozenset({"entropy", "next_accept_prob"}))
     assert drafter is not None
     drafter.begin(GREEDY, frozenset(), None)
     step = drafter.draft([1, 2, 1], 2).steps[0]
@@ -301,7 +301,7 @@ def test_every_policy_either_fits_a_lookup_or_is_refused() -> None:
 
 
 def test_a_conversation_is_searched_as_far_as_it_stands() -> None:
-    lookup = LookupRunner(64)
+    lookup = Slot(LookupPasses(64))
     pair = Pair(
         Slot(EagerPasses(random_model("llama"), 64)), (lookup,), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},)
     )
@@ -313,13 +313,13 @@ def test_a_conversation_is_searched_as_far_as_it_stands() -> None:
         known = list(lookup.index.tokens)
         assert known == [*prompt, *answer][: len(known)]
         assert len(known) >= len(prompt)
-        fresh = LookupRunner(64)
+        fresh = Slot(LookupPasses(64))
         fresh.extend(known, keep=0)
         assert vars(lookup.index) == vars(fresh.index)
 
 
 def test_build_drafter_names_the_policies_that_fit() -> None:
-    pair = Pair(TableRunner(TARGET), (LookupRunner(3),), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},))
+    pair = Pair(TableRunner(TARGET), (Slot(LookupPasses(3)),), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},))
     with pytest.raises(ProfileError, match="svip reads signals that a lookup does not have; choose constant"):
         build_drafter(pair, Setting("svip"))
     assert readable(pair) >= {"next_accept_prob"}

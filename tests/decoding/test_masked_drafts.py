@@ -22,10 +22,10 @@ from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.parallel_runner import ParallelRunner
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import ParallelPasses
 from specctl.policies import NONE, Setting
 from specctl.policies.published import Constant, Svip
 from specctl.policies.setting import TreeSize
@@ -41,8 +41,8 @@ TEXT, MASK = [5, 9, 2, 40, 33], 63
 GREEDY = Sampling()
 
 
-def draft(count: int = 4, engine: type[EagerPasses] = EagerPasses) -> ParallelRunner:
-    return ParallelRunner(Slot(engine(noisy_copy("llama"), 64)), MASK, count)
+def draft(count: int = 4, engine: type[EagerPasses] = EagerPasses) -> Slot:
+    return Slot(ParallelPasses(Slot(engine(noisy_copy("llama"), 64)), MASK, count))
 
 
 @pytest.mark.parametrize("engine", [EagerPasses, StaticPasses])
@@ -101,7 +101,7 @@ def test_greedy_text_is_the_targets_own(tree: TreeSize | None) -> None:
 @pytest.mark.representatives("Constant(draft_length=3)-chain", "Constant(draft_length=3)-tree")
 def test_output_has_the_law_of_the_target(policy: Constant | Svip, tree: TreeSize | None) -> None:
     def drafter() -> Drafter:
-        runner: Slot = ParallelRunner(TableRunner(DRAFT), 2, 2)
+        runner: Slot = Slot(ParallelPasses(TableRunner(DRAFT), 2, 2))
         fresh = Constant(3) if isinstance(policy, Constant) else Svip(c=1.0, threshold=0.9, keep_trigger=False)
         return ModelDrafter(runner, fresh) if tree is None else TreeDrafter(runner, fresh, tree)
 
@@ -132,7 +132,7 @@ def test_a_profile_names_one_by_its_files(tmp_path: Path) -> None:
     profile = Profile.model_validate(settings)
     pair = load_pair(profile)
     (runner,) = pair.drafts
-    assert isinstance(runner, ParallelRunner)
+    assert isinstance(runner.passes, ParallelPasses)
     assert (runner.longest, runner.verifies) == (8, False)
     table = profile.sampling.model_copy(update={"max_new_tokens": 12})
     assert profile.draft is not None
@@ -174,12 +174,12 @@ def test_rules_hold_in_a_block(kind: str, prompt: list[int], tree: TreeSize | No
     def said(drafter: Drafter | None) -> list[int]:
         inner = Slot(EagerPasses(random_model("llama"), 64))
         inner.watch((0, 1))
-        target = RuledRunner(inner, rule)
+        target = Slot(RuledPasses(inner, rule))
         with torch.inference_mode():
             prefill(target, drafter, prompt)
             return [token for one in decode(target, drafter, prompt, 24, GREEDY) for token in one.emitted]
 
-    runner = RuledRunner(draft() if kind == "PARD" else block, rule)
+    runner = Slot(RuledPasses(draft() if kind == "PARD" else block, rule))
     assert not runner.marginals
     drafter = ModelDrafter(runner, Constant(4)) if tree is None else TreeDrafter(runner, Constant(4), tree)
     assert said(drafter) == said(None)

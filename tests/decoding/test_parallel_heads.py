@@ -21,8 +21,8 @@ from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import ParallelPasses
 from specctl.policies import NONE, Setting
 from specctl.policies.published import Constant
 from specctl.policies.setting import TreeSize
@@ -42,20 +42,20 @@ def published() -> tuple[Eagle3Head, Any]:
     return head, data
 
 
-def random_parallel(vocabulary: int, layers: tuple[int, ...], states: int, sizes: LayerShape = SHAPE) -> ParallelRunner:
+def random_parallel(vocabulary: int, layers: tuple[int, ...], states: int, sizes: LayerShape = SHAPE) -> Slot:
     config = Eagle3Config(sizes, layers, vocabulary, vocabulary, states, mask_token=vocabulary - 1, block=3)
     head = Eagle3Head(config)
     with torch.no_grad():
         for number, weight in enumerate(head.parameters()):
             weight.copy_(torch.randn(weight.shape, generator=seeded(number)))
-    return ParallelRunner(Slot(ChainPasses(head.eval(), vocabulary)), vocabulary - 1, 3)
+    return Slot(ParallelPasses(Slot(ChainPasses(head.eval(), vocabulary)), vocabulary - 1, 3))
 
 
 def test_rows_are_speculators_own_and_of_one_pass() -> None:
     head, data = published()
     assert (head.kind, head.longest) == ("peagle", 4)
     runner = build_head_runner(head, 96, "it", EngineSettings("static"))
-    assert isinstance(runner, ParallelRunner)
+    assert isinstance(runner.passes, ParallelPasses)
     text, read = [1, *data.ids.tolist()], 0
     for place in (2, 5):
         runner.observe_states(read, {layer: rows[read : place + 1] for layer, rows in data.states.items()})

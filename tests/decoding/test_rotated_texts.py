@@ -20,7 +20,6 @@ from specctl.errors import ModelError
 from specctl.models.passes.rotation import rotation_of
 from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import build_runner, chosen
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, checked, fixed_width
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.one_function import LENGTH as LONG_CHECK
@@ -28,6 +27,7 @@ from specctl.models.running.one_function import over_cache, over_rows
 from specctl.models.running.pair import Pair
 from specctl.models.running.rotating import rotating
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import CheckedPasses
 from specctl.policies import Setting
 from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
@@ -271,10 +271,10 @@ def test_a_check_reads_as_generate_does(family: str) -> None:
     pair = pair_of(runner, runner_of(family, noise=0.5))
     session = Session(pair, build_drafter(pair, Setting("constant")))
     for name in ("one below", "above"):
-        runner.difference = None
+        runner.passes.difference = None
         assert list(session.generate(PROMPTS[name], SamplingTable(max_new_tokens=LENGTH)).tokens) == said(family, name)
-        assert isinstance(runner, CheckedRunner)
-        assert runner.difference is not None
+        assert isinstance(runner.passes, CheckedPasses)
+        assert runner.passes.difference is not None
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))

@@ -20,10 +20,10 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.forward import Forward
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
-from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import ParallelPasses
 from specctl.policies import Setting
 from specctl.policies.published import Constant
 from specctl.policies.setting import TreeSize
@@ -151,7 +151,7 @@ def test_each_level_of_a_hierarchy_stops_at_its_own_context(contexts: tuple[int,
 
 @pytest.mark.parametrize("prompt", PROMPTS[:5], ids=len)
 def test_masks_of_a_parallel_draft_fit_too(prompt: list[int]) -> None:
-    draft = ParallelRunner(Slot(Short(context=CONTEXT + 3)), MASK, 4)
+    draft = Slot(ParallelPasses(Slot(Short(context=CONTEXT + 3)), MASK, 4))
     assert draft.context == CONTEXT
     rounds = written(pair_of(Slot(EagerPasses(random_model("llama"), 64)), draft), FOUR, prompt)
     assert [token for one in rounds for token in one.emitted] == generated(random_model("llama"), tuple(prompt), LENGTH)
@@ -224,7 +224,7 @@ def test_replayed_rounds_are_those_of_a_live_run(kind: str) -> None:
 
 def test_so_are_those_of_a_draft_that_writes_blocks() -> None:
     for prompt in PROMPTS[:5]:
-        draft = ParallelRunner(Slot(Short(context=CONTEXT + 3)), MASK, 4)
+        draft = Slot(ParallelPasses(Slot(Short(context=CONTEXT + 3)), MASK, 4))
         pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), draft)
         rounds = written(pair, FOUR, prompt)
         tokens = [token for one in rounds for token in one.emitted]

@@ -21,7 +21,7 @@ from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
-from specctl.models.translation import OwnTextRunner, TokenMap, TranslatedRunner, WrittenRunner
+from specctl.models.translation import OwnTextPasses, TokenMap, TranslatedPasses, WrittenPasses
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.policies.published import Constant
 from specctl.replay.play import rounds
@@ -38,12 +38,12 @@ TOYS = {
 }
 LENGTH = 3
 TOKENS = 40
-KINDS: dict[str, type[OwnTextRunner]] = {"shared": TranslatedRunner, "text": WrittenRunner}
+KINDS: dict[str, type[OwnTextPasses]] = {"shared": TranslatedPasses, "text": WrittenPasses}
 
 
 def toy_draft(name: str, seed: int = 3, kind: str = "shared") -> Slot:
     tokens = toy_map(*TOYS[name])
-    return KINDS[kind](TableRunner(table(seed, spread=1.0, vocabulary=tokens.draft.whole)), tokens)
+    return Slot(KINDS[kind](TableRunner(table(seed, spread=1.0, vocabulary=tokens.draft.whole)), tokens))
 
 
 def chain(name: str, policy: str = "constant", kind: str = "shared", **settings: object) -> Drafter:
@@ -171,9 +171,9 @@ ENGINES: dict[str, Callable[[LlamaForCausalLM, int], Slot]] = {
 }
 
 
-def translated(name: str, engine: str = "eager", kind: str = "shared") -> OwnTextRunner:
+def translated(name: str, engine: str = "eager", kind: str = "shared") -> Slot:
     tokens = tokens_of(name)
-    return KINDS[kind](ENGINES[engine](models(name)[1], tokens.draft.whole), tokens)
+    return Slot(KINDS[kind](ENGINES[engine](models(name)[1], tokens.draft.whole), tokens))
 
 
 def pair(name: str, engine: str = "eager", kind: str = "shared") -> Any:
@@ -267,8 +267,8 @@ def test_states_of_predictions_are_those_of_their_tokens() -> None:
 
 def test_what_is_cached_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, read = translated("a smaller one"), list[int]()
-    usual = runner.runner.extend
-    monkeypatch.setattr(runner.runner, "extend", lambda ids, **how: read.append(len(ids)) or usual(ids, **how))
+    usual = runner.passes.inner.extend
+    monkeypatch.setattr(runner.passes.inner, "extend", lambda ids, **how: read.append(len(ids)) or usual(ids, **how))
     with torch.inference_mode():
         for tokens in (prompt("a smaller one"), [5], [6]):
             runner.extend(tokens, keep=1)

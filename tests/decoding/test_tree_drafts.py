@@ -46,13 +46,13 @@ from specctl.errors import ProfileError, RecordError
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import POLICIES, Setting
 from specctl.policies.base import SIGNALS
 from specctl.policies.published import Constant
@@ -541,7 +541,7 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
     rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
     model: Any = random_model("llama")
     target, draft = (
-        RuledRunner(runner, TokenRules.of(GenerationConfig(**rules), frozenset(), 64, runner.device))  # type: ignore[no-untyped-call]
+        Slot(RuledPasses(runner, TokenRules.of(GenerationConfig(**rules), frozenset(), 64, runner.device)))  # type: ignore[no-untyped-call]
         for runner in (Slot(EagerPasses(model, 64)), Slot(EagerPasses(noisy_copy("llama", 0.05), 64)))
     )
     one = TreeDrafter(draft, Constant(4), TreeSize(24, 4))
@@ -564,7 +564,7 @@ def test_a_setting_with_a_tree_drafts_trees_where_both_models_read_them() -> Non
     assert isinstance(made, TreeDrafter)
     assert made.size == TreeSize(30, 4)
     windows = Slot(EagerPasses(random_model("mistral"), 64))
-    for chains in (replace(pair, target=FixedWidthRunner(target)), replace(pair, drafts=(windows,))):
+    for chains in (replace(pair, target=Slot(FixedWidthPasses(target))), replace(pair, drafts=(windows,))):
         assert type(build_drafter(chains, setting)) is ModelDrafter
 
 

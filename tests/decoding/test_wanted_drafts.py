@@ -9,7 +9,8 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup import LookupPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import TextRead
 from specctl.records import Round
 from tests.support.toys import Script, TableRunner, related_table, table
@@ -54,7 +55,7 @@ def test_a_draft_that_is_wanted_reads_the_prompt_with_its_first_step_unless_anot
 
 
 def test_a_lookup_and_the_drafts_of_a_hierarchy_wait_as_well() -> None:
-    lookup = LookupDrafter(LookupRunner(5), Script(0))
+    lookup = LookupDrafter(Slot(LookupPasses(5)), Script(0))
     lookup.prefill(PROMPT)
     lookup.draft([*PROMPT, 1], 4)
     assert lookup.runner.length == 0
@@ -96,7 +97,7 @@ class Resting(Script):
 def test_a_policy_that_rests_is_told_of_rounds_together() -> None:
     for drafter in (
         ModelDrafter(TableRunner(TARGET), Resting(3)),
-        LookupDrafter(LookupRunner(5), Resting(3)),
+        LookupDrafter(Slot(LookupPasses(5)), Resting(3)),
     ):
         rounds = [*decode(TableRunner(TARGET), drafter, PROMPT, 11, Sampling())]
         alone = decode(TableRunner(TARGET), None, PROMPT, 11, Sampling())

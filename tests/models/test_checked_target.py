@@ -15,10 +15,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.recurrent_state import RecurrentState
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import CheckedPasses
 from specctl.policies.published import Constant
 from tests.support.recurrent_models import noisy_recurrent, recurrent_model
 from tests.support.toys import noisy_copy, random_model
@@ -31,8 +31,8 @@ def run(
     draft: PreTrainedModel,
     engine: type[EagerPasses] = EagerPasses,
     fresh: type[EagerPasses] = EagerPasses,
-) -> CheckedRunner:
-    target = CheckedRunner(Slot(engine(model, 64)), lambda: Slot(fresh(model, 64)), "org/model")
+) -> Slot:
+    target = Slot(CheckedPasses(Slot(engine(model, 64)), lambda: Slot(fresh(model, 64)), "org/model"))
     drafter = ModelDrafter(Slot(EagerPasses(draft, 64)), Constant(4))
     with torch.inference_mode():
         prefill(target, drafter, PROMPT)
@@ -42,7 +42,7 @@ def run(
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_models_that_forget_pass(family: str) -> None:
-    difference = run(random_model(family), noisy_copy(family, 0.05)).difference
+    difference = run(random_model(family), noisy_copy(family, 0.05)).passes.difference
     assert difference is not None
     assert difference < 1e-4
 
@@ -50,7 +50,7 @@ def test_models_that_forget_pass(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h", "jamba", "zaya, sliding", "lfm2"])
 @pytest.mark.representatives("nemotron_h", "lfm2")
 def test_so_do_models_with_a_state(family: str) -> None:
-    difference = run(recurrent_model(family), noisy_recurrent(family, 0.05)).difference
+    difference = run(recurrent_model(family), noisy_recurrent(family, 0.05)).passes.difference
     assert difference is not None
     assert difference < 1e-4
 
@@ -81,15 +81,15 @@ def test_a_cache_that_is_damaged_by_a_rollback_is_an_error() -> None:
 def test_half_precision_is_not_mistaken_for_a_fault() -> None:
     for family in ("llama", "mistral"):
         model = deepcopy(random_model(family)).to(torch.bfloat16)  # type: ignore[no-untyped-call]
-        difference = run(model, noisy_copy(family, 0.05)).difference
+        difference = run(model, noisy_copy(family, 0.05)).passes.difference
         assert difference is not None
         assert difference < 0.1
 
 
 def test_it_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    compare = CheckedRunner._compare
-    monkeypatch.setattr(CheckedRunner, "_compare", lambda *given: (seen.append(1), compare(*given))[1])
+    compare = CheckedPasses._compare
+    monkeypatch.setattr(CheckedPasses, "_compare", lambda *given: (seen.append(1), compare(*given))[1])
     target = run(random_model("llama"), noisy_copy("llama", 0.05))
     assert len(seen) == 1
     assert target.length > len(PROMPT)
@@ -111,4 +111,4 @@ def test_what_it_compares_with_is_read_as_without_a_draft() -> None:
 
 
 def test_without_a_rejection_there_is_nothing_to_compare() -> None:
-    assert run(random_model("llama"), random_model("llama")).difference is None
+    assert run(random_model("llama"), random_model("llama")).passes.difference is None

@@ -9,11 +9,11 @@ import torch
 
 from specctl.models.passes.fixed_buffers import RowLayer
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import WIDTH, FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import Shape, StaticBatch, StaticPasses
+from specctl.models.running.transforms import WIDTH, FixedWidthPasses
 from tests.support.few_tokens import trimmed
 from tests.support.pretend_cuda.pairs import tiny_model
 from tests.support.toys import FAMILIES, Replays, random_model
@@ -170,7 +170,7 @@ def test_passes_of_one_shape_give_a_text_the_same_bit_for_bit_whatever_the_other
 ) -> None:
     model = tiny_model().to(dtype)
     one = Slot(GraphPasses(model, VOCABULARY, Replays())) if engine == "graph" else Slot(engine(model, VOCABULARY))
-    verifier, shapes, draws = FixedWidthRunner(one), shapes_of(monkeypatch), random.Random(3)
+    verifier, shapes, draws = Slot(FixedWidthPasses(one)), shapes_of(monkeypatch), random.Random(3)
     texts = [[draws.randrange(VOCABULARY) for _ in range(length)] for length in (9, 240, 40)]
     blocks = [[draws.randrange(VOCABULARY) for _ in range(WIDTH)] for _ in range(6)]
 

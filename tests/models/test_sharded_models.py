@@ -25,9 +25,10 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import LoadedModel, load_model
 from specctl.models.loading.model_runners import checking_runner, sharded_runner
 from specctl.models.passes.compilation import missing_compiler
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import CheckedPasses
 from specctl.policies import Setting
 from specctl.policies.setting import TreeSize
 from specctl.profile.schema import ModelTable, Profile, SamplingTable
@@ -72,7 +73,7 @@ class Family:
         return replace(self.pair, target=sharded(self.share(placement), engine, **settings))
 
 
-def sharded(share: LoadedModel, engine: str = "eager", **settings: object) -> sharding.LeadingRunner:
+def sharded(share: LoadedModel, engine: str = "eager", **settings: object) -> Slot:
     assert share.sharding is not None
     wanted = EngineSettings(**{"engine": engine, "compile": False, **settings})
     return sharded_runner(share.model, share.sharding, VOCABULARY, share.name, wanted)
@@ -124,8 +125,8 @@ def test_a_profile_loads_its_target_in_shards(families):
     pair = loaded_from_a_profile(family)
     assert pair.target.engine == "eager, tensor over 2"
     assert completed(pair).tokens == completed(family.pair).tokens
-    assert isinstance(pair.target, CheckedRunner)
-    assert pair.target.difference is not None
+    assert isinstance(pair.target.passes, CheckedPasses)
+    assert pair.target.passes.difference is not None
 
 
 @pytest.mark.parametrize(("engine", "settings"), [("eager", GREEDY), ("static", SAMPLED)], ids=["greedy", "sampled"])
@@ -226,20 +227,22 @@ def test_blocks_of_one_shape_and_the_check_go_through_all_ranks(families):
     family = families("llama")
     share, pair = family.share("tensor"), family.sharded()
     bare = pair.target
-    target = CheckedRunner(
-        fixed_width(bare, share.model),
-        lambda: checking_runner(share.model, share.sharding, VOCABULARY, share.name),
-        share.name,
+    target = Slot(
+        CheckedPasses(
+            fixed_width(bare, share.model),
+            lambda: checking_runner(share.model, share.sharding, VOCABULARY, share.name),
+            share.name,
+        )
     )
     assert completed(replace(pair, target=target)).tokens == completed(family.pair).tokens
-    assert target.difference is not None
-    assert target.difference < 1e-3
+    assert target.passes.difference is not None
+    assert target.passes.difference < 1e-3
 
 
 def test_an_interrupt_waits_for_the_end_of_a_pass(families):
     """Otherwise the follower would wait in it for a leader that is elsewhere."""
     runner = families("llama").sharded().target
-    inner = runner.runner
+    inner = runner.passes.inner
 
     class Interrupted:
         """Presses Ctrl-C within a pass."""
@@ -250,10 +253,10 @@ def test_an_interrupt_waits_for_the_end_of_a_pass(families):
             os.kill(os.getpid(), signal.SIGINT)
             return inner.extend(tokens, keep, hidden=hidden)
 
-    runner.runner = Interrupted()
+    runner.passes.inner = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         runner.extend(PROMPT[:5], keep=1)
-    runner.runner = inner
+    runner.passes.inner = inner
     assert inner.length == 5, "the pass was given up half way"
     assert runner.extend(PROMPT[5:8], keep=1).logits.shape == (1, VOCABULARY), "the ranks are out of step"
 

@@ -21,7 +21,8 @@ from specctl.models.passes.compilation import Compiler
 from specctl.models.placing.memory import DeviceMemory, estimate
 from specctl.models.placing.placement import place, sharded_placement, weights_by_rank
 from specctl.models.running.engines import eager
-from specctl.models.sharding import SIZE, Follower, LeadingRunner, Message, Order, Sharding, decoded
+from specctl.models.running.slot import Slot
+from specctl.models.sharding import SIZE, Follower, LeadingPasses, Message, Order, Sharding, decoded
 from specctl.profile.schema import DraftTable, ModelTable, Profile, require_whole
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.rotating_models import BORDER, TEXT, weights
@@ -91,7 +92,7 @@ def ranks_of(model):
         follower.obey(sent[-1])
         return found
 
-    leader = LeadingRunner(eager(model, 258), together, 0, Sharding(2, "tensor", 0))
+    leader = Slot(LeadingPasses(eager(model, 258), together, 0, Sharding(2, "tensor", 0)))
     return leader, follower._runners[0], sent
 
 
@@ -152,7 +153,7 @@ def test_a_path_and_a_rollback_reach_a_follower_in_their_order(ranks):
 
 def _fresh(leader, last):
     """Logits of the last token by a runner that knows nothing of what was taken back."""
-    keys = leader.runner.passes._cache.layers[0]
+    keys = leader.bare.passes._cache.layers[0]
     assert keys.get_seq_length() == leader.length
     leader.rollback(leader.length - len(last))
     return leader.extend(last, keep=1).logits

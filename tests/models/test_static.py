@@ -18,10 +18,10 @@ from specctl.models.passes.fixed_buffers import PIECE, SHORTEST, span_class
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import WIDTHS, GraphPasses, width_class
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses, obstacle
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import DISTRIBUTION_SIGNALS
 from tests.support.toys import FAMILIES, Replays, random_model, random_predictor, seeded
 
@@ -35,9 +35,11 @@ PLAIN = ("llama", "qwen3", "gpt-neox")
 ENGINES: dict[str, Callable[[PreTrainedModel], Slot]] = {
     "static": lambda model: Slot(StaticPasses(model, VOCABULARY, capacity=8)),
     "graph": lambda model: Slot(GraphPasses(model, VOCABULARY, Replays())),
-    "fixed width over eager": lambda model: FixedWidthRunner(Slot(EagerPasses(model, VOCABULARY)), width=4),
-    "fixed width over static": lambda model: FixedWidthRunner(Slot(StaticPasses(model, VOCABULARY)), width=4),
-    "fixed width over graph": lambda model: FixedWidthRunner(Slot(GraphPasses(model, VOCABULARY, Replays())), width=4),
+    "fixed width over eager": lambda model: Slot(FixedWidthPasses(Slot(EagerPasses(model, VOCABULARY)), width=4)),
+    "fixed width over static": lambda model: Slot(FixedWidthPasses(Slot(StaticPasses(model, VOCABULARY)), width=4)),
+    "fixed width over graph": lambda model: Slot(
+        FixedWidthPasses(Slot(GraphPasses(model, VOCABULARY, Replays())), width=4)
+    ),
 }
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.models.running.lookup import LookupRunner, Match, SuffixIndex
+from specctl.models.running.lookup import LookupPasses, Match, SuffixIndex
+from specctl.models.running.slot import Slot
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 LONGEST = st.integers(1, 6)
@@ -47,7 +48,7 @@ def test_what_was_taken_back_leaves_no_trace(text: list[int], edits: list[tuple[
 
 @given(TEXTS.filter(bool), st.data())
 def test_rows_are_one_hot_at_the_token_after_the_match(text: list[int], data: st.DataObject) -> None:
-    runner = LookupRunner(4)
+    runner = Slot(LookupPasses(4))
     keep = data.draw(st.integers(0, len(text)))
     logits = runner.extend(text, keep).logits
     assert logits.shape == (keep, 4)
@@ -59,7 +60,7 @@ def test_rows_are_one_hot_at_the_token_after_the_match(text: list[int], data: st
 
 
 def test_a_lookup_has_no_layers() -> None:
-    runner = LookupRunner(4)
+    runner = Slot(LookupPasses(4))
     runner.watch([])
     with pytest.raises(IndexError, match="no layer 0"):
         runner.watch([0])

@@ -20,13 +20,12 @@ from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.rules.text_rules import rules_in, unsupported_in
 from specctl.models.running.rules.token_rules import TokenRules, config_rules
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import CheckedPasses, FixedWidthPasses
 from specctl.policies import Setting
 from specctl.policies.published import Constant, Svip
 from specctl.profile.schema import Profile, SamplingTable
@@ -60,7 +59,7 @@ def generated(settings: dict[str, object], prompt: tuple[int, ...], eos: int | N
 
 def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Callable[[Slot], Slot]:
     def wrap(runner: Slot) -> Slot:
-        return RuledRunner(runner, TokenRules.of(GenerationConfig(**settings), eos, 64, runner.device))
+        return Slot(RuledPasses(runner, TokenRules.of(GenerationConfig(**settings), eos, 64, runner.device)))
 
     return wrap
 
@@ -151,12 +150,12 @@ def test_a_profile_decides_whether_the_rules_hold(tmp_path: Path) -> None:
     profile = Profile.model_validate({"target": {"model": str(folder)}, "draft": {"model": str(folder)}})
 
     pair = load_pair(profile)
-    assert all(isinstance(runner, RuledRunner) for runner in (pair.target, *pair.drafts))
+    assert all(isinstance(runner.passes, RuledPasses) for runner in (pair.target, *pair.drafts))
     assert pair.eos == {0, 5}
     assert diagnose(profile).models[0].rules == ["repetition_penalty = 1.2"]
 
     free = load_pair(profile.model_copy(update={"generation_config": False}))
-    assert not isinstance(free.target, RuledRunner)
+    assert not isinstance(free.target.passes, RuledPasses)
 
 
 def test_ids_beyond_the_shared_vocabulary_are_left_out() -> None:
@@ -227,16 +226,18 @@ def test_the_same_around_another_runner_follows_the_same_rules_over_a_cache_of_i
     model = random_model("llama", seed=1)
     vocabulary = model.config.vocab_size
     rules = TokenRules.of(GenerationConfig(repetition_penalty=1.5), frozenset(), vocabulary, "cpu")
-    ruled = RuledRunner(Slot(EagerPasses(model, vocabulary)), rules)
+    ruled = Slot(RuledPasses(Slot(EagerPasses(model, vocabulary)), rules))
     ruled.extend(list(PROMPT), keep=0)
-    twin = CheckedRunner(ruled, lambda: None, "target").same_around(Slot(EagerPasses(model, vocabulary)))  # type: ignore[arg-type]
+    twin = Slot(CheckedPasses(ruled, lambda: None, "target")).transformed(Slot(EagerPasses(model, vocabulary)))  # type: ignore[arg-type]
     assert (twin.length, twin.engine) == (0, "eager")
     found = twin.extend(list(PROMPT), keep=1).logits
     assert torch.equal(
-        found, RuledRunner(Slot(EagerPasses(model, vocabulary)), rules).extend(list(PROMPT), keep=1).logits
+        found, Slot(RuledPasses(Slot(EagerPasses(model, vocabulary)), rules)).extend(list(PROMPT), keep=1).logits
     )
     assert not torch.equal(found, Slot(EagerPasses(model, vocabulary)).extend(list(PROMPT), keep=1).logits)
-    blocks = FixedWidthRunner(Slot(EagerPasses(model, vocabulary)), 4).same_around(Slot(EagerPasses(model, vocabulary)))
+    blocks = Slot(FixedWidthPasses(Slot(EagerPasses(model, vocabulary)), 4)).transformed(
+        Slot(EagerPasses(model, vocabulary))
+    )
     assert blocks.engine == "eager, blocks of 4"
 
 

@@ -16,7 +16,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.vocabularies import covered, token_map
 from specctl.models.passes.forward import Forward
 from specctl.models.running.engines import EngineSettings, engine_report
-from specctl.models.translation import Columns, DraftText, TokenBytes, TranslatedRunner
+from specctl.models.running.slot import Slot
+from specctl.models.translation import Columns, DraftText, TokenBytes, TranslatedPasses
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 from tests.support.checkpoints import llama_config, save_model
 from tests.support.other_tokenizers import ToyTokenizer, beginning_with, byte_level, map_of, sentence_pieces, toy_map
@@ -189,7 +190,7 @@ def test_columns_of_numpy_are_those_of_torch() -> None:
             return Forward(found.columns.numpy())  # type: ignore[union-attr]
 
     tokens, logits = toy_map(("<end>", "a", "b"), ("b", "ab", "<stop>", "a")), table(1, vocabulary=4)
-    host, torchs = (TranslatedRunner(kind(logits), tokens) for kind in (HostTable, TableRunner))
+    host, torchs = (Slot(TranslatedPasses(kind(logits), tokens)) for kind in (HostTable, TableRunner))
     for keep in (0, 1, 2):
         one, other = (runner.extend([1, 2], keep) for runner in (host, torchs))
         assert isinstance(one.columns, np.ndarray)
@@ -216,12 +217,12 @@ def test_a_pair_of_two_tokenizers_is_loaded_and_told_of(tmp_path: Path) -> None:
     asked = profile(*models, vocabulary="intersection")
     pair = load_pair(asked, engines=EngineSettings(engine="eager", notice=told.append), measured=False)
     (runner,) = pair.drafts
-    assert isinstance(runner, TranslatedRunner)
+    assert isinstance(runner.passes, TranslatedPasses)
     shared = map_of(OTHERS(), PIECES()).told
     assert engine_report(runner) == f"eager ({shared})"
     assert [line for line in told if "another tokenizer" in line and line.endswith(shared)]
     assert pair.context == pair.target.context
-    assert isinstance(pair.eagerly().drafts[0], TranslatedRunner)
+    assert isinstance(pair.eagerly().drafts[0].passes, TranslatedPasses)
 
 
 def lower_case() -> PreTrainedTokenizerFast:
@@ -286,7 +287,7 @@ def test_a_pass_over_tokens_that_change_how_those_before_are_cut_gives_the_rows_
     draws, logits = Random(seed), table(1, vocabulary=5)
     tokens = toy_map(("<end>", "a", "b", "c"), ("b", "ab", "<stop>", "a", "abc"))
     text = [draws.choice((1, 1, 2, 3)) for _ in range(24)]
-    whole, single = (TranslatedRunner(TableRunner(logits), tokens) for _ in range(2))
+    whole, single = (Slot(TranslatedPasses(TableRunner(logits), tokens)) for _ in range(2))
     for start in range(0, len(text), 8):
         block = text[start : start + 8]
         rows = [single.extend([token], 1).rows for token in block]

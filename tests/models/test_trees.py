@@ -14,14 +14,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from specctl.errors import ModelError
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import WIDEST, TreeSight, path_to
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphPasses
-from specctl.models.running.rules.ruled import RuledRunner
+from specctl.models.running.rules.ruled import RuledPasses
 from specctl.models.running.rules.token_rules import TokenRules
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import CheckedPasses, FixedWidthPasses
 from tests.support.toys import FAMILIES, Replays, random_model, seeded
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
@@ -234,7 +233,7 @@ def test_compiled_trees() -> None:
 def test_token_rules_hold_along_each_path() -> None:
     config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
     runner, again = (
-        RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
+        Slot(RuledPasses(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device)))
         for one in (Slot(EagerPasses(random_model("llama"), VOCABULARY)) for _ in range(2))
     )
     assert runner.no_trees is None
@@ -255,7 +254,7 @@ def test_token_rules_hold_along_each_path() -> None:
 def test_token_rules_hold_along_each_path_of_a_growing_tree() -> None:
     config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
     runner, again = (
-        RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
+        Slot(RuledPasses(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device)))
         for one in (Slot(EagerPasses(random_model("llama"), VOCABULARY)) for _ in range(2))
     )
     text, tokens, parents = [3, 7, 3, 9], [9, 7, 3, 7, 3, 9], [0, 0, 1, 2, 3]
@@ -282,7 +281,7 @@ class MovesNothing(EagerPasses):
 @pytest.mark.parametrize("then", ["a tree", "a chain"])
 def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerPasses], then: str) -> None:
     model = random_model("llama")
-    runner = CheckedRunner(Slot(engine(model, VOCABULARY)), lambda: Slot(EagerPasses(model, VOCABULARY)), "it")
+    runner = Slot(CheckedPasses(Slot(engine(model, VOCABULARY)), lambda: Slot(EagerPasses(model, VOCABULARY)), "it"))
     assert runner.no_trees is None
     runner.extend(TOKENS[:20], keep=0)
     runner.extend_tree(TOKENS[30 : 31 + len(PARENTS)], PARENTS)
@@ -299,8 +298,8 @@ def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerPa
             go_on()
     else:
         go_on()
-        assert runner.difference is not None
-        assert runner.difference < 1e-4
+        assert runner.passes.difference is not None
+        assert runner.passes.difference < 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -310,7 +309,7 @@ def test_which_families_read_trees(family: str) -> None:
 
 
 def test_a_runner_that_reads_chains_says_so() -> None:
-    runner = FixedWidthRunner(Slot(EagerPasses(random_model("llama"), VOCABULARY)))
+    runner = Slot(FixedWidthPasses(Slot(EagerPasses(random_model("llama"), VOCABULARY))))
     assert runner.no_trees == "deterministic passes read chains"
 
 

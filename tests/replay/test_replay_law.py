@@ -18,7 +18,8 @@ from test_replay_hierarchy import Part, live, players, policies, said, shared_cl
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
-from specctl.models.translation import WrittenRunner
+from specctl.models.running.slot import Slot
+from specctl.models.translation import WrittenPasses
 from specctl.policies import draft_account
 from specctl.records import Round, StopReason
 from specctl.replay.play import Player, play
@@ -94,7 +95,7 @@ class TextToy(Toy):
         tokens = toy_map(("<end>", "a", "ab")[: self.vocabulary], ("a", "b", "<stop>"))
         draft = TableRunner(table(4, spread=1.5, vocabulary=tokens.draft.whole))
         target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
-        return pair_of(TableRunner(target), WrittenRunner(draft, tokens), eos=self.eos)
+        return pair_of(TableRunner(target), Slot(WrittenPasses(draft, tokens)), eos=self.eos)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from specctl.models.loading.model import load_model
 from specctl.models.predictors.predictor_checkpoint import locate_predictor
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import POLICIES
 from specctl.policies.published import Constant, SelfVerify
 from specctl.policies.setting import TreeSize
@@ -108,7 +108,7 @@ def target_of(form: Form, family: str, *, trees: bool = False) -> Slot:
     if form.engine == "onnx":
         return sure_runner(model, vocabulary, quantize=form.quantize, trees=trees)
     runner = Slot(EagerPasses(model, vocabulary)) if form.engine == "eager" else Slot(StaticPasses(model, vocabulary))
-    return FixedWidthRunner(runner) if form.deterministic else runner
+    return Slot(FixedWidthPasses(runner)) if form.deterministic else runner
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Drafts:
         """A fresh drafter: by a policy's name, or one of `OTHER_WAYS`."""
         other: dict[str, Callable[[], Drafter]] = {
             "tree": lambda: TreeDrafter(self.draft, Constant(3), TreeSize(6, 2)),
-            "lookup": lambda: LookupDrafter(LookupRunner(self.vocabulary), Constant(3)),
+            "lookup": lambda: LookupDrafter(Slot(LookupPasses(self.vocabulary)), Constant(3)),
             "hierarchy": lambda: PreVerifiedDrafter(
                 ModelDrafter(self.draft, Constant(2)), self.middle, SelfVerify(max_draft=3)
             ),

@@ -15,9 +15,9 @@ from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.predictors.state_predictor import StatePredictor
-from specctl.models.running.around import Around
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import Transform
 from specctl.policies import NONE, Setting
 from specctl.records import Round
 from specctl.training import predictor_rounds as module
@@ -109,7 +109,7 @@ def test_examples_are_what_a_live_run_shows_an_acceptance_head(kind: str, one_by
     """Token for token with their verdicts; the states bit for bit, or to rounding where passes join other tokens."""
     many = PAIRS[kind]()
     # Around it, for passes that are read within them show a head more than it is asked about.
-    pair = replace(many, drafts=(Around(many.drafts[0]),))
+    pair = replace(many, drafts=(Slot(Transform(many.drafts[0])),))
     setting = Setting.of({"name": "specdec++", "threshold": 1.0, "max_draft": LONGEST})
     played = live(pair, setting, GREEDY)
     spy = pair.predictors[0]

@@ -29,17 +29,15 @@ from specctl.models.placing.model_config import require_supported_rules
 from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, locate_predictor, mismatch, require_kind
-from specctl.models.running.around import NarrowRunner
 from specctl.models.running.engines import EngineSettings, fixed_width
-from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.pair import Pair, in_a_row
-from specctl.models.running.parallel_runner import in_parallel
-from specctl.models.running.registered_runner import RegisteredRunner
-from specctl.models.running.rules.ruled import RuledRunner, TokenRule
+from specctl.models.running.registered import RegisteredPasses
+from specctl.models.running.rules.ruled import RuledPasses, TokenRule
 from specctl.models.running.rules.text_rules import prompt_rules_in, repetition_rule
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import LARGE, choose, decided, share_of, tell_torch, threads_of
+from specctl.models.running.transforms import FixedWidthPasses, NarrowPasses, in_parallel
 from specctl.processes import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -217,7 +215,7 @@ def _pair(
     runners, prompt_rules = [made.target, *made.drafts], dict[str, object]()
     if profile.generation_config:
         runners = [
-            runner if rule is None or one.network is None or runner.writes_text else RuledRunner(runner, rule)
+            runner if rule is None or one.network is None or runner.writes_text else Slot(RuledPasses(runner, rule))
             for one, runner, rule in zip(members, runners, _rules(target, runners, eos, vocabulary), strict=True)
         ]
         if isinstance(target, LoadedModel) and target.model.generation_config is not None:
@@ -325,7 +323,7 @@ def assemble(
     if target is not None and target is not whole:  # onnxruntime cannot run it as it is quantised there
         check_model(target, members[0], vocabulary)  # and torch quantises it otherwise
     if settings.deterministic:
-        runners[0] = FixedWidthRunner(bare) if target is None else fixed_width(bare, target.model)
+        runners[0] = Slot(FixedWidthPasses(bare)) if target is None else fixed_width(bare, target.model)
     if checks and target is not None:
         runners[0] = checked_runner(runners[0], bare, members[0], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
@@ -355,7 +353,9 @@ def _runner(
     network = member.network
     if network is None:
         table = member.table
-        return member, LookupRunner(vocabulary) if table.is_lookup else RegisteredRunner(table.model, vocabulary)
+        return member, Slot(LookupPasses(vocabulary)) if table.is_lookup else Slot(
+            RegisteredPasses(table.model, vocabulary)
+        )
     own = vocabulary if member.tokens is None else member.tokens.draft.whole
     runner: Slot
     if isinstance(network, StoredModel):
@@ -371,7 +371,7 @@ def _runner(
     if member.tokens is not None:
         runner = own_text_runner(runner, member.tokens)
     elif network.vocabulary < vocabulary:
-        runner = NarrowRunner(runner, network.vocabulary, vocabulary)
+        runner = Slot(NarrowPasses(runner, network.vocabulary, vocabulary))
     return replace(member, network=network), runner
 
 

@@ -18,9 +18,9 @@ from specctl.models.placing.engine_table import ENGINES, chosen_for_head
 from specctl.models.placing.memory import Estimate, device_memory
 from specctl.models.placing.placement import place
 from specctl.models.running.engines import Choice, EngineSettings, compiler_for
-from specctl.models.running.parallel_runner import ParallelRunner
 from specctl.models.running.passes import Passes
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import ParallelPasses
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def build_head_runner(
         runner = _by_engine(choice, head, vocabulary, name, settings, verifier)
         if runner is not None and isinstance(head, ChainHead) and head.mask_token is not None:
             assert head.longest is not None
-            return ParallelRunner(runner, head.mask_token, head.longest)
+            return Slot(ParallelPasses(runner, head.mask_token, head.longest))
         if runner is not None:
             return runner
         choice = choice.otherwise

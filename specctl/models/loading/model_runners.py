@@ -10,14 +10,14 @@ from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import chosen, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import inspected, named_devices
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import Choice, EngineSettings, checked
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import CheckedPasses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.sharding import LeadingRunner, Sharding
+    from specctl.models.sharding import Sharding
 
 
 def model_runner(
@@ -55,7 +55,7 @@ def model_runner(
 
 def sharded_runner(
     model: "PreTrainedModel", sharding: "Sharding", vocabulary: int, name: str, settings: EngineSettings
-) -> "LeadingRunner":
+) -> Slot:
     """The runner of a model in shards, by the engine that a profile asks for.
 
     Raises ModelError where onnxruntime is to run it, and where a rank cannot run it.
@@ -71,7 +71,7 @@ def sharded_runner(
     return leader().open(model, sharding, vocabulary, name, settings)
 
 
-def checking_runner(model: "PreTrainedModel", sharding: "Sharding", vocabulary: int, name: str) -> "LeadingRunner":
+def checking_runner(model: "PreTrainedModel", sharding: "Sharding", vocabulary: int, name: str) -> Slot:
     """Another runner of a model in shards, with an empty cache and plain passes."""
     from specctl.models.sharding import leader
 
@@ -89,9 +89,11 @@ def checked_runner(runner: Slot, bare: Slot, target: PairMember, vocabulary: int
         from specctl.models.onnx.passes import OnnxPasses
 
         assert isinstance(bare.passes, OnnxPasses), "only onnxruntime quantises a model that torch has whole"
-        return CheckedRunner(runner, bare.fresh, network.name)
+        return Slot(CheckedPasses(runner, bare.fresh, network.name))
     if (sharding := network.sharding) is not None:
-        return CheckedRunner(
-            runner, lambda: checking_runner(network.model, sharding, vocabulary, network.name), network.name
+        return Slot(
+            CheckedPasses(
+                runner, lambda: checking_runner(network.model, sharding, vocabulary, network.name), network.name
+            )
         )
     return checked(runner, network.model, vocabulary, network.name)

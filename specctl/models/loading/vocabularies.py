@@ -8,7 +8,7 @@ from specctl.models.files.token_counts import TokenCounts
 from specctl.models.files.tokenizer import CHOOSE, Tokenizer, check_vocabulary, difference
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.slot import Slot
-from specctl.models.translation import OwnTextRunner, TokenBytes, TokenMap, TranslatedRunner, WrittenRunner
+from specctl.models.translation import TokenBytes, TokenMap, TranslatedPasses, WrittenPasses
 from specctl.profile.schema import DraftTable, ModelTable
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
@@ -80,9 +80,9 @@ def covered(tokens: TokenMap, target: Tokenizer) -> float:
     return TokenCounts.shipped(target).covered(tokens.vocabulary.ids.tolist())
 
 
-def own_text_runner(runner: Slot, tokens: TokenMap) -> OwnTextRunner:
+def own_text_runner(runner: Slot, tokens: TokenMap) -> Slot:
     """A wrapper that gives a draft with another tokenizer the target's ids."""
-    return (WrittenRunner if tokens.writes_text else TranslatedRunner)(runner, tokens)
+    return Slot((WrittenPasses if tokens.writes_text else TranslatedPasses)(runner, tokens))
 
 
 def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:

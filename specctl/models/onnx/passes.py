@@ -332,7 +332,7 @@ class OnnxPasses(Passes):
         if tokens <= self.capacity:
             return
         old, filled = self._buffers, self.capacity
-        # Padding of a `FixedWidthRunner` may end beyond the context.
+        # Padding of a `FixedWidthPasses` may end beyond the context.
         self.capacity = max(tokens, 2 * filled)
         self._buffers = self._allocated()
         for name, buffer in self._buffers.items():

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
 from specctl.models.passes.weights import Where
-from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import CheckedPasses, FixedWidthPasses
 from specctl.profile.schema import Engine as EngineName
 from specctl.profile.schema import Profile
 
@@ -187,19 +186,19 @@ def require_fixed_width(model: "PreTrainedModel") -> None:
     raise ModelError(f"The target cannot verify deterministically: {why}.", "Set deterministic = false.")
 
 
-def fixed_width(runner: Slot, model: "PreTrainedModel") -> FixedWidthRunner:
+def fixed_width(runner: Slot, model: "PreTrainedModel") -> Slot:
     """A verifier whose logits do not depend on how many tokens it verifies at once.
 
     Raises:
         ModelError: as of `require_fixed_width`.
     """
     require_fixed_width(model)
-    return FixedWidthRunner(runner)
+    return Slot(FixedWidthPasses(runner))
 
 
-def checked(runner: Slot, model: "PreTrainedModel", vocabulary: int, name: str) -> CheckedRunner:
+def checked(runner: Slot, model: "PreTrainedModel", vocabulary: int, name: str) -> Slot:
     """A target that is compared once with a fresh read, by eager passes, after its first rejected token."""
-    return CheckedRunner(runner, lambda: eager(model, vocabulary), name)
+    return Slot(CheckedPasses(runner, lambda: eager(model, vocabulary), name))
 
 
 def engine_report(runner: Slot) -> str:

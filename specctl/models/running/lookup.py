@@ -8,7 +8,7 @@ import numpy as np
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import HOST
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Runner
+from specctl.models.running.passes import Passes, Request
 
 
 class Match(NamedTuple):
@@ -104,8 +104,8 @@ LONGEST_MATCH = 6
 """The most tokens of the text's end that are looked up; longer matches were no better (docs/lookup.md)."""
 
 
-class LookupRunner(Runner):
-    """A `Slot` that predicts the token which followed the latest occurrence of the text's end.
+class LookupPasses(Passes):
+    """A draft that predicts the token which followed the latest occurrence of the text's end.
 
     Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` tells the match
     without a row for the whole vocabulary.
@@ -126,14 +126,12 @@ class LookupRunner(Runner):
         self.device = HOST
         self._vocabulary = vocabulary
 
-    @property
-    def length(self) -> int:
-        return len(self.index)
+    def fresh(self) -> "LookupPasses":
+        return LookupPasses(self._vocabulary)
 
-    def fresh(self) -> "LookupRunner":
-        return LookupRunner(self._vocabulary)
-
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (request,) = requests
+        tokens, keep = request.tokens, request.keep
         behind = len(tokens) - keep
         self.index.append(tokens[:behind])
         logits = np.zeros((keep, self._vocabulary), dtype=np.float32)
@@ -142,7 +140,8 @@ class LookupRunner(Runner):
             if (match := self.index.match) is not None:
                 row.fill(-np.inf)
                 row[self.index.tokens[match.end]] = 0.0
-        return Forward(logits)
+        return [Forward(logits)]
 
-    def rollback(self, length: int) -> None:
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
         self.index.truncate(length)
+        return length

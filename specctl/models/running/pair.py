@@ -118,7 +118,7 @@ class Pair:
         models = iter(self.models)
 
         def eager(runner: Slot) -> Slot:
-            return runner.same_around(Slot(EagerPasses(next(models), self.vocabulary))) if runner.runs_model else runner
+            return runner.transformed(Slot(EagerPasses(next(models), self.vocabulary))) if runner.runs_model else runner
 
         return replace(self, target=eager(self.target), drafts=tuple(eager(draft) for draft in self.drafts))
 

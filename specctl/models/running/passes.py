@@ -115,6 +115,8 @@ class Request(NamedTuple):
         return len(self.tokens)
 
 
+FACTS = tuple(Facts.__annotations__)
+"""The names of all `Facts`."""
 SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary")
 """What passes over several sequences have in common with those over one."""
 
@@ -128,9 +130,11 @@ class Passes(Facts, ABC):
     Attributes:
         slots: how many sequences, at least 1.
         tells: whether the caller wants `Forward.signals`, where a pass can compute them in less time.
+        inner: of a `Transform`, the slot that it changes; None for an engine.
     """
 
     slots: int = 1
+    inner: "Slot | None" = None
     _engine: str = ""
     tells: bool = False
 
@@ -202,6 +206,14 @@ class Passes(Facts, ABC):
         """The same model with an empty cache, where it `multiplies`."""
         raise NotImplementedError
 
+    def begin(self, prompt: int) -> None:
+        """As of `Slot`."""
+
+    @property
+    def length(self) -> int:
+        """Of a `Transform`, as of `Slot`; an engine does not count."""
+        return 0
+
     def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - most write over what they forget
         """Drop all but the first ``length`` tokens of a sequence, at most those cached; returns how many are left.
 
@@ -245,6 +257,11 @@ class Passes(Facts, ABC):
     def widest_read(self) -> int:
         """The most tokens of a request with a reader that `answer` samples from within the pass; 0 for none."""
         return 0
+
+    @property
+    def judges(self) -> bool:
+        """Whether `answer` judges the drafts of several texts at once."""
+        return False
 
     @property
     def specialises(self) -> bool:

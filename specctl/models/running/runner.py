@@ -23,6 +23,14 @@ class Runner(Slot, ABC):
     judges: bool = False
 
     @property
+    def transforms(self) -> list[Any]:
+        return []
+
+    @property
+    def bare(self) -> Slot:
+        return self
+
+    @property
     @abstractmethod
     def length(self) -> int: ...
 
@@ -85,7 +93,7 @@ class Runner(Slot, ABC):
     def extend_judged(
         self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
     ) -> Any:
-        return judged_after(self, tokens, keep, judge, about, hidden=hidden)
+        return judged_after(self.extend(tokens, keep, hidden=hidden), judge, about)
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False

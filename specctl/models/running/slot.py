@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
-from specctl.models.running.passes import Facts, Passes, Request
+from specctl.models.running.passes import FACTS, Facts, Passes, Request
 
 if TYPE_CHECKING:
     import torch
 
     from specctl.models.passes.forward import Foresee, Numbers, PassReader, Token, TokenReader
     from specctl.models.passes.watching import States
+    from specctl.models.running.transforms import Transform
 
 PIECE = 512
 """Tokens of a prompt that go through one pass at once where sequences share passes: all others wait for it."""
@@ -31,6 +32,7 @@ class Slot(Facts):
 
     def __init__(self, passes: Passes, number: int = 0, ask: Callable[[Request], Any] | None = None) -> None:
         self.passes, self.number = passes, number
+        self._counts = passes.inner is None
         self._at = 0
         self._rotated_to = 0
         self._tree_start = 0  # the length before the last tree
@@ -42,7 +44,7 @@ class Slot(Facts):
     @property
     def length(self) -> int:
         """Tokens in the cache, always a prefix of the sequence."""
-        return self._at
+        return self._at if self._counts else self.passes.length
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
@@ -80,7 +82,7 @@ class Slot(Facts):
         """
         ids = cast("Sequence[int]", tokens)
         if self._is_shared and reader.hidden:  # over the last state: a network's, one text at a time
-            return read_after(self, ids, reader, uniform, previous)
+            return sampled_after(self.extend(ids, 1, hidden=True), reader, uniform, previous)
         request = Request(self.number, self._at, ids, 1, False, self._rotated_to, reader, uniform, previous)
         found: tuple[list[float] | torch.Tensor, Numbers | None] = self._ask(request)
         self._at += len(tokens)
@@ -90,8 +92,8 @@ class Slot(Facts):
         self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
     ) -> Any:
         """`extend`, and what a judge makes of it, who is told ``about``; together with others' passes if shared."""
-        if not self._is_shared or len(tokens) > PIECE:  # a prompt, with the first draft
-            return judged_after(self, tokens, keep, judge, about, hidden=hidden)
+        if not self.judges or (self._is_shared and len(tokens) > PIECE):  # a prompt, with the first draft
+            return judged_after(self.extend(tokens, keep, hidden=hidden), judge, about)
         found = self._ask(Request(self.number, self._at, tokens, keep, hidden, self._rotated_to, judge, about))
         self._at += len(tokens)
         return found
@@ -142,14 +144,15 @@ class Slot(Facts):
         earlier rounds.
         """
         # A head may know more states than it has read tokens.
-        self._at = self.passes.rollback(self.number, length if self.reads_states else min(length, self._at))
+        self._at = self.passes.rollback(self.number, length if self.reads_states else min(length, self.length))
 
     def begin(self, prompt: int) -> None:
         """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.
 
         What the model would compute otherwise in that text is dropped: callers continue from ``length``. This matters
-        only to models that rotate positions by the length of the text; see `RotatingRunner`.
+        only to models that rotate positions by the length of the text; see `RotatingPasses`.
         """
+        self.passes.begin(prompt)
 
     def rotate_as(self, length: int) -> None:
         """Rotate the tokens of later passes as in a text of at least ``length``; what is cached stays."""
@@ -205,7 +208,7 @@ class Slot(Facts):
     @property
     def judges(self) -> bool:
         """Whether `extend_judged` judges the drafts of several texts at once."""
-        return self._is_shared
+        return self._is_shared or self.passes.judges
 
     @property
     def engine(self) -> str:
@@ -238,12 +241,21 @@ class Slot(Facts):
         return self.passes.foresee
 
     @property
-    def bare(self) -> "Slot":
-        """The slot inside of those around it."""
-        return self
+    def transforms(self) -> "list[Transform]":
+        """What changes the passes of the engine, the outermost first."""
+        inner = self.passes.inner
+        return [] if inner is None else [cast("Transform", self.passes), *inner.transforms]
 
-    def same_around(self, bare: "Slot") -> "Slot":
-        """Another bare slot with such others around it as this one has."""
+    @property
+    def bare(self) -> "Slot":
+        """The slot of the engine, without transforms."""
+        inner = self.passes.inner
+        return self if inner is None else inner.bare
+
+    def transformed(self, bare: "Slot") -> "Slot":
+        """Another slot of an engine with the transforms of this one."""
+        for transform in reversed(self.transforms):
+            bare = transform.over_slot(bare)
         return bare
 
     @property
@@ -277,21 +289,12 @@ class Slot(Facts):
         self.passes.observe_states(start, states)
 
 
-FACTS = tuple(Facts.__annotations__)
-"""What a slot takes over from its passes."""
-
-
-def read_after(
-    slot: Slot,
-    tokens: Sequence[int],
-    reader: "TokenReader",
-    uniform: float | None,
-    previous: "torch.Tensor | None",
+def sampled_after(
+    forward: Forward, reader: "TokenReader", uniform: float | None, previous: "torch.Tensor | None"
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """What `Slot.read` gives, sampled after the pass and not within it."""
+    """What `Slot.read` gives, sampled after the pass over the last token and not within it."""
     import torch
 
-    forward = slot.extend(tokens, keep=1, hidden=reader.hidden)
     draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
     columns = forward.columns
     logits = columns if isinstance(columns, torch.Tensor) else torch.from_numpy(columns)
@@ -299,9 +302,9 @@ def read_after(
     return reader(logits[-1], draw, state, None if previous is None else previous.float())
 
 
-def judged_after(slot: Slot, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool) -> Any:
-    """What `Slot.extend_judged` gives, judged after its passes and not with others'."""
-    (found,) = judge.read_rows([slot.extend(tokens, keep, hidden=hidden)], [about])
+def judged_after(forward: Forward, judge: "PassReader", about: Any) -> Any:
+    """What `Slot.extend_judged` gives, judged after its pass and not with others'."""
+    (found,) = judge.read_rows([forward], [about])
     if isinstance(found, Exception):
         raise found
     return found

@@ -25,9 +25,9 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.placing.engine_table import ENGINES
 from specctl.models.placing.memory import DeviceMemory
-from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.one_function import widths_apart
+from specctl.models.running.transforms import CheckedPasses
 from specctl.profile import resolve
 from tests.support.onnx_models import graphs, needs_onnx, one_layer, onnx_runner, small_pair, sure_runner
 from tests.support.toys import seeded
@@ -327,13 +327,13 @@ def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch:
     pair = load_pair(profile)
     assert pair.target.engine == "onnx, int8"
     assert [draft.engine for draft in pair.drafts] == ["onnx"]
-    assert isinstance(pair.target, CheckedRunner)
+    assert isinstance(pair.target.passes, CheckedPasses)
     with torch.inference_mode():
         pair.target.extend([1, 2, 3, 4, 5], keep=3)
         pair.target.rollback(3)
         pair.target.extend([7, 8], keep=2)
-    assert pair.target.difference is not None
-    assert pair.target.difference < 1e-3
+    assert pair.target.passes.difference is not None
+    assert pair.target.passes.difference < 1e-3
 
 
 @needs_onnx

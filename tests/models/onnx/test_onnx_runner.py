@@ -17,8 +17,8 @@ from specctl.models.onnx.passes import Opening
 from specctl.models.passes.forward import Forward
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies.published import Constant, Svip
 from tests.support.onnx_models import needs_onnx, sure_runner
 from tests.support.toys import FAMILIES, generated, noisy_copy, random_model, seeded
@@ -131,8 +131,8 @@ def test_results_stay_when_later_passes_run() -> None:
 
 def test_blocks_of_one_shape_do_not_depend_on_how_they_were_cut() -> None:
     """Bit for bit, which `deterministic` promises."""
-    whole = FixedWidthRunner(sure_runner(model_of("llama"), VOCABULARY), width=4)
-    cut = FixedWidthRunner(sure_runner(model_of("llama"), VOCABULARY), width=4)
+    whole = Slot(FixedWidthPasses(sure_runner(model_of("llama"), VOCABULARY), width=4))
+    cut = Slot(FixedWidthPasses(sure_runner(model_of("llama"), VOCABULARY), width=4))
     for each in (whole, cut):
         each.extend(TOKENS[:9], keep=0)
     expected = whole.extend(TOKENS[9:20], keep=11).logits
@@ -150,7 +150,7 @@ def test_blocks_keep_the_states_of_every_pass(keep: int) -> None:
     runner, plain = sure_runner(model_of("llama"), VOCABULARY), Slot(EagerPasses(random_model("llama"), VOCABULARY))
     for each in (runner, plain):
         each.watch([0])
-    blocks = FixedWidthRunner(runner)
+    blocks = Slot(FixedWidthPasses(runner))
     for prompt in range(25, 32):
         for each in (blocks, plain):
             each.rollback(0)

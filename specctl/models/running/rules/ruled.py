@@ -8,9 +8,9 @@ import numpy as np
 from specctl.errors import RecordError
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.tree_sight import grown_tree, path_to
-from specctl.models.running.around import Around
 from specctl.models.running.rules.grammar import FAILED
 from specctl.models.running.slot import Slot
+from specctl.models.running.transforms import Transform
 
 
 class TokenRule(Protocol):
@@ -26,7 +26,7 @@ class TokenRule(Protocol):
         """The same for another runner, which reads other drafts at other times."""
 
 
-class RuledRunner(Around):
+class RuledPasses(Transform):
     """A `Slot` whose logits follow token rules, for a target, its drafts and draft heads alike.
 
     Where a pass was to tell one token and only one may follow, it is not made: the tokens that it was to read go into
@@ -37,20 +37,20 @@ class RuledRunner(Around):
     one is kept.
 
     Args:
-        runner: the model.
+        inner: the model.
         rules: applied to every row of its logits.
         cached: the tokens that the model has cached.
         decides: whether it is the target, for which such a place is an error.
     """
 
-    def __init__(self, runner: Slot, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
-        super().__init__(runner)
+    def __init__(self, inner: Slot, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
+        super().__init__(inner)
         self._decides = decides
-        inside = _ruled_inside(runner)
-        self._skips = not self.reads_states and self.fixed_width is None and not inside
+        inside = any(isinstance(each, RuledPasses) for each in inner.transforms)
+        self._skips = not inner.reads_states and self.fixed_width is None and not inside
         # A model that can write every id has a number for one that may follow: its passes are not looked at for that.
-        some = runner.draft_vocabulary is not None or runner.translates is not None
-        self._may_be_empty = some or self.reads_states or inside
+        some = inner.draft_vocabulary is not None or inner.translates is not None
+        self._may_be_empty = some or inner.reads_states or inside
         self.draft_vocabulary = None  # rules are about ids: they read and write all of them
         self.marginals = False  # what may follow a token depends on its path
         self.rules = rules
@@ -60,19 +60,19 @@ class RuledRunner(Around):
         self._tree: Sequence[int] = ()
         self._parents: list[int] = []
 
-    def same_around(self, bare: Slot) -> Slot:
-        return RuledRunner(super().same_around(bare), self.rules, decides=self._decides)
+    def over_slot(self, inner: Slot) -> Slot:
+        return Slot(RuledPasses(inner, self.rules, decides=self._decides))
 
     @property
     def length(self) -> int:
-        return self.runner.length + len(self._unread)
+        return self.inner.length + len(self._unread)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._text += tokens
         if keep == 1 and not hidden and self._row is not None and (token := self.rules.forced(self._text)) is not None:
             self._unread += tokens
             return Forward(_certain(token, self._row))
-        found = self.runner.extend([*self._unread, *tokens], keep, hidden=hidden)
+        found = self.inner.extend([*self._unread, *tokens], keep, hidden=hidden)
         self._unread.clear()
         ruled = self._ruled(found.rows, self._text) if keep else found.rows
         if keep and found.states is None and self._skips:
@@ -99,7 +99,7 @@ class RuledRunner(Around):
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
         if self._unread:  # with this tree's root
-            self.runner.extend(self._unread, keep=0)
+            self.inner.extend(self._unread, keep=0)
             self._unread.clear()
         found = super().extend_tree(tokens, parents, before=before, hidden=hidden)
         self._tree = grown_tree(self._tree, self._text, tokens, before)
@@ -111,24 +111,15 @@ class RuledRunner(Around):
         ]
         return Forward(joined_numbers(rows), found.hidden, found.states)
 
-    def keep_path(self, path: Sequence[int]) -> None:
-        super().keep_path(path)
+    def keep(self, path: Sequence[int]) -> None:
+        super().keep(path)
         self._text += [self._tree[place] for place in path[1:]]
 
-    def rollback(self, length: int) -> None:
-        read = self.runner.length
-        self.runner.rollback(length)
-        del self._unread[max(0, length - read) if self.runner.length == read else 0 :]
+    def take_back(self, length: int) -> None:
+        read = self.inner.length
+        self.inner.rollback(length)
+        del self._unread[max(0, length - read) if self.inner.length == read else 0 :]
         del self._text[self.length :]
-
-
-def _ruled_inside(runner: Slot) -> bool:
-    """Whether a runner or one inside of it follows rules."""
-    while isinstance(runner, Around):
-        if isinstance(runner, RuledRunner):
-            return True
-        runner = runner.runner
-    return False
 
 
 def _filled(like: Numbers, value: float) -> Numbers:

@@ -7,7 +7,7 @@ from specctl.errors import ModelError
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import HOST
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Runner
+from specctl.models.running.passes import Passes, Request
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class NextTokens(Protocol):
         """
 
 
-class RegisteredRunner(Runner):
-    """A `Slot` of a registered drafter: keeps the text for it, and checks what it gives.
+class RegisteredPasses(Passes):
+    """Passes of a registered drafter: keeps the text for it, and checks what it gives.
 
     Args:
         name: of the drafter, with ``drafter:``.
@@ -59,16 +59,14 @@ class RegisteredRunner(Runner):
         except Exception as error:
             raise PluginError(self._what, "making it", error) from error
 
-    @property
-    def length(self) -> int:
-        return len(self._text)
-
-    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
         import torch
 
-        self._text += tokens
+        (request,) = requests
+        keep = request.keep
+        self._text[request.after :] = request.tokens
         if not keep:
-            return Forward(torch.zeros(0, self._vocabulary))
+            return [Forward(torch.zeros(0, self._vocabulary))]
         try:
             logits = self._model.logits(self._text, keep)
             if not isinstance(logits, torch.Tensor) or logits.shape != (keep, self._vocabulary):
@@ -79,7 +77,8 @@ class RegisteredRunner(Runner):
                 raise ValueError("a row has NaN, or no token that may follow")
         except Exception as error:
             raise PluginError(self._what, "logits", error) from error
-        return Forward(logits)
+        return [Forward(logits)]
 
-    def rollback(self, length: int) -> None:
+    def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
         del self._text[length:]
+        return length
