@@ -240,7 +240,7 @@ def test_what_is_predicted_depends_on_the_text_alone(kind: str, name: str, conte
     for _ in range(2):
         bare = Slot(EagerPasses(models(name)[1], tokens_of(name).draft.whole))
         bare.context = context
-        runners.append(KINDS[kind](bare, tokens_of(name)))
+        runners.append(Slot(KINDS[kind](bare, tokens_of(name))))
     whole, single = runners
     with torch.inference_mode():
         rows = whole.extend(text, keep=len(text)).logits
