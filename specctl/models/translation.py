@@ -18,7 +18,7 @@ from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Certain, Forward, Numbers, joined, joined_numbers
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.slot import Slot
-from specctl.models.running.transforms import Around
+from specctl.models.running.transforms import Transform
 
 if TYPE_CHECKING:
     import torch
@@ -439,28 +439,28 @@ def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
     return same / whole if whole else 0.0
 
 
-class OwnTextPasses(Around):
+class OwnTextPasses(Transform):
     """A `Slot` of a draft that takes its target's ids and reads their text in its own (`DraftText`).
 
     The draft's cache is rolled back to where its ids changed. It reads the end of a text that is longer than its
     context.
 
     Args:
-        runner: the draft, with its own ids.
+        inner: the draft, with its own ids.
         tokens: of both models.
     """
 
     AHEAD = 0
     """The most ids after the text that the draft may write."""
 
-    def __init__(self, runner: Slot, tokens: TokenMap) -> None:
-        super().__init__(runner)
+    def __init__(self, inner: Slot, tokens: TokenMap) -> None:
+        super().__init__(inner)
         self.no_trees = "its draft has another tokenizer"
         self.context = ENDLESS
         self.translates = tokens.told
         self._map = tokens
         self._text = DraftText(tokens)
-        self._room = max(1, runner.context - self.AHEAD)
+        self._room = max(1, inner.context - self.AHEAD)
         self._read = 0  # the draft's ids that are cached, counted with those left out at the start
         self._left_out = 0
 
@@ -475,11 +475,11 @@ class OwnTextPasses(Around):
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward: ...
 
     def begin(self, prompt: int) -> None:  # noqa: ARG002 - which the draft has in ids of its own
-        self.runner.begin(0)
+        self.inner.begin(0)
 
-    def rollback(self, length: int) -> None:
+    def take_back(self, length: int) -> None:
         if not length:
-            self.runner.rollback(0)
+            self.inner.rollback(0)
             self._read = self._left_out = 0
         self._moved(self._text.truncate(length))
 
@@ -509,7 +509,7 @@ class OwnTextPasses(Around):
             keep: the number of last ids whose logits are wanted.
             hidden: whether hidden states are wanted.
         """
-        runner, outside = self.runner, self._outside(length)
+        runner, outside = self.inner, self._outside(length)
         if outside != self._left_out:
             runner.rollback(0)
             self._left_out = outside
@@ -529,8 +529,8 @@ class TranslatedPasses(OwnTextPasses):
     It drafts from its logits of these tokens; the distribution and its signals are those of the softmax over them.
     """
 
-    def __init__(self, runner: Slot, tokens: TokenMap) -> None:
-        super().__init__(runner, tokens)
+    def __init__(self, inner: Slot, tokens: TokenMap) -> None:
+        super().__init__(inner, tokens)
         self.draft_vocabulary = tokens.vocabulary
         self._shared = Columns(tokens.columns)
 
@@ -578,8 +578,8 @@ class WrittenPasses(OwnTextPasses):
 
     AHEAD = FARTHEST
 
-    def __init__(self, runner: Slot, tokens: TokenMap) -> None:
-        super().__init__(runner, tokens)
+    def __init__(self, inner: Slot, tokens: TokenMap) -> None:
+        super().__init__(inner, tokens)
         self.writes_text, self.verifies = True, False
         self._continuation = Continuation(tokens)
         self._ids: list[int] = [*self._text.ids]  # of the text, and those written after it
