@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -468,8 +468,8 @@ class OwnTextPasses(Transform):
     def length(self) -> int:
         return len(self._text.tokens)
 
-    def same_around(self, bare: Slot) -> Self:
-        return type(self)(super().transformed(bare), self._map)
+    def over_slot(self, inner: Slot) -> Slot:
+        return Slot(type(self)(inner, self._map))
 
     @abstractmethod
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward: ...
