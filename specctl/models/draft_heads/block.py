@@ -350,10 +350,6 @@ class BlockHead(DraftHead):
         found: torch.Tensor = embeddings(ids)
         return found
 
-    @property
-    def borrowed_output(self) -> nn.Module | None:
-        return self._output.module if self._output else None
-
     def forward(
         self,
         ids: torch.Tensor,
@@ -383,7 +379,7 @@ class BlockHead(DraftHead):
         for index, (layer, seen) in enumerate(zip(self.decoder, masks, strict=True)):
             states = layer(states, rope, seen, cache, index)
         hidden = self.norm(states)[0]
-        output: Any = self._output.module if self._output else self.lm_head
+        output = self.output_layer
         logits = linear(hidden, output.weight, output.bias)
         if config.logit_scale != 1:
             logits = logits * config.logit_scale

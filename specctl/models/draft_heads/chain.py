@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from transformers import Cache
 
-from specctl.models.draft_heads.head import DraftHead
+from specctl.models.draft_heads.head import Borrowed, DraftHead
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.trimmed_output import TrimmedOutput
 
@@ -36,30 +35,23 @@ class ChainHead(DraftHead, ABC):
         sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
         window: W, a token attends to the last W tokens, itself included; 0 for all.
         mask_token: the id of a token to come, of a head that reads `longest` of them in a pass; None for all others.
-        lm_head: its own output layer, where nothing else is its `output_layer`.
     """
 
     sees_first = False
     window = 0
     mask_token: int | None = None
-    lm_head: nn.Linear
 
     @property
     def no_graphs(self) -> str | None:
         return "its layers have windows, or it reads masks" if self.window or self.mask_token is not None else None
 
-    @property
-    def output_layer(self) -> nn.Linear:
-        """Computes logits ``(..., D)`` of hidden states."""
-        return self.lm_head
-
-    def _replace_output(self, layer: nn.Linear) -> None:  # torch's modules do not allow a setter
-        self.lm_head = layer
-
     def draft_only(self, vocabulary: DraftVocabulary) -> None:
         """Let a head that drafts all V tokens, whose output layer `trims`, draft these only."""
         layer = TrimmedOutput(self.output_layer, vocabulary)
-        self._replace_output(layer)
+        if self._output:
+            self._output = Borrowed(layer)
+        else:
+            self.lm_head = layer
         self.tokens, self.draft_vocabulary = vocabulary.ids_on(layer.weight.device), len(vocabulary)
 
     @property

@@ -78,21 +78,8 @@ class Eagle1Head(ChainHead):
         self.rotary = Rotary(shape)
         self.blocks = nn.ModuleList(DecoderLayer(shape, normed=index > 0) for index in range(config.num_layers))
 
-    @property
-    def borrowed_output(self) -> nn.Module:
-        layer: nn.Module = self._output.module
-        return layer
-
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return states[-1]
-
-    @property
-    def output_layer(self) -> nn.Linear:
-        layer: nn.Linear = self._output.module
-        return layer
-
-    def _replace_output(self, layer: nn.Linear) -> None:
-        self._output = Borrowed(layer)
 
     def forward(
         self,
@@ -107,7 +94,7 @@ class Eagle1Head(ChainHead):
         states = self.fc(torch.cat([self.embed(ids), features], -1))  # (1, T, H)
         for index, block in enumerate(self.blocks):
             states = block(states, rope, mask, cache, index)
-        last, output = last_of(states, keep), self._output.module
+        last, output = last_of(states, keep), self.output_layer
         return ChainPass(linear(last, output.weight, output.bias), last, last)
 
 

@@ -50,6 +50,8 @@ class DraftHead(nn.Module):
     cached_values: int
     context: int
     longest: int | None = None
+    lm_head: nn.Linear  # its own output layer
+    _output: Borrowed | None = None  # the verifier's, where it has none of its own
 
     def __init__(self, tokens: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -83,7 +85,13 @@ class DraftHead(nn.Module):
     @property
     def borrowed_output(self) -> nn.Module | None:
         """The verifier's output layer, where it has none of its own."""
-        return None
+        return None if self._output is None else self._output.module
+
+    @property
+    def output_layer(self) -> nn.Linear:
+        """Computes logits ``(..., D)`` of hidden states."""
+        layer: nn.Linear = self._output.module if self._output else self.lm_head
+        return layer
 
     def vocabulary_in(self, whole: int) -> DraftVocabulary | None:
         """The ids of its logits' columns among V; None if D = V."""

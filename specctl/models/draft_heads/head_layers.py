@@ -149,38 +149,24 @@ class Attention(nn.Module):
         self._grouped = shape.heads != shape.kv_heads
         self._normed = shape.qk_norm
 
-    def queries(self, states: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Rotated queries ``(B, heads, T, d)`` of states ``(B, T, reads)``."""
-        queries = self._heads(self.q_proj(states))
-        return rotated(self.q_norm(queries) if self._normed else queries, rope)
-
     def keys_values(self, states: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotated keys and values, ``(B, kv_heads, T, d)`` each, of states ``(B, T, reads)``."""
         keys, values = self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
         return rotated(self.k_norm(keys) if self._normed else keys, rope), values
 
-    def mixed(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The output ``(B, T, H)`` of queries ``(B, heads, T, d)`` over keys and values ``(B, kv_heads, S, d)``.
+    def forward(
+        self, states: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: Cache, layer: int
+    ) -> torch.Tensor:  # (1, T, H)
+        """Attend from T states ``(1, T, reads)`` to all S tokens that a layer of the cache then holds.
 
-        The mask is broadcastable to ``(B, heads, T, S)`` bool, True where a query attends; None for all.
+        The mask is broadcastable to ``(1, heads, T, S)`` bool, True where a token attends; None for all.
         """
-        return self.projected(
-            scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=self._grouped)
-        )
-
-    def projected(self, mixture: torch.Tensor) -> torch.Tensor:
-        """The output ``(B, T, H)`` of a mixture of values ``(B, heads, T, d)``."""
+        keys, values = cache.update(*self.keys_values(states, rope), layer)
+        queries = self._heads(self.q_proj(states))
+        queries = rotated(self.q_norm(queries) if self._normed else queries, rope)
+        mixture = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=self._grouped)
         output: torch.Tensor = self.o_proj(mixture.transpose(1, 2).flatten(2))
         return output
-
-    def forward(
-        self, states: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: Cache, layer: int
-    ) -> torch.Tensor:  # (1, T, H)
-        """Attend from T states ``(1, T, reads)`` to all that a layer of the cache then holds; see `mixed`."""
-        keys, values = cache.update(*self.keys_values(states, rope), layer)
-        return self.mixed(self.queries(states, rope), keys, values, mask)
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)

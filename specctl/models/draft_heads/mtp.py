@@ -104,8 +104,10 @@ class MtpHead(ChainHead):
         self.draft_vocabulary: int = config.vocab_size if output is None else output.weight.shape[0]
         self.vocabulary = self.draft_vocabulary
         self.cached_values = attention_values(config)
-        self.embeddings = nn.Embedding(config.vocab_size, self.width) if own_embeddings else None
-        self.output = nn.Linear(self.width, self.draft_vocabulary, bias=False) if own_output else None
+        if own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, self.width)
+        if own_output:
+            self.lm_head = nn.Linear(self.width, self.draft_vocabulary, bias=False)
         self.share(target.get_input_embeddings(), output)
         self._rotary = Borrowed(decoder.rotary_emb)
         # Rotary embeddings for pictures too want a position for each of three axes.
@@ -116,22 +118,13 @@ class MtpHead(ChainHead):
 
     def share(self, embeddings: nn.Module, output: nn.Module | None) -> None:
         """Use these where it has none of its own: the target's, or copies in the head's dtype."""
-        self._target_embeddings, self._output = Borrowed(embeddings), Borrowed(output)
+        self._embeddings = None if "embed_tokens" in self._modules else Borrowed(embeddings)
+        self._output = None if "lm_head" in self._modules else Borrowed(output)
 
-    @property
-    def borrowed_output(self) -> nn.Module | None:
-        return self._output.module if self.output is None else None
-
-    @property
-    def output_layer(self) -> nn.Linear:
-        layer: nn.Linear = self.output or self._output.module
-        return layer
-
-    def _replace_output(self, layer: nn.Linear) -> None:
-        if self.output is None:
-            self._output = Borrowed(layer)
-        else:
-            self.output = layer
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(..., H)`` of ids ``(...)``, as the target embeds."""
+        found: torch.Tensor = (self._embeddings.module if self._embeddings else self.embed_tokens)(ids)
+        return found
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "MtpHead":
         # A cast must not reach buffers: the router's correction is float32 in every model.
@@ -154,7 +147,7 @@ class MtpHead(ChainHead):
         cache: Cache,
         keep: int | torch.Tensor = 0,
     ) -> ChainPass:
-        embedded = (self.embeddings or self._target_embeddings.module)(ids).to(features)  # (1, T, H)
+        embedded = self.embed(ids).to(features)  # (1, T, H)
         parts = [self.enorm(embedded), self.hnorm(features)]
         places = positions[None]
         axes = places.expand(self._axes, 1, -1) if self._axes else places
@@ -232,8 +225,8 @@ def read(
         _require_plain(names[own], weight, subject)
     # The target's own, written once more, would only take memory.
     for own, module in (
-        ("embeddings.weight", target.get_input_embeddings()),
-        ("output.weight", target.get_output_embeddings()),  # type: ignore[no-untyped-call]
+        ("embed_tokens.weight", target.get_input_embeddings()),
+        ("lm_head.weight", target.get_output_embeddings()),  # type: ignore[no-untyped-call]
     ):
         if own in named and _same(named[own], getattr(module, "weight", None)):
             del named[own]
@@ -241,8 +234,8 @@ def read(
         head = MtpHead(
             target,
             sparse=any(".experts." in own for own in named),
-            own_embeddings="embeddings.weight" in named,
-            own_output="output.weight" in named,
+            own_embeddings="embed_tokens.weight" in named,
+            own_output="lm_head.weight" in named,
         )
     expected = head.state_dict()
     named = _fused(named, expected, subject)

@@ -124,12 +124,11 @@ def test_own_embeddings_and_output_layer() -> None:
     names = {part: f"model.layers.2.{part}.weight" for part in ("embed_tokens", "shared_head.head")}
     assert set(names.values()) <= set(weights)
     shared = head_of(kind)
-    assert shared.embeddings is None
-    assert shared.output is None
+    assert not any(name.startswith(("embed_tokens", "lm_head")) for name in shared.state_dict())
     weights[names["shared_head.head"]] = 2 * weights[names["shared_head.head"]]
     weights[names["embed_tokens"]] = weights[names["embed_tokens"]].roll(1, 0)
     own = HEAD_KINDS["mtp"].read(config_of(FOLDER / kind), weights, target_of(kind))
-    assert isinstance(own.output, nn.Linear)
+    assert isinstance(own.lm_head, nn.Linear)
     expected = expected_of(kind)
     ids, rows = expected["ids"][1:9], expected["states"][:8]
     assert int(ids.max()) < 39
