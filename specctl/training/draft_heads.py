@@ -34,28 +34,19 @@ from specctl.training.model_card import Made, Report, card
 from specctl.training.subject import STATE, Source, Subject
 
 RESULTS, CARD, CONFIG = "evaluation.json", "README.md", "config.json"
-SHORTEST = 2
-"""Tokens of the shortest answer that is learnt from: one to draft after another."""
-DEPTH = 7
-"""Tokens of the longest round that is evaluated."""
+SHORTEST = 2  # Tokens of the shortest answer that is learnt from: one to draft after another
+DEPTH = 7  # Tokens of the longest round that is evaluated
 BLOCKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of the target.
+    """One answer of the target."""
 
-    Attributes:
-        number: index of the prompt in its suite, from 0; the turns of a conversation share it.
-        greedy: whether each token is the target's likeliest, not sampled.
-        prompt: ``(P,)`` int32, the ids before the answer.
-        tokens: ``(A,)`` int32, the target's.
-    """
-
-    number: int
-    greedy: bool
-    prompt: torch.Tensor
-    tokens: torch.Tensor
+    number: int  # index of the prompt in its suite, from 0; the turns of a conversation share it
+    greedy: bool  # whether each token is the target's likeliest, not sampled
+    prompt: torch.Tensor  # ``(P,)`` int32, the ids before the answer
+    tokens: torch.Tensor  # ``(A,)`` int32, the target's
 
 
 class AnswerFolder(Material[Answer]):
@@ -151,21 +142,14 @@ def _optimizers(head: nn.Module, kind: str) -> list[torch.optim.Optimizer]:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The distributions of one drafted token of several rounds.
+    """The distributions of one drafted token of several rounds."""
 
-    Attributes:
-        start: the answer's token that the first of these rounds drafts first; each next round begins a token later.
-        index: which token of the round, from 0.
-        logits: ``(R, V)``; row i is for the answer's token ``start + i + index``, given the text before it.
-    """
-
-    start: int
-    index: int
-    logits: torch.Tensor
+    start: int  # the answer's token that the first of these rounds drafts first; each next round begins a token later
+    index: int  # which token of the round, from 0
+    logits: torch.Tensor  # ``(R, V)``; row i is for the answer's token ``start + i + index``, given the text before it
 
 
-Drafts = Callable[[Answer, Lesson], Iterator[Drafted]]
-"""The rounds of a draft from every place of an answer."""
+Drafts = Callable[[Answer, Lesson], Iterator[Drafted]]  # The rounds of a draft from every place of an answer
 
 
 @torch.no_grad()  # a block around yields would switch gradients off for the caller
@@ -201,19 +185,12 @@ def drafts_of_model(model: PreTrainedModel, depth: int) -> Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How much of a draft's rounds the target accepts.
+    """How much of a draft's rounds the target accepts."""
 
-    Attributes:
-        draft: its name.
-        answers: ``greedy``, or how they were sampled.
-        rounds: the number of rounds that were compared.
-        reached: for each k from 1 the probability that the first k tokens are all accepted.
-    """
-
-    draft: str
-    answers: str
-    rounds: int
-    reached: tuple[float, ...]
+    draft: str  # its name
+    answers: str  # ``greedy``, or how they were sampled
+    rounds: int  # the number of rounds that were compared
+    reached: tuple[float, ...]  # for each k from 1 the probability that the first k tokens are all accepted
 
     @property
     def by_position(self) -> tuple[float, ...]:

@@ -19,25 +19,17 @@ from torch.optim import Optimizer
 from specctl.errors import UsageError
 from specctl.outputs import naming, write_whole
 
-SAVE_SECONDS = 20.0
-"""Time between two states: training time that is lost at most when a run is killed."""
+SAVE_SECONDS = 20.0  # Time between two states: training time that is lost at most when a run is killed
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The course of a training.
+    """The course of a training."""
 
-    Attributes:
-        epochs: passes over the items, each in a new order.
-        batch_size: items in a step.
-        lr: the highest learning rate; it falls to 0 along half a cosine.
-        seed: of the weights, the order of the items, and all other random choices of a learner.
-    """
-
-    epochs: int = 3
-    batch_size: int = 8
-    lr: float = 5e-5
-    seed: int = 0
+    epochs: int = 3  # passes over the items, each in a new order
+    batch_size: int = 8  # items in a step
+    lr: float = 5e-5  # the highest learning rate; it falls to 0 along half a cosine
+    seed: int = 0  # of the weights, the order of the items, and all other random choices of a learner
 
     def rate(self, step: int, steps: int, warm_up: float) -> float:
         """The learning rate of a step, counted from 0; ``warm_up`` is the share of the steps in which it rises."""
@@ -49,18 +41,15 @@ class Learner(ABC):
     """Networks that learn from numbered items.
 
     Attributes:
-        networks: what is trained.
-        optimizers: of their weights.
-        facts: what the training depends on, besides its schedule and the number of items, as values that JSON holds.
         warm_up: share of the steps in which the learning rate rises.
-        clip: the longest gradient of a network; None for any.
     """
 
-    networks: Sequence[nn.Module]
-    optimizers: Sequence[Optimizer]
+    networks: Sequence[nn.Module]  # what is trained
+    optimizers: Sequence[Optimizer]  # of their weights
+    # what the training depends on, besides its schedule and the number of items, as values that JSON holds
     facts: dict[str, Any]
     warm_up = 0.0
-    clip: float | None = None
+    clip: float | None = None  # the longest gradient of a network; None for any
 
     @abstractmethod
     def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:

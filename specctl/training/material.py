@@ -16,8 +16,7 @@ from specctl.outputs import naming, write_whole
 
 SCHEMA_VERSION = 1
 INDEX = "index.json"
-DEV_EVERY = 10
-"""One of this many prompts is used for development, the others for training."""
+DEV_EVERY = 10  # One of this many prompts is used for development, the others for training
 
 
 class Numbered(Protocol):
@@ -45,14 +44,10 @@ class Material(ABC, Generic[Item]):
     Args:
         path: the folder.
         index: contents of its index.json.
-
-    Attributes:
-        command: that writes such folders, for messages.
-        contents: what they hold, for messages.
     """
 
-    command: str
-    contents: str
+    command: str  # that writes such folders, for messages
+    contents: str  # what they hold, for messages
 
     def __init__(self, path: Path, index: dict[str, Any]) -> None:
         self.path = path

@@ -21,43 +21,30 @@ SEQUENCES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well predictions match the true acceptance probability P; lower is better, except for ``auroc``.
+    """How well predictions match the true acceptance probability P; lower is better, except for ``auroc``."""
 
-    Attributes:
-        kl: mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3.
-        loss: mean cross-entropy in nats, with the rejection weight of the predictor's training.
-        ece: expected calibration error over ten bins of equal width.
-        auroc: the probability that an accepted token has a higher prediction than a rejected one, if each token is
-            accepted with probability P; None if every P is 0 or every P is 1.
-    """
-
-    kl: float
-    loss: float
-    ece: float
+    kl: float  # mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3
+    loss: float  # mean cross-entropy in nats, with the rejection weight of the predictor's training
+    ece: float  # expected calibration error over ten bins of equal width
+    # the probability that an accepted token has a higher prediction than a rejected one, if each token is accepted with
+    # probability P; None if every P is 0 or every P is 1
     auroc: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A predictor compared with logistic curves of single signals, on the same tokens.
+    """A predictor compared with logistic curves of single signals, on the same tokens."""
 
-    Attributes:
-        recipe: how the predictor was trained.
-        tokens, prompts: number of tokens and prompts in the evaluation.
-        accepted: mean acceptance probability P.
-        predictor: its score.
-        signals: the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the predictor's
-            rejection weight, for the other scores with weight 1.
-        reliability: mean P by predicted acceptance.
-    """
-
-    recipe: PredictorRecipe
+    recipe: PredictorRecipe  # how the predictor was trained
+    # tokens, prompts: number of tokens and prompts in the evaluation
     tokens: int
     prompts: int
-    accepted: float
-    predictor: Score
+    accepted: float  # mean acceptance probability P
+    predictor: Score  # its score
+    # the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the predictor's rejection
+    # weight, for the other scores with weight 1.
     signals: dict[str, Score]
-    reliability: list[Bin]
+    reliability: list[Bin]  # mean P by predicted acceptance
 
     @property
     def metrics(self) -> dict[str, Any]:

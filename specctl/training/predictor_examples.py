@@ -12,40 +12,33 @@ from specctl.models.passes.weights import device_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.training.material import Material, joined, parts_of
 
-MIX = 0.15
-"""SpecDec++'s share of the target's tokens in what a draft model reads."""
+MIX = 0.15  # SpecDec++'s share of the target's tokens in what a draft model reads
 TOKENS_AT_ONCE = 8192
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One answer of the target, and the N draft tokens along it: of a draft model one at each position, so that N = T.
+    """One answer of the target, and the N draft tokens along it: of a draft model one at each position, N = T."""
 
-    Attributes:
-        number: index of the prompt in its suite, from 0; the turns of a conversation share it.
-        prompt: ``(P,)`` int32, the ids before the answer.
-        answer: ``(T,)`` int32, the target's tokens: X of the SpecDec++ paper.
-        proposals: ``(N,)`` int32, the draft tokens: Y of the paper. A draft model's token i is sampled after the prompt
-            and the first i tokens of the answer; those of a draft head are `predictor_rounds.RoundTokens`.
-        acceptance: ``(N,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's
-            distribution after temperature and filters.
-        entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it sampled Y, as in `DraftStep`.
-        hidden: ``(N, H)`` in the draft's dtype, the states after the draft has read Y; None for a draft model, which
-            can read Y again, and for DISCO.
-        top_probs, index: for DISCO, ``(N, 10)`` float32, the draft's largest probabilities when it sampled Y, and
-            ``(N,)`` int32, the number of Y in its round, from 1; else None. N is then at most T for a draft model too.
-    """
-
-    number: int
-    prompt: torch.Tensor
-    answer: torch.Tensor
+    number: int  # index of the prompt in its suite, from 0; the turns of a conversation share it
+    prompt: torch.Tensor  # ``(P,)`` int32, the ids before the answer
+    answer: torch.Tensor  # ``(T,)`` int32, the target's tokens: X of the SpecDec++ paper
+    # ``(N,)`` int32, the draft tokens: Y of the paper. A draft model's token i is sampled after the prompt and the
+    # first i tokens of the answer; those of a draft head are `predictor_rounds.RoundTokens`.
     proposals: torch.Tensor
+    # ``(N,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's distribution
+    # after temperature and filters
     acceptance: torch.Tensor
+    # entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it sampled Y, as in `DraftStep`
     entropy: torch.Tensor
     top_prob: torch.Tensor
     token_prob: torch.Tensor
+    # ``(N, H)`` in the draft's dtype, the states after the draft has read Y; None for a draft model, which can read Y
+    # again, and for DISCO
     hidden: torch.Tensor | None = None
+    # top_probs, index: for DISCO, ``(N, 10)`` float32, the draft's largest probabilities when it sampled Y, and
+    # ``(N,)`` int32, the number of Y in its round, from 1; else None. N is then at most T for a draft model too.
     top_probs: torch.Tensor | None = None
     index: torch.Tensor | None = None
 
@@ -86,15 +79,10 @@ class ExampleFolder(Material[Example]):
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """The mix Z of an example's target tokens X and draft tokens Y.
+    """The mix Z of an example's target tokens X and draft tokens Y."""
 
-    Attributes:
-        tokens: ``(P + T,)`` the prompt and Z.
-        drafted: ``(T,)`` bool, positions at which Z has a draft token; only these are used in training.
-    """
-
-    tokens: torch.Tensor
-    drafted: torch.Tensor
+    tokens: torch.Tensor  # ``(P + T,)`` the prompt and Z
+    drafted: torch.Tensor  # ``(T,)`` bool, positions at which Z has a draft token; only these are used in training
 
 
 def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
@@ -128,17 +116,11 @@ def acceptance(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What predictors read at the draft tokens of examples, stored with them: every draft token is in use.
+    """What predictors read at the draft tokens of examples, stored with them: every draft token is in use."""
 
-    Attributes:
-        device: where predictors are trained.
-        stored: `stored_states`, or for DISCO `features_of`.
-        mixed: r, the share of the target's tokens in what the draft reads.
-    """
-
-    device: torch.device
-    stored: Callable[[Sequence[Example]], torch.Tensor]
-    mixed: float = 0.0
+    device: torch.device  # where predictors are trained
+    stored: Callable[[Sequence[Example]], torch.Tensor]  # `stored_states`, or for DISCO `features_of`
+    mixed: float = 0.0  # r, the share of the target's tokens in what the draft reads
 
     def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
         """What is read in one pass over the examples; the same seed gives the same."""

@@ -13,8 +13,7 @@ from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.training.epochs import Learner
 from specctl.training.predictor_examples import DraftStates, Example, Mixed, acceptance, signals
 
-WIDTH = 16
-"""Hidden units: the paper asks for two layers and names no width."""
+WIDTH = 16  # Hidden units: the paper asks for two layers and names no width
 
 
 class DiscoNetwork(nn.Module):
@@ -78,17 +77,11 @@ Trained = StatePredictor | DiscoNetwork
 
 @dataclass(frozen=True, slots=True)
 class PredictorRecipe:
-    """One predictor of a training run; the defaults are SpecDec++'s.
+    """One predictor of a training run; the defaults are SpecDec++'s."""
 
-    Attributes:
-        depth: D, the number of residual blocks; None for a DISCO head, which has none.
-        reject_weight: w_rej, the weight of a rejection in the loss; an acceptance has weight 1.
-        signals: whether it also reads the draft's signals, which SpecDec++'s heads do not.
-    """
-
-    depth: int | None = 3
-    reject_weight: float = 6.0
-    signals: bool = False
+    depth: int | None = 3  # D, the number of residual blocks; None for a DISCO head, which has none
+    reject_weight: float = 6.0  # w_rej, the weight of a rejection in the loss; an acceptance has weight 1
+    signals: bool = False  # whether it also reads the draft's signals, which SpecDec++'s heads do not
 
     @property
     def name(self) -> str:

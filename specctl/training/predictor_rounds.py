@@ -18,48 +18,33 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.head_recording import ReadText, starts_of
 
-LONGEST = 20
-"""The most tokens that a round drafts, as the policies specdec++ and disco do by default."""
-SIGNALS_END = 1 + len(DISTRIBUTION_SIGNALS)
-"""Where the largest probabilities begin in a token's numbers."""
+LONGEST = 20  # The most tokens that a round drafts, as the policies specdec++ and disco do by default
+SIGNALS_END = 1 + len(DISTRIBUTION_SIGNALS)  # Where the largest probabilities begin in a token's numbers
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTokens:
-    """The draft tokens of an answer's rounds, one after another, on the CPU.
+    """The draft tokens of an answer's rounds, one after another, on the CPU."""
 
-    Attributes:
-        drawn: N tokens, in each round up to its first rejected token, this one included.
-        hidden: ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what a predictor
-            reads in the step after the one that sampled it. None where distributions are read.
-        top_probs: ``(N, 10)`` float32, for DISCO the largest probabilities of each token's distribution; else None.
-        index: ``(N,)`` int32, the number of each token in its round, from 1.
-    """
-
-    drawn: DraftTokens
+    drawn: DraftTokens  # N tokens, in each round up to its first rejected token, this one included
+    # ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what a predictor reads in
+    # the step after the one that sampled it. None where distributions are read.
     hidden: torch.Tensor | None
+    # ``(N, 10)`` float32, for DISCO the largest probabilities of each token's distribution; else None
     top_probs: torch.Tensor | None
-    index: torch.Tensor
+    index: torch.Tensor  # ``(N,)`` int32, the number of each token in its round, from 1
 
 
 @dataclass(slots=True)
 class _Round:
-    """One round, as it grows.
+    """One round, as it grows."""
 
-    Attributes:
-        start: position in the answer.
-        tokens: the draft tokens so far.
-        numbers: of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`, and for DISCO the largest
-            probabilities.
-        states: ``(H,)`` after each token that the draft has read.
-        accepted: the number of accepted tokens.
-    """
-
-    start: int
-    tokens: list[int] = field(default_factory=list)
+    start: int  # position in the answer
+    tokens: list[int] = field(default_factory=list)  # the draft tokens so far
+    # of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`, and for DISCO the largest probabilities
     numbers: list[list[float]] = field(default_factory=list)
-    states: list[torch.Tensor] = field(default_factory=list)
-    accepted: int = 0
+    states: list[torch.Tensor] = field(default_factory=list)  # ``(H,)`` after each token that the draft has read
+    accepted: int = 0  # the number of accepted tokens
 
     @property
     def rejected(self) -> bool:

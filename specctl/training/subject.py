@@ -29,10 +29,8 @@ from specctl.text_engine.row_count import Batch
 from specctl.training.epochs import Learner, Schedule, Training
 from specctl.training.material import INDEX, Item, Material
 
-PROMPTS_PER_SHARD = 16
-"""Prompts that are lost at most when a run is killed."""
-SHARDS_AHEAD = 2
-"""Shards for each replica that may wait in memory for an earlier one; they hold hidden states."""
+PROMPTS_PER_SHARD = 16  # Prompts that are lost at most when a run is killed
+SHARDS_AHEAD = 2  # Shards for each replica that may wait in memory for an earlier one; they hold hidden states
 
 
 MakeShard = Callable[[Sequence[SuitePrompt], int, Advance], tuple[bytes, dict[str, str]]]
@@ -88,8 +86,7 @@ def _made(
             advance(tokens)
 
 
-STATE = "training.safetensors"
-"""The state that an interrupted training goes on from; a whole run has none."""
+STATE = "training.safetensors"  # The state that an interrupted training goes on from; a whole run has none
 
 Models = TypeVar("Models")
 
@@ -110,19 +107,14 @@ class Subject(ABC, Generic[Item, Models]):
             predictor is replaced by ``constant``.
 
     Attributes:
-        command: its name, for messages.
-        folder: of its material, in the folder that it writes.
-        ends: files that it writes last: any of them says that all is written.
-        others: further files by which its folder is known.
-        maker: of replicas that collect its material (`specctl.text_engine.job.Job`).
         profile: what is left of it.
     """
 
-    command: str
-    folder: type[Material[Item]]
-    ends: Collection[str]
-    others: Collection[str]
-    maker: str
+    command: str  # its name, for messages
+    folder: type[Material[Item]]  # of its material, in the folder that it writes
+    ends: Collection[str]  # files that it writes last: any of them says that all is written
+    others: Collection[str]  # further files by which its folder is known
+    maker: str  # of replicas that collect its material (`specctl.text_engine.job.Job`)
 
     def __init__(self, profile: Profile) -> None:
         if (draft := profile.draft) is not None:

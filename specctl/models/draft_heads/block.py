@@ -13,23 +13,17 @@ from specctl.models.draft_heads.head import Borrowed, DraftHead
 from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rope, Rotary
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
-SequentialKind = MarkovKind | Literal["selector"]
-"""DSpark's sequential heads, and DFlash2's."""
+SequentialKind = MarkovKind | Literal["selector"]  # DSpark's sequential heads, and DFlash2's
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSight:
-    """What the rows of a block see in one layer.
+    """What the rows of a block see in one layer."""
 
-    Attributes:
-        window: W, how far they see; 0 for any distance.
-        causal: whether a row sees no place after its own.
-        from_anchor: whether the window is the W places before the block for all of its rows, as speculators counts;
-            else a row sees the W - 1 places before its own and, unless it is causal, W - 1 after, as z-lab counts.
-    """
-
-    window: int = 0
-    causal: bool = False
+    window: int = 0  # W, how far they see; 0 for any distance
+    causal: bool = False  # whether a row sees no place after its own
+    # whether the window is the W places before the block for all of its rows, as speculators counts; else a row sees
+    # the W - 1 places before its own and, unless it is causal, W - 1 after, as z-lab counts
     from_anchor: bool = False
 
     def seen(self, places: torch.Tensor, anchors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -48,52 +42,32 @@ class BlockSight:
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """A block draft head.
+    """A block draft head."""
 
-    Attributes:
-        shape: of its decoder layers; H is the verifier's hidden size too.
-        layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
-        vocabulary: V, the verifier's.
-        draft_vocabulary: D, the number of the V tokens that it can draft.
-        num_layers: its decoder layers.
-        block_size: B, places in a pass, the newest token's own included.
-        mask_token: the id that stands for the tokens to be drafted.
-        from_anchor: whether the newest token's own row predicts the token after it, so that all B rows do (DSpark);
-            else the row of each masked place predicts that place (DFlash).
-        markov: the sequential head; None for rows that are independent of each other.
-        markov_rank: R.
-        candidates: K, tokens that a ``selector`` leaves in each row.
-        taps: rows that the layers' convolutions read (DFlash2); 0 without these.
-        group: numbers of a row that share weights of a convolution.
-        sights: by layer, what its rows see; empty where all see the whole text and the block.
-        raw_embeddings: what the verifier's embedding weights are multiplied by; None to embed as the verifier does.
-        logit_scale: what logits are multiplied by.
-        logit_cap: the largest that a logit can then be, ``cap * tanh(x / cap)``; 0 for no limit.
-        confidence: whether it predicts acceptance.
-        confidence_reads_token: whether that prediction reads the sequential head's embedding of the last token too.
-        context: the most tokens it can read.
-    """
-
-    shape: LayerShape
-    layers: tuple[int, ...]
-    vocabulary: int
-    draft_vocabulary: int
-    num_layers: int
-    block_size: int
-    mask_token: int
+    shape: LayerShape  # of its decoder layers; H is the verifier's hidden size too
+    layers: tuple[int, ...]  # the verifier's layers whose states it reads, in the order in which they are concatenated
+    vocabulary: int  # V, the verifier's
+    draft_vocabulary: int  # D, the number of the V tokens that it can draft
+    num_layers: int  # its decoder layers
+    block_size: int  # B, places in a pass, the newest token's own included
+    mask_token: int  # the id that stands for the tokens to be drafted
+    # whether the newest token's own row predicts the token after it, so that all B rows do (DSpark); else the row of
+    # each masked place predicts that place (DFlash)
     from_anchor: bool = False
-    markov: SequentialKind | None = None
-    markov_rank: int = 0
-    candidates: int = 0
-    taps: int = 0
-    group: int = 1
-    sights: tuple[BlockSight, ...] = ()
+    markov: SequentialKind | None = None  # the sequential head; None for rows that are independent of each other
+    markov_rank: int = 0  # R
+    candidates: int = 0  # K, tokens that a ``selector`` leaves in each row
+    taps: int = 0  # rows that the layers' convolutions read (DFlash2); 0 without these
+    group: int = 1  # numbers of a row that share weights of a convolution
+    sights: tuple[BlockSight, ...] = ()  # by layer, what its rows see; empty where all see the whole text and the block
+    # what the verifier's embedding weights are multiplied by; None to embed as the verifier does
     raw_embeddings: float | None = None
-    logit_scale: float = 1.0
-    logit_cap: float = 0.0
-    confidence: bool = False
+    logit_scale: float = 1.0  # what logits are multiplied by
+    logit_cap: float = 0.0  # the largest that a logit can then be, ``cap * tanh(x / cap)``; 0 for no limit
+    confidence: bool = False  # whether it predicts acceptance
+    # whether that prediction reads the sequential head's embedding of the last token too
     confidence_reads_token: bool = False
-    context: int = 2048
+    context: int = 2048  # the most tokens it can read
 
     @property
     def first_row(self) -> int:

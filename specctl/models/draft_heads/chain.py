@@ -13,17 +13,11 @@ from specctl.models.passes.trimmed_output import TrimmedOutput
 
 
 class ChainPass(NamedTuple):
-    """What a chain head computes for the last tokens that it read.
+    """What a chain head computes for the last tokens that it read."""
 
-    Attributes:
-        logits: ``(keep, D)``, over the draft vocabulary.
-        hidden: ``(keep, H)`` what the output layer read, for predictors.
-        features: ``(keep, F)`` what the next token is read with where the verifier's state is not known.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
-    features: torch.Tensor
+    logits: torch.Tensor  # ``(keep, D)``, over the draft vocabulary
+    hidden: torch.Tensor  # ``(keep, H)`` what the output layer read, for predictors
+    features: torch.Tensor  # ``(keep, F)`` what the next token is read with where the verifier's state is not known
 
 
 class ChainHead(DraftHead, ABC):
@@ -34,11 +28,11 @@ class ChainHead(DraftHead, ABC):
     Attributes:
         sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
         window: W, a token attends to the last W tokens, itself included; 0 for all.
-        mask_token: the id of a token to come, of a head that reads `longest` of them in a pass; None for all others.
     """
 
     sees_first = False
     window = 0
+    # the id of a token to come, of a head that reads `longest` of them in a pass; None for all others
     mask_token: int | None = None
 
     @property

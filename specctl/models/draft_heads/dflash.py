@@ -263,8 +263,7 @@ def _check(config: BlockConfig, hidden_size: int, vocabulary: int, subject: str)
         raise ModelError(f"{subject}: confidence_head_with_markov is true, but it has no sequential head.")
 
 
-SOURCES = 5
-"""Layers that a new head reads."""
+SOURCES = 5  # Layers that a new head reads
 TOKEN_WEIGHT, DISTANCE_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
 """DSpark's weights of cross-entropy, total variation and predicted acceptance (arXiv 2607.05147)."""
 

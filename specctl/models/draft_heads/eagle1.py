@@ -35,21 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Eagle1Config:
-    """An EAGLE-1 network; EAGLE-2's weights are such a network too, drafted with differently (arXiv 2406.16858).
+    """An EAGLE-1 network; EAGLE-2's weights are such a network too, drafted with differently (arXiv 2406.16858)."""
 
-    Attributes:
-        shape: of its layers, H the width of the verifier's states.
-        vocabulary: V, the verifier's.
-        num_layers: its decoder layers; the first has no norm before attention.
-        fc_bias: whether the layer that joins embedding and state has a bias.
-        context: the most tokens it can read.
-    """
-
-    shape: LayerShape
-    vocabulary: int
-    num_layers: int = 1
-    fc_bias: bool = True
-    context: int = 2048
+    shape: LayerShape  # of its layers, H the width of the verifier's states
+    vocabulary: int  # V, the verifier's
+    num_layers: int = 1  # its decoder layers; the first has no norm before attention
+    fc_bias: bool = True  # whether the layer that joins embedding and state has a bias
+    context: int = 2048  # the most tokens it can read
 
 
 class Eagle1Head(ChainHead):
@@ -98,8 +90,7 @@ class Eagle1Head(ChainHead):
         return ChainPass(linear(last, output.weight, output.bias), last, last)
 
 
-NAMES = {"blocks.": "layers."}
-"""How names of weights begin in a file, where they differ from the network's."""
+NAMES = {"blocks.": "layers."}  # How names of weights begin in a file, where they differ from the network's
 
 
 def read(
@@ -144,8 +135,7 @@ def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
     return described, published_weights(head, NAMES)
 
 
-NOISE = 0.2
-"""Width of uniform noise on states in training, for a text of 512 tokens, as in SafeAILab's code."""
+NOISE = 0.2  # Width of uniform noise on states in training, for a text of 512 tokens, as in SafeAILab's code
 FEATURE_WEIGHT, DISTRIBUTION_WEIGHT = 1.0, 0.1
 """Weights of the predicted state and of the distribution in the loss (arXiv 2401.15077, section 4.2)."""
 

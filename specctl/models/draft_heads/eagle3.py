@@ -37,39 +37,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """An EAGLE-3 network.
+    """An EAGLE-3 network."""
 
-    Attributes:
-        shape: of its layers, H their width.
-        layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
-        vocabulary: V, the verifier's.
-        draft_vocabulary: D, the number of the V tokens that it can draft.
-        num_layers: its decoder layers; all but the first are ordinary ones.
-        target_hidden_size: width of the verifier's states.
-        norm_before_residual: whether the first layer's residual is the normed features.
-        norm_before_fc: whether the concatenated states go through one RMSNorm.
-        fc_norm: whether each layer's states go through an RMSNorm of their own.
-        norm_output: whether the recursion is the normed output, not the output itself (EAGLE-3.1).
-        mask_token: P-EAGLE's id of a token to come; None for EAGLE-3.
-        block: tokens that P-EAGLE drafts in a pass.
-        window: of its layers, all of them alike; 0 where they see the whole text.
-        context: the most tokens it can read.
-    """
-
-    shape: LayerShape
-    layers: tuple[int, ...]
-    vocabulary: int
-    draft_vocabulary: int
-    target_hidden_size: int
-    num_layers: int = 1
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    mask_token: int | None = None
-    block: int = 0
-    window: int = 0
-    context: int = 2048
+    shape: LayerShape  # of its layers, H their width
+    layers: tuple[int, ...]  # the verifier's layers whose states it reads, in the order in which they are concatenated
+    vocabulary: int  # V, the verifier's
+    draft_vocabulary: int  # D, the number of the V tokens that it can draft
+    target_hidden_size: int  # width of the verifier's states
+    num_layers: int = 1  # its decoder layers; all but the first are ordinary ones
+    norm_before_residual: bool = False  # whether the first layer's residual is the normed features
+    norm_before_fc: bool = False  # whether the concatenated states go through one RMSNorm
+    fc_norm: bool = False  # whether each layer's states go through an RMSNorm of their own
+    norm_output: bool = False  # whether the recursion is the normed output, not the output itself (EAGLE-3.1)
+    mask_token: int | None = None  # P-EAGLE's id of a token to come; None for EAGLE-3
+    block: int = 0  # tokens that P-EAGLE drafts in a pass
+    window: int = 0  # of its layers, all of them alike; 0 where they see the whole text
+    context: int = 2048  # the most tokens it can read
 
 
 class FirstLayer(nn.Module):
@@ -314,8 +297,7 @@ _ORDINARY = {
 """NVIDIA's switches, with the values that mean the network that EAGLE published."""
 
 
-STEP_DECAY = 0.8
-"""Weight in the loss of a step against the one before it, as in SafeAILab's code."""
+STEP_DECAY = 0.8  # Weight in the loss of a step against the one before it, as in SafeAILab's code
 
 
 def new(recipe: "Recipe", given: "Given") -> Eagle3Head:

@@ -20,24 +20,17 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.running.context import context_length
 from specctl.outputs import naming, write_whole
 
-VERSION = "0.9.0"
-"""The version of speculators whose layout is written."""
-AHEAD = 3
-"""How many tokens to draft at a time where neither the head nor anything else decides."""
+VERSION = "0.9.0"  # The version of speculators whose layout is written
+AHEAD = 3  # How many tokens to draft at a time where neither the head nor anything else decides
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """The model that a head drafts for, as its file describes it.
+    """The model that a head drafts for, as its file describes it."""
 
-    Attributes:
-        name: its hub id or path.
-        architectures: as in its config.json.
-        layers: the configuration of its decoder, which describes an MTP head's layer.
-    """
-
-    name: str
-    architectures: tuple[str, ...] = ()
+    name: str  # its hub id or path
+    architectures: tuple[str, ...] = ()  # as in its config.json
+    # the configuration of its decoder, which describes an MTP head's layer
     layers: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -242,8 +235,7 @@ def borrowed_embeddings(target: PreTrainedModel, shape: LayerShape, subject: str
 
 Value = TypeVar("Value", bool, int, float, str)
 
-ROPE_THETA = 10000.0
-"""What transformers' Llama and the code of EAGLE and GliDe use where a configuration has none."""
+ROPE_THETA = 10000.0  # What transformers' Llama and the code of EAGLE and GliDe use where a configuration has none
 
 BOOKKEEPING = frozenset(
     {

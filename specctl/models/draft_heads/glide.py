@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from specctl.models.draft_heads.kinds import Recipe
     from specctl.models.draft_heads.training import Given, Lesson, Step
 
-_AWAY = 7
-"""A place that keys are compared at, to see how a layer turns them."""
-_CLOSE = 2e-2
-"""By how much keys of 16-bit numbers may differ, as a share of the largest."""
+_AWAY = 7  # A place that keys are compared at, to see how a layer turns them
+_CLOSE = 2e-2  # By how much keys of 16-bit numbers may differ, as a share of the largest
 
 
 class VerifierKeys:
@@ -180,21 +178,13 @@ class _Taking(Cache):
 
 @dataclass(frozen=True, slots=True)
 class GlideConfig:
-    """A GliDe network.
+    """A GliDe network."""
 
-    Attributes:
-        shape: of its own layers, H their width, which need not be the verifier's.
-        vocabulary: V, the verifier's.
-        num_layers: n; layer i reads the verifier's layer L - n + i of L.
-        block_size: tokens of a stretch of text in training; not a limit in use.
-        context: the most tokens it can read.
-    """
-
-    shape: LayerShape
-    vocabulary: int
-    num_layers: int = 1
-    block_size: int = 5
-    context: int = 2048
+    shape: LayerShape  # of its own layers, H their width, which need not be the verifier's
+    vocabulary: int  # V, the verifier's
+    num_layers: int = 1  # n; layer i reads the verifier's layer L - n + i of L
+    block_size: int = 5  # tokens of a stretch of text in training; not a limit in use
+    context: int = 2048  # the most tokens it can read
 
 
 class CrossAttention(nn.Module):

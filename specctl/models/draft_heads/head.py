@@ -22,34 +22,21 @@ class Borrowed:
 
 
 class DraftHead(nn.Module):
-    """A network that drafts from the states of the model that verifies it.
+    """A network that drafts from the states of the model that verifies it."""
 
-    Attributes:
-        kind: its name in flags and files.
-        layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
-            after the final norm.
-        state_size: width of the verifier's states.
-        width: H, the width of its own states.
-        vocabulary: V, the verifier's.
-        draft_vocabulary: D, the number of the verifier's tokens that it can draft.
-        tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
-        num_layers: layers that cache keys and values.
-        cached_values: numbers in its cache for each token.
-        context: the most tokens that it can read.
-        longest: the most tokens that it drafts in a round; None for any number.
-    """
-
-    kind: str
+    kind: str  # its name in flags and files
+    # the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state after the final
+    # norm
     layers: tuple[int, ...]
-    state_size: int
-    width: int
-    vocabulary: int
-    draft_vocabulary: int
-    tokens: torch.Tensor | None
-    num_layers: int
-    cached_values: int
-    context: int
-    longest: int | None = None
+    state_size: int  # width of the verifier's states
+    width: int  # H, the width of its own states
+    vocabulary: int  # V, the verifier's
+    draft_vocabulary: int  # D, the number of the verifier's tokens that it can draft
+    tokens: torch.Tensor | None  # ``(D,)`` int64, the verifier's id of each draft token; None if D = V
+    num_layers: int  # layers that cache keys and values
+    cached_values: int  # numbers in its cache for each token
+    context: int  # the most tokens that it can read
+    longest: int | None = None  # the most tokens that it drafts in a round; None for any number
     lm_head: nn.Linear  # its own output layer
     _output: Borrowed | None = None  # the verifier's, where it has none of its own
 
@@ -109,16 +96,14 @@ class DraftHeadPasses(Passes):
     """The passes of a draft head, over one sequence.
 
     Attributes:
-        head: the network.
-        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
         length: tokens read so far.
     """
 
     runs_model = False
     verifies = False
     multiplies = True
-    head: DraftHead
-    vocabulary: int
+    head: DraftHead  # the network
+    vocabulary: int  # the pair's shared vocabulary V; logits beyond it are padding and are cut off
     length = 0
     _columns: int  # of the head's logits, those of ids that both share
 

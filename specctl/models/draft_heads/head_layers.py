@@ -23,35 +23,23 @@ FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn", "longrope"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of a head's decoder layers, named as in transformers' configurations.
+    """The shape of a head's decoder layers, named as in transformers' configurations."""
 
-    Attributes:
-        hidden_size: H.
-        intermediate_size: width of the gated network.
-        heads: query heads.
-        kv_heads: key and value heads; divides ``heads``.
-        head_dim: d.
-        norm_eps: of every RMSNorm.
-        activation: a name of transformers' activations.
-        qkv_bias, output_bias, mlp_bias: which projections have biases.
-        qk_norm: whether queries and keys go through an RMSNorm over d before they are rotated (Qwen3).
-        rope: ``rope_parameters`` as in transformers' configurations.
-        max_positions: ``max_position_embeddings``, from which scaled rotary embeddings are computed.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float = 1e-6
-    activation: str = "silu"
+    hidden_size: int  # H
+    intermediate_size: int  # width of the gated network
+    heads: int  # query heads
+    kv_heads: int  # key and value heads; divides ``heads``
+    head_dim: int  # d
+    norm_eps: float = 1e-6  # of every RMSNorm
+    activation: str = "silu"  # a name of transformers' activations
+    # qkv_bias, output_bias, mlp_bias: which projections have biases
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool = False  # whether queries and keys go through an RMSNorm over d before they are rotated (Qwen3)
+    # ``rope_parameters`` as in transformers' configurations
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    max_positions: int = 2048
+    max_positions: int = 2048  # ``max_position_embeddings``, from which scaled rotary embeddings are computed
 
     @property
     def cached_values(self) -> int:

@@ -20,64 +20,44 @@ if TYPE_CHECKING:
     from specctl.models.draft_heads.file_layout import Verifier
     from specctl.models.draft_heads.training import Given, Lesson
 
-Config = Mapping[str, Any]
-"""The contents of a config.json."""
+Config = Mapping[str, Any]  # The contents of a config.json
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A draft head to train; the defaults of a kind are its published settings.
+    """A draft head to train; the defaults of a kind are its published settings."""
 
-    Attributes:
-        kind: what it is.
-        depth: its decoder layers.
-        steps: tokens drafted from each place in training; of a block, all that it has; of GliDe, the tokens of a
-            stretch of text that see the target's keys of the text before the stretch alone.
-        rounds: share of the places from which a chain goes on after its first token in training, chosen again for each
-            answer and epoch; less than 1 saves most of the time.
-        draft_vocabulary: the most tokens that it can draft; the answers' most frequent ones.
-        markov_rank: of DSpark's sequential head.
-        anchors: blocks drafted of each answer and epoch, at random places.
-        gamma: how slowly the weights of a block's later tokens fall.
-        optimizer: ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer.
-    """
-
-    kind: str
-    depth: int = 1
+    kind: str  # what it is
+    depth: int = 1  # its decoder layers
+    # tokens drafted from each place in training; of a block, all that it has; of GliDe, the tokens of a stretch of text
+    # that see the target's keys of the text before the stretch alone
     steps: int = 1
+    # share of the places from which a chain goes on after its first token in training, chosen again for each answer and
+    # epoch; less than 1 saves most of the time
     rounds: float = 1.0
-    draft_vocabulary: int = 32_000
-    markov_rank: int = 0
-    anchors: int = 0
-    gamma: float = 0.0
+    draft_vocabulary: int = 32_000  # the most tokens that it can draft; the answers' most frequent ones
+    markov_rank: int = 0  # of DSpark's sequential head
+    anchors: int = 0  # blocks drafted of each answer and epoch, at random places
+    gamma: float = 0.0  # how slowly the weights of a block's later tokens fall
+    # ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer
     optimizer: str = "adamw"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of draft head.
+    """A kind of draft head."""
 
-    Attributes:
-        kind: its name in flags, files and reports.
-        title: its name in prose.
-        paper: where it was published.
-        module: of this package, with `read`, `describe` and, where it is trained here, `new` and `loss` of this kind.
-        is_one: whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown.
-        speculators: whether speculators has this kind, by the same name, and heads are written in its layout.
-        blocks: whether one pass drafts several tokens.
-        recipe: the published settings of its training; None where it is not trained here.
-        flags: fields of the recipe that a user may set.
-    """
-
-    kind: str
-    title: str
-    paper: str
-    module: str
+    kind: str  # its name in flags, files and reports
+    title: str  # its name in prose
+    paper: str  # where it was published
+    module: str  # of this package, with `read`, `describe` and, where it is trained here, `new` and `loss` of this kind
+    # whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown
     is_one: Callable[[Config, Set[str]], bool]
+    # whether speculators has this kind, by the same name, and heads are written in its layout
     speculators: bool = False
-    blocks: bool = False
-    recipe: Recipe | None = None
-    flags: frozenset[str] = frozenset()
+    blocks: bool = False  # whether one pass drafts several tokens
+    recipe: Recipe | None = None  # the published settings of its training; None where it is not trained here
+    flags: frozenset[str] = frozenset()  # fields of the recipe that a user may set
 
     def read(
         self,

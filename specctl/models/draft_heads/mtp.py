@@ -320,8 +320,7 @@ def _require_alike(config: Mapping[str, Any], text: Any, subject: str) -> None:
             raise ModelError(f"{subject} is for a model with {key} = {own!r}; the verifier's is {target!r}.", _OTHER)
 
 
-STEP_DECAY = 0.6
-"""Weight in the loss of a step against the one before it (FastMTP, arXiv 2509.18362)."""
+STEP_DECAY = 0.6  # Weight in the loss of a step against the one before it (FastMTP, arXiv 2509.18362)
 
 
 def new(_: "Recipe", given: "Given") -> MtpHead:

@@ -35,13 +35,10 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class MtpTensors:
-    """The tensors of MTP layers among others.
+    """The tensors of MTP layers among others."""
 
-    Attributes:
-        places: by the name in the file, the number of the MTP layer from 0 on, and the name within `MtpHead`. Each
-            expert still has its own tensor.
-    """
-
+    # by the name in the file, the number of the MTP layer from 0 on, and the name within `MtpHead`. Each expert still
+    # has its own tensor.
     places: dict[str, tuple[int, str]]
 
     @property

@@ -24,19 +24,13 @@ from specctl.models.running.context import context_length
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A prompt with the target's answer, read by the target in one pass.
+    """A prompt with the target's answer, read by the target in one pass."""
 
-    Attributes:
-        ids: ``(N,)`` int64, the prompt and the answer x.
-        first: the place of the answer's first token, at least 1.
-        states: the target's, ``(N, D)`` float32 for each of the head's layers.
-        logits: ``(A, V)`` float32, the target's at the A = N - first places before the answer's tokens: row i predicts
-            x_(first + i).
-    """
-
-    ids: torch.Tensor
-    first: int
-    states: States
+    ids: torch.Tensor  # ``(N,)`` int64, the prompt and the answer x
+    first: int  # the place of the answer's first token, at least 1
+    states: States  # the target's, ``(N, D)`` float32 for each of the head's layers
+    # ``(A, V)`` float32, the target's at the A = N - first places before the answer's tokens: row i predicts x_(first +
+    # i)
     logits: torch.Tensor
 
     @property
@@ -77,33 +71,22 @@ class Teacher:
         return Lesson(ids, len(prompt), states, logits)
 
 
-STD = 0.02
-"""Of new weights."""
+STD = 0.02  # Of new weights
 
 Head = TypeVar("Head", bound=DraftHead)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a new head is made from.
+    """What a new head is made from."""
 
-    Attributes:
-        target: the model that it is to draft for.
-        embeddings: of the target, a copy in float32 that is not trained.
-        output: the target's output layer, likewise.
-        shape: of layers like the target's.
-        depth: the number of the target's decoder layers.
-        tokens: ids ``(D,)`` int64 of the head's draft vocabulary, rising; None for all.
-        mask_token: the id in place of tokens that a block head drafts.
-    """
-
-    target: PreTrainedModel
-    embeddings: nn.Embedding
-    output: nn.Linear
-    shape: LayerShape
-    depth: int
-    tokens: torch.Tensor | None
-    mask_token: int
+    target: PreTrainedModel  # the model that it is to draft for
+    embeddings: nn.Embedding  # of the target, a copy in float32 that is not trained
+    output: nn.Linear  # the target's output layer, likewise
+    shape: LayerShape  # of layers like the target's
+    depth: int  # the number of the target's decoder layers
+    tokens: torch.Tensor | None  # ids ``(D,)`` int64 of the head's draft vocabulary, rising; None for all
+    mask_token: int  # the id in place of tokens that a block head drafts
 
     @classmethod
     def of(cls, target: PreTrainedModel, tokens: torch.Tensor | None, mask_token: int) -> "Given":
@@ -184,19 +167,12 @@ def _shape(target: PreTrainedModel) -> LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The j-th drafted token of R rounds.
+    """The j-th drafted token of R rounds."""
 
-    Attributes:
-        index: j, from 0.
-        answer_rows: ``(R,)`` int64, rising: which of the answer's tokens each of them predicts.
-        logits: ``(R, V)``.
-        features: ``(R, F)``, the head's own.
-    """
-
-    index: int
-    answer_rows: torch.Tensor
-    logits: torch.Tensor
-    features: torch.Tensor
+    index: int  # j, from 0
+    answer_rows: torch.Tensor  # ``(R,)`` int64, rising: which of the answer's tokens each of them predicts
+    logits: torch.Tensor  # ``(R, V)``
+    features: torch.Tensor  # ``(R, F)``, the head's own
 
 
 def drafted_steps(
@@ -261,19 +237,12 @@ def drafted_steps(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The rows of R blocks that predict tokens, K in each.
+    """The rows of R blocks that predict tokens, K in each."""
 
-    Attributes:
-        logits: ``(R, K, V)``, of heads with a sequential part given the text before each token.
-        confidence: ``(R, K)``, logits of the predicted acceptance; None of heads that predict none.
-        answer_rows: ``(R, K)`` int64, which of the answer's tokens each row predicts.
-        within: ``(R, K)`` bool, whether the answer has that token.
-    """
-
-    logits: torch.Tensor
-    confidence: torch.Tensor | None
-    answer_rows: torch.Tensor
-    within: torch.Tensor
+    logits: torch.Tensor  # ``(R, K, V)``, of heads with a sequential part given the text before each token
+    confidence: torch.Tensor | None  # ``(R, K)``, logits of the predicted acceptance; None of heads that predict none
+    answer_rows: torch.Tensor  # ``(R, K)`` int64, which of the answer's tokens each row predicts
+    within: torch.Tensor  # ``(R, K)`` bool, whether the answer has that token
 
 
 def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Blocks:

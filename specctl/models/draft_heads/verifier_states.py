@@ -12,12 +12,9 @@ import numpy.typing as npt
 from specctl.models.passes.forward import joined_numbers
 from specctl.models.passes.watching import States, joined_states
 
-MOST = 512
-"""Places that may wait: states of several layers take more memory than what a head makes of them."""
-ROOM = 64
-"""Places to make room for at first; the memory doubles when it is full."""
-TAIL = 256
-"""Features that are stored of places already read, for rollbacks to a place before them."""
+MOST = 512  # Places that may wait: states of several layers take more memory than what a head makes of them
+ROOM = 64  # Places to make room for at first; the memory doubles when it is full
+TAIL = 256  # Features that are stored of places already read, for rollbacks to a place before them
 
 
 class PendingStates:

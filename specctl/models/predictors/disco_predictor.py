@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 FEATURES = TOP_PROBS + 2
 """What it reads: the largest probabilities, the entropy, and the number of the token in its round."""
-_STEEPEST = 60.0
-"""Largest logit, beyond which the sigmoid is 1 or 0 all the same."""
+_STEEPEST = 60.0  # Largest logit, beyond which the sigmoid is 1 or 0 all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +23,14 @@ class DiscoPredictor:
 
     It runs on the host, on numbers that reach it with the token: a few hundred multiplications take less time than
     starting one operation of a GPU, and replay computes exactly the same.
-
-    Attributes:
-        hidden_weight: W, H rows of `FEATURES` numbers: for the largest probabilities from the likeliest down, for the
-            entropy in nats, and for the index from 1.
-        hidden_bias: b, H numbers.
-        output_weight: w, H numbers.
-        output_bias: c.
     """
 
+    # W, H rows of `FEATURES` numbers: for the largest probabilities from the likeliest down, for the entropy in nats,
+    # and for the index from 1
     hidden_weight: tuple[tuple[float, ...], ...]
-    hidden_bias: tuple[float, ...]
-    output_weight: tuple[float, ...]
-    output_bias: float
+    hidden_bias: tuple[float, ...]  # b, H numbers
+    output_weight: tuple[float, ...]  # w, H numbers
+    output_bias: float  # c
 
     def own_accept_prob(self, top_probs: Sequence[float], entropy: float, index: int) -> float:
         """The acceptance probability of a token.

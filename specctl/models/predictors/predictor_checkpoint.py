@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from specctl.models.predictors.state_predictor import StatePredictor
 
-Kind = Literal["specdec++", "disco"]
-"""The policy that a predictor was trained for."""
+Kind = Literal["specdec++", "disco"]  # The policy that a predictor was trained for
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KIND_SIGNALS: Mapping[Kind, Literal["accept_prob", "own_accept_prob"]] = {
     "specdec++": "accept_prob",
