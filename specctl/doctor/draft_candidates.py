@@ -285,7 +285,7 @@ class _Target:
         config = load_config(files).get_text_config(decoder=True)
         own = load_tokenizer(table, role="draft")
         shared = token_map(table, self.tokenizer, own, self.vocabulary, config.vocab_size)
-        tokens = ITS if shared is None else f"another than the target's: it {shared.told}; "
+        tokens = ITS if shared is None else f"another than the target's: it {shared.summary}; "
         if shared is not None:
             tokens += str(Overlap.of(shared, self.tokenizer))
         dtype = need.stored_dtype if need.stored_dtype in ITEM_BYTES else self.expected.dtype or "float32"

@@ -191,7 +191,7 @@ class TokenMap:
         self.columns: npt.NDArray[np.int64] = np.array([own_of[index] for index in self.vocabulary.ids], dtype=np.int64)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What the draft does, for reports."""
         if self.writes_text:
             return "writes text, which is cut into the target's tokens"
@@ -457,7 +457,7 @@ class OwnTextPasses(Transform):
         super().__init__(inner)
         self.no_trees = "its draft has another tokenizer"
         self.context = ENDLESS
-        self.translates = tokens.told
+        self.translates = tokens.summary
         self._map = tokens
         self._text = DraftText(tokens)
         self._room = max(1, inner.context - self.AHEAD)

@@ -46,7 +46,7 @@ class _Counter:
 
 
 def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
-    """Why transformers cannot pair a draft with a target, as the end of a sentence, told from their files alone.
+    """Why transformers cannot pair a draft with a target by their files, as the end of a sentence; None if it can.
 
     Raises:
         ModelError: a model cannot be found.

@@ -29,12 +29,12 @@ ANY_TOKENIZER = Path(__file__).with_name("programs") / "gguf_of_any_tokenizer.py
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One model to convert.
+class Conversion:
+    """The conversion of one model.
 
     Attributes:
-        python: has the exporter.
-        source: llama.cpp's source, where that is needed.
+        python: that has the exporter.
+        source: llama.cpp's source, where it is needed.
         model: the checkpoint's folder.
         role: ``target`` or ``draft``.
         folder: for the whole pair.
@@ -49,30 +49,30 @@ class Order:
     precision: str
 
 
-def onnx(order: Order) -> list[str]:
+def onnx(one: Conversion) -> list[str]:
     """The command that converts a model for onnxruntime-genai; the draft lies within the target's folder."""
-    to = order.folder if order.role == "target" else order.folder / order.role
-    paths = ["-i", str(order.model), "-o", str(to), "-c", str(order.folder / "cache")]
-    return [order.python, "-m", "onnxruntime_genai.models.builder", *paths, "-p", order.precision, "-e", "cpu"]
+    to = one.folder if one.role == "target" else one.folder / one.role
+    paths = ["-i", str(one.model), "-o", str(to), "-c", str(one.folder / "cache")]
+    return [one.python, "-m", "onnxruntime_genai.models.builder", *paths, "-p", one.precision, "-e", "cpu"]
 
 
-def openvino(order: Order) -> list[str]:
+def openvino(one: Conversion) -> list[str]:
     """The command that converts a model for OpenVINO."""
-    what = ["-m", str(order.model), "--task", "text-generation-with-past", "--weight-format", order.precision]
-    command = [order.python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
-    return [*command, *what, str(order.folder / order.role)]
+    what = ["-m", str(one.model), "--task", "text-generation-with-past", "--weight-format", one.precision]
+    command = [one.python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    return [*command, *what, str(one.folder / one.role)]
 
 
-def gguf(order: Order) -> list[str]:
+def gguf(one: Conversion) -> list[str]:
     """The command that converts a model for llama.cpp.
 
     Raises:
         UsageError: no source of llama.cpp is named.
     """
-    if order.source is None:
+    if one.source is None:
         raise UsageError("llama.cpp's converter is part of its source", "name that folder with --source")
-    out = ["--outtype", order.precision, "--outfile", str(order.folder / f"{order.role}.gguf")]
-    return [order.python, str(ANY_TOKENIZER), str(order.source), str(order.model), *out]
+    out = ["--outtype", one.precision, "--outfile", str(one.folder / f"{one.role}.gguf")]
+    return [one.python, str(ANY_TOKENIZER), str(one.source), str(one.model), *out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Exporter:
         caches: how else the peer can hold them.
     """
 
-    command: Callable[[Order], list[str]]
+    command: Callable[[Conversion], list[str]]
     package: str
     precisions: Mapping[str, tuple[str, str]]
     caches: tuple[str, ...]
@@ -132,11 +132,11 @@ def convert(peer: str, arguments: argparse.Namespace) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty")
     names = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
-    orders = [
-        Order(arguments.python, arguments.source, _checkpoint(name), role, folder, precision)
+    conversions = [
+        Conversion(arguments.python, arguments.source, _checkpoint(name), role, folder, precision)
         for role, name in names.items()
     ]
-    commands = [exporter.command(order) for order in orders]
+    commands = [exporter.command(one) for one in conversions]
     folder.mkdir(parents=True, exist_ok=True)
     for command in commands:
         if subprocess.run(command, check=False).returncode:

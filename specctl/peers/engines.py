@@ -1,4 +1,4 @@
-"""What `bench --peer` can name: settings of transformers, and other engines with the ways in which they draft."""
+"""The peers that `bench --peer` can name, how they draft, and how their processes are started."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ ASSISTED: dict[str, dict[str, Any]] = {
     },
 }
 MOVING = frozenset(name for name, values in ASSISTED.items() if values["assistant_confidence_threshold"])
-"""Those whose threshold transformers moves after each round, if it can import scikit-learn; else it stays."""
+"""Settings whose threshold transformers adapts after each round, if it can import scikit-learn."""
 NO_DRAFT = "none"
 DEFAULT_WAY = "constant"
 
@@ -44,9 +44,9 @@ class Way:
     """A way to draft, which has one value.
 
     Attributes:
-        key: what the value is, ``tokens`` of a draft or the ``threshold`` of a probability.
-        least, most: its bounds.
-        default: its value where none is given.
+        key: ``tokens`` of a draft, or the ``threshold`` of a probability.
+        least, most: bounds of the value.
+        default: the value where none is given.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Way:
     default: float
 
     def value(self, text: str | None) -> float:
-        """The value that a text gives; raises ValueError for what is no value of this way."""
+        """The value in a text; raises ValueError for an invalid one."""
         if text is None:
             return self.default
         value = float(text) if self.key == "threshold" else int(text)
@@ -69,8 +69,8 @@ class PeerEngine:
     """An engine that is measured in a process of its own.
 
     Attributes:
-        module: what its Python must be able to import; None for an engine that is a program.
-        package: what pip installs for the module; for a program, its file name.
+        module: that its Python must be able to import; None for an engine that is a program.
+        package: the distribution of the module; for a program, its file name.
         ways: how it can draft, by name.
         batches: whether its worker can run several prompts at once, without a draft.
     """
@@ -130,7 +130,7 @@ def parse_peer(text: str) -> PeerSetting:
     """The setting that ``PEER``, ``PEER:WAY`` or ``PEER:WAY:VALUE`` names, such as ``openvino:confidence:0.5``.
 
     Raises:
-        UsageError: there is no such peer, or it has no such setting.
+        UsageError: the peer or its setting is unknown.
     """
     peer, _, setting = text.partition(":")
     if peer in ASSISTED:
@@ -162,7 +162,7 @@ MANIFEST = "specctl-peer.json"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What the folder of converted models says of itself.
+    """The manifest of a folder with a pair's models in the format of a peer.
 
     Attributes:
         peer: the engine that the models are for.
@@ -180,7 +180,7 @@ class Converted:
 
 
 def write_manifest(folder: Path, converted: Converted) -> None:
-    """Say in a folder what is in it.
+    """Write the manifest of a folder.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -189,7 +189,7 @@ def write_manifest(folder: Path, converted: Converted) -> None:
 
 
 def read_manifest(folder: Path, peer: str) -> Converted:
-    """What a folder holds for a peer.
+    """The manifest of a folder for a peer.
 
     Raises:
         UsageError: the folder holds no models for this peer.
@@ -205,7 +205,7 @@ def read_manifest(folder: Path, peer: str) -> Converted:
 
 
 WORKER = Path(__file__).with_name("programs") / "worker.py"
-"""Run by path with a peer's own Python; it and what is beside it use the standard library and the peer's package."""
+"""Run by path with a peer's own Python; it imports only the standard library and the peer's package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def paths_by_peer(flag: str, texts: Iterable[str], settings: Sequence[PeerSettin
 def launches(
     settings: Iterable[PeerSetting], folders: Mapping[str, Path], programs: Mapping[str, Path]
 ) -> dict[str, Launch]:
-    """How each peer that is no part of transformers is started, by label.
+    """How to start each peer that has a process of its own, by label.
 
     Args:
         settings: the peers.

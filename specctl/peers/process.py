@@ -1,4 +1,4 @@
-"""A process that answers one JSON line with one JSON line, and is stopped while it is not asked."""
+"""Other engines, each in a process that answers a line of JSON with a line of JSON and is stopped in between."""
 
 import json
 import os
@@ -25,19 +25,19 @@ from specctl.records import Completion, FinishReason, Round
 HELLO_SECONDS = 120.0
 """How long the first line may take, for which a package is imported."""
 NOT_PASSED_ON = ("OMP_", "GOMP_", "KMP_")
-"""Beginnings of the environment variables that set up specctl's own threads; a peer has its own defaults."""
+"""Prefixes of environment variables for specctl's own threads; a peer has its own defaults."""
 
 
 class PeerError(ModelError):
-    """A peer's process cannot be used, or cannot be used any more."""
+    """A peer's process cannot be used, or no longer."""
 
 
 class PeerProcess:
     """A process with a process group of its own, which its children share.
 
-    It is stopped (SIGSTOP) but for the time between a question and its answer, so that threads that wait by spinning
-    take no time from others. Where this process dies without ending it, the system wakes it up and hangs it up, because
-    its group is left without a parent in the session.
+    It is stopped (SIGSTOP) except between a question and its answer, so that spinning threads take no time from others.
+    If this process dies without ending it, the system continues it and sends it SIGHUP, because its group has no parent
+    in the session.
 
     Args:
         label: names it in messages.
@@ -83,8 +83,8 @@ class PeerProcess:
         """The answer to a question.
 
         Raises:
-            PeerError: it does not come within so many seconds, is an error, or the process has ended. The process is
-                then killed, so that it takes no more time from others.
+            PeerError: it does not come within ``seconds``, is an error, or the process has ended. The process is then
+                killed, so that it takes no more time from others.
         """
         self._signal(signal.SIGCONT)
         try:
@@ -168,7 +168,7 @@ def completion_of(
     first_token_seconds: float,
     arrivals: tuple[float, ...] = (),
 ) -> Completion:
-    """What a peer wrote after a prompt, as a `Completion` without rounds; its times hold the prompt's too.
+    """A peer's answer as a `Completion` without rounds; its times include the prompt's.
 
     Args:
         pair: the same models.
@@ -193,7 +193,7 @@ def completion_of(
 
 LOADING_SECONDS = 600.0
 RUN_SECONDS, TOKEN_SECONDS = 60.0, 2.0
-"""How long an answer may take: so much, and so much for each token of the prompt and of the limit."""
+"""How long an answer may take: seconds, and further seconds for each token of the prompt and of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,11 @@ class PeerPrompt:
 class MeasuredPeer:
     """A peer whose models are loaded; its rounds are not visible, but it counts its passes where it can.
 
-    Times are the process's own, from ids to ids; what passes between the processes is in none. Several prompts at once
-    share the time of their batch, as texts of specctl's batches share passes; to a `Hub` the peer is what they share.
+    Times are measured in its process, from ids to ids, without the communication. Several prompts at once share the
+    time of their batch, as texts of specctl's batches share passes; for a `Hub` the peer is the shared object.
 
     Args:
-        pair: the same models, loaded here; gives the context, the ids that end a text, and the tokenizer.
+        pair: the same models, loaded here, with the context, the ids that end a text, and the tokenizer.
         launch: how the peer drafts, and its models.
         process: was started by the launch's command.
 
@@ -273,7 +273,7 @@ class MeasuredPeer:
 
         Raises:
             RecordError: the prompt leaves no room in the context.
-            PeerError: the process does not answer, or with something else than so many tokens and their times.
+            PeerError: the process does not answer, or its answer is not one of that many tokens with their times.
         """
         most = min(settings.max_new_tokens, self._pair.room(prompt))
         found = self._answered(PeerPrompt(list(prompt), most))
@@ -286,7 +286,7 @@ class MeasuredPeer:
         return completion_of(self._pair, prompt, seed, tokens, found.seconds, found.first_seconds, arrivals)
 
     def run(self, requests: Sequence[PeerPrompt]) -> list[Answer | PeerError]:
-        """What follows each prompt, of all at once; each has an equal share of the seconds.
+        """The answers to all prompts at once; each has an equal share of the seconds.
 
         Prompts that have no room in the context once they are padded to the longest are run one by one.
         """
@@ -304,14 +304,14 @@ class MeasuredPeer:
             return [PeerError(f"{self._label}: its answer lacks something ({error!r})") for _ in requests]
 
     def row(self, answered: Callable[[PeerPrompt], Answer | PeerError]) -> Self:
-        """A peer with `passes` of its own that gives its prompts to ``answered``, to be run with others'."""
+        """A peer with its own `passes` that passes its prompts to ``answered``, to be run together with others."""
         one = copy(self)
         one.passes, one._answered = [], answered
         return one
 
     @staticmethod
     def _share(found: Any, count: int) -> Answer:
-        """The answer to one of so many prompts; raises LookupError, TypeError or ValueError for what is none."""
+        """The answer to one of ``count`` prompts; raises LookupError, TypeError or ValueError for an invalid one."""
         seconds = float(found["seconds"])
         arrivals = [float(one) for one in found["arrivals"]]
         if count > 1 and not arrivals:

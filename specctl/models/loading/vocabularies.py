@@ -87,7 +87,7 @@ def own_text_runner(runner: Slot, tokens: TokenMap) -> Slot:
 
 def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
     """The notice about a draft with another tokenizer before it drafts."""
-    return f"{role} {table.model} has another tokenizer than the target: it {tokens.told}"
+    return f"{role} {table.model} has another tokenizer than the target: it {tokens.summary}"
 
 
 WRITES_FEW = "it was trained to write {:,} of them"

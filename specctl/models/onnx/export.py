@@ -1,4 +1,4 @@
-"""torch's exporter of networks to ONNX graphs, and the attention that they get."""
+"""Models exported as ONNX graphs by torch's exporter, and the comparison of a graph with its model."""
 
 import logging
 import warnings
@@ -34,7 +34,7 @@ HEAD_MULTIPLE = 8
 
 
 class CannotExport(Exception):  # noqa: N818 - it is a finding
-    """Why a model cannot become a graph, as the end of a sentence."""
+    """Why a model cannot be exported, as the end of a sentence."""
 
 
 def as_graph(network: nn.Module, given: Any, sizes: Any, inputs: Sequence[str], outputs: Sequence[str]) -> "ir.Model":
@@ -42,8 +42,8 @@ def as_graph(network: nn.Module, given: Any, sizes: Any, inputs: Sequence[str], 
 
     Args:
         network: in eval mode.
-        given: its arguments in a pass that is traced.
-        sizes: by argument, which of its dimensions vary: a `torch.export.Dim` for each, or None.
+        given: its arguments in the traced pass.
+        sizes: by argument, its dimensions that vary: a `torch.export.Dim` for each, or None.
         inputs, outputs: their names.
 
     Raises:
@@ -62,14 +62,14 @@ def as_graph(network: nn.Module, given: Any, sizes: Any, inputs: Sequence[str], 
                 optimize=False,
                 verbose=False,
             )
-        except Exception as error:  # whatever the exporter stumbles over, torch can still run the network
+        except Exception as error:  # whatever fails in the exporter, torch can still run the network
             raise _reason(error) from error
     graph: ir.Model = program.model
     return graph
 
 
 def _reason(error: BaseException) -> CannotExport:
-    """What to say of an exporter's error: the finding in its chain, or its first line."""
+    """The reason in an exporter's error: the `CannotExport` in its chain, or its first line."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CannotExport):
@@ -88,7 +88,7 @@ def attention_node(
     scale: float | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A GroupQueryAttention node, which appends to a cache.
+    """A GroupQueryAttention node that appends to a cache.
 
     Args:
         rows: queries ``(1, H, T, D)``, keys and values ``(1, K, T, D)``.
@@ -124,7 +124,7 @@ def attention_node(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings and log lines to itself, and those of transformers about its attention."""
+    """Silence the exporter's warnings and log lines, and those of transformers about its attention."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -141,13 +141,13 @@ def _quiet() -> Iterator[None]:
 ATTENTION = "specctl_onnx"
 """The name under which transformers knows the attention of exported models."""
 TOKENS, ROWS, SEEN = 5, 3, 7
-"""Sizes of the pass that is traced, all different and above 1, so that none of them is taken for a constant."""
+"""Sizes of the traced pass, all different and above 1, so that none is taken for a constant."""
 NUMBERED = ("ids", "positions", "rows", "before", "total")
 
 
 @dataclass(slots=True)
 class _Trace:
-    """What the attention of a model that is being traced reads, and what it wrote, by layer."""
+    """Inputs of the attention of a model that is being traced, and its caches afterwards, by layer."""
 
     windows: list[int | None]
     past: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -230,7 +230,7 @@ class _Traced(nn.Module):
 
 @contextmanager
 def watched(model: PreTrainedModel, states: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Note what enters each decoder layer and what leaves the last after the final norm, each ``(1, T, D)``."""
+    """Record the inputs of all decoder layers and the states after the final norm, each ``(1, T, D)``."""
 
     def keep(layer: int, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         states[layer] = given[0] if given else named["hidden_states"]
@@ -250,7 +250,7 @@ def watched(model: PreTrainedModel, states: dict[int, torch.Tensor]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A layer's buffers: ``(1, heads, capacity, size)`` keys and values, and how far back it looks."""
+    """The shape of a layer's keys and values ``(1, heads, capacity, size)``, and its sliding window."""
 
     heads: int
     size: int
@@ -258,10 +258,10 @@ class CacheShape:
 
 
 def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
-    """What each layer keeps of a token.
+    """The shape of each layer's cache.
 
     Raises:
-        CannotExport: a layer keeps something else than keys and values of one shape.
+        CannotExport: a layer does not cache keys and values of one shape.
     """
     cache = DynamicCache(config=model.config)
     device = next(model.parameters()).device
@@ -330,7 +330,7 @@ def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Masks are the node's own work."""
+    """The node masks by itself."""
 
 
 @contextmanager
@@ -347,20 +347,20 @@ def _attending(model: PreTrainedModel) -> Iterator[None]:
 
 
 INPUTS = 0.1
-"""The largest difference that rounding what enters products to 8 bits explains, where torch does not: the root of the
-mean square of the logits' differences as a share of their standard deviation."""
+"""The largest difference explained by rounding the inputs of products to 8 bits: the root of the mean square of the
+logits' differences, as a share of their standard deviation."""
 STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
 """Passes after the first: tokens, and how many of them are taken back."""
 FIRST, COMPARED_ROWS = 24, 8
-"""Tokens of the first pass; and of a pass, how many rows of logits are compared at most where states are compared too,
-for those of a large vocabulary take much memory. Where weights are rounded, FIRST."""
+"""Tokens of the first pass, and the most rows of logits of a pass that are compared together with its states: rows of a
+large vocabulary take much memory. Where weights are rounded, FIRST."""
 LONGEST_WINDOW = 512
 """Sliding windows up to here are filled before the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model computes in a pass of a graph that has to compute the same.
+    """What a model computes, and its graph has to compute, in a pass.
 
     Attributes:
         block: the pass's T tokens.
@@ -382,13 +382,13 @@ class Expected:
 def expectations(
     model: PreTrainedModel, vocabulary: int, quantize: str | None = None, *, trees: bool = False
 ) -> list[Expected]:
-    """What passes of a model's graph are compared with: whole passes of the model.
+    """Passes of a model without a cache, with which its graph's are compared.
 
-    The passes have several widths, and after some of them tokens are taken back. The model computes with weights that
-    are rounded as the graph's are: what rounding weights does to a text differs from model to model.
+    They have several widths, and after some of them tokens are taken back. The model's weights are rounded as the
+    graph's are, because the effect of rounding differs from model to model.
 
     Args:
-        model: in eval mode; its weights are afterwards what they were.
+        model: in eval mode; its weights are restored afterwards.
         vocabulary: V, ids are drawn from below it.
         quantize: how the graph's weights were rounded.
         trees: whether the graph reads trees; none that does is quantised.
@@ -420,9 +420,9 @@ def expectations(
 
 
 def difference(passes: OnnxPasses, expected: list[Expected], quantize: str | None = None) -> float:
-    """The largest difference between a graph's passes and what its model computes, as `apart` measures it.
+    """The largest difference between a graph's passes and its model's, as `apart` measures it.
 
-    Where weights are rounded it is the root of the mean square instead.
+    Where weights are rounded it is the root of the mean square.
 
     Args:
         passes: over the graph.
@@ -456,7 +456,7 @@ def whole_pass(model: PreTrainedModel, text: list[int], rows: int) -> tuple[torc
 
 @contextmanager
 def _rounded(model: PreTrainedModel, bits: int) -> Iterator[None]:
-    """Give a model's linear layers, all but the output layer, the weights that they have in a quantised graph."""
+    """Round the weights of a model's linear layers, except the output layer, as in a quantised graph."""
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not output]
     whole = {layer: layer.weight.data for layer in layers}

@@ -143,7 +143,7 @@ def open_session(
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors are raised as well
     # Threads of a pass meet after each of its many nodes, where waking up takes longer than the work does; between
-    # passes a spinning thread would take a core from whoever has work for it, such as the other model.
+    # passes a spinning thread would take a core from other work, such as the other model's.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     providers: list[Any] = ["CPUExecutionProvider"]

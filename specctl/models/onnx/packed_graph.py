@@ -1,4 +1,4 @@
-"""The graph of a model rewritten for the tokens of several sequences, one behind the other."""
+"""Graphs made of an exported one: for the tokens of several sequences, and with the signals of its logits."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -16,7 +16,7 @@ def packed_graph(path: Path, rows: int | None) -> bytes:
     for several tokens of several sequences. For one token of each it has one, which takes a third to two thirds of the
     time of as many nodes.
 
-    Inputs: as there, and of a graph for so many sequences ``sizes`` ``(rows,)`` int64, how many tokens each has in the
+    Inputs: as there, and of a graph for ``rows`` sequences ``sizes`` ``(rows,)`` int64, how many tokens each has in the
     pass, at least one; ``before``, ``total``, ``past.I.key`` and ``past.I.value`` are there for every sequence r, with
     ``.r`` at the end. Of a graph for one token of each of N sequences ``before`` is ``(N,)``, ``total`` the longest
     sequence's, and caches are ``(N, heads, capacity, head_dim)``.
@@ -136,8 +136,8 @@ def _like(value: ir.Value, name: str, first: str | None = None) -> ir.Value:
 def signals_graph(path: Path) -> bytes:
     """A graph of `export.exported` with two more outputs: ``entropy`` in nats and ``top_prob``, each ``(1, R)``.
 
-    Behind a pass numpy takes 30 to 50 microseconds for them, most of which it waits for its own code and for memory;
-    five nodes more take 10.
+    After a pass numpy takes 30 to 50 microseconds for them, mostly waiting for its own code and memory; five more nodes
+    take 10.
 
     Args:
         path: of the graph; its weights stay in their file, from whose folder they have to be read.
@@ -147,15 +147,15 @@ def signals_graph(path: Path) -> bytes:
     logits = next(value for value in graph.outputs if value.name == "logits")  # (1, R, V)
     last = ir.Value(name="last_axis", const_value=ir.tensor(np.array([-1], dtype=np.int64), name="last_axis"))
     graph.initializers["last_axis"] = last
-    law, logs = (ir.node(name, [logits], {"axis": -1}) for name in ("Softmax", "LogSoftmax"))
-    shares = ir.node("Mul", [law.outputs[0], logs.outputs[0]])
+    probs, logs = (ir.node(name, [logits], {"axis": -1}) for name in ("Softmax", "LogSoftmax"))
+    shares = ir.node("Mul", [probs.outputs[0], logs.outputs[0]])
     surprise = ir.node("ReduceSum", [shares.outputs[0], last], {"keepdims": 0})
     entropy = ir.node("Neg", [surprise.outputs[0]])
-    top = ir.node("ReduceMax", [law.outputs[0], last], {"keepdims": 0})
+    top = ir.node("ReduceMax", [probs.outputs[0], last], {"keepdims": 0})
     for name, node in (("entropy", entropy), ("top_prob", top)):
-        told = node.outputs[0]
-        told.name, told.type, told.shape = name, logits.type, ir.Shape([1, "rows"])
-        graph.outputs.append(told)
-    graph.extend([law, logs, shares, surprise, entropy, top])
+        signal = node.outputs[0]
+        signal.name, signal.type, signal.shape = name, logits.type, ir.Shape([1, "rows"])
+        graph.outputs.append(signal)
+    graph.extend([probs, logs, shares, surprise, entropy, top])
     serialised: bytes = ir.to_proto(model).SerializeToString()
     return serialised

@@ -1,4 +1,4 @@
-"""Looking up and rewriting nodes of an ONNX graph."""
+"""Exported graphs rewritten into the few nodes that onnxruntime computes fast, and their weights rounded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

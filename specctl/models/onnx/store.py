@@ -1,4 +1,4 @@
-"""Exported graphs in a folder of the user's, by what they were made from."""
+"""Exported graphs in a folder of the user, named by what they were made from, and small files beside them."""
 
 import atexit
 import hashlib
@@ -38,7 +38,7 @@ CHUNK = 1 << 24
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
 NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
-"""Packages whose classes are no code of a model's own."""
+"""Packages whose classes are not a model's own code."""
 TEMPORARY = "specctl-onnx-"
 
 
@@ -66,11 +66,11 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
     if files is not None and known_by_files(model):
         dtype = str(model.dtype).removeprefix("torch.")
         return key_of_files(files, kind, dtype, quantize, trees=trees, vocabulary=ids)
-    told = model.config.to_dict()
+    described = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
-        told.pop(name, None)
-    told["generated"] = [type(model).__name__, *_making(kind, str(model.dtype), quantize, trees=trees)]
-    return _digest_of([model], told)
+        described.pop(name, None)
+    described["generated"] = [type(model).__name__, *_making(kind, str(model.dtype), quantize, trees=trees)]
+    return _digest_of([model], described)
 
 
 def key_of_head(head: "nn.Module", borrowed: "Sequence[nn.Module]") -> str:
@@ -82,21 +82,21 @@ def key_of_head(head: "nn.Module", borrowed: "Sequence[nn.Module]") -> str:
     """
     modules = [head, *borrowed]
     configs: list[Any] = [getattr(part, "config", None) for module in modules for part in module.modules()]
-    told = [config.to_dict() if hasattr(config, "to_dict") else repr(config) for config in configs]
+    described = [config.to_dict() if hasattr(config, "to_dict") else repr(config) for config in configs]
     weight = next(head.parameters())
     return _digest_of(
-        modules, [type(head).__name__, told, *_making(weight.device.type, str(weight.dtype), None, trees=False)]
+        modules, [type(head).__name__, described, *_making(weight.device.type, str(weight.dtype), None, trees=False)]
     )
 
 
-def _digest_of(modules: "Sequence[nn.Module]", told: object) -> str:
-    """A name for what modules compute: what is told of them, their own code, and their weights."""
+def _digest_of(modules: "Sequence[nn.Module]", described: object) -> str:
+    """A hash of a description of modules, their own code, and their weights."""
     import torch
 
     found = hashlib.sha256()
     for path in {path: None for module in modules for path in _own_code(module)}:
         found.update(path.read_bytes())
-    found.update(json.dumps(told, sort_keys=True, default=str).encode())
+    found.update(json.dumps(described, sort_keys=True, default=str).encode())
     for module in modules:
         for name, weight in (*module.named_parameters(), *module.named_buffers()):
             found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -123,8 +123,8 @@ def key_of_files(
         vocabulary: the ids of its logits' columns; None where a column is an id.
     """
     ids = [] if vocabulary is None else [vocabulary.digest]
-    told = json.dumps([files, *_making(kind, dtype, quantize, trees=trees), *ids], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    described = json.dumps([files, *_making(kind, dtype, quantize, trees=trees), *ids], sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 def known_by_files(model: "PreTrainedModel") -> bool:
@@ -137,14 +137,14 @@ def _making(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list
     return [SCHEMA_VERSION, dtype, quantize, trees, {name: version_of(name) for name in MAKERS}, kind, *processor()]
 
 
-def processor(told: Path = Path("/proc/cpuinfo")) -> list[str]:
+def processor(path: Path = Path("/proc/cpuinfo")) -> list[str]:
     """The kind of this machine's processor and what it can do.
 
     Args:
-        told: the system's own account of it; where there is none, its name has to do.
+        path: where Linux describes it; where there is no such file, its name is used.
     """
     try:
-        lines = told.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     # Features of x86 and of ARM; all cores' are taken for the first one's.

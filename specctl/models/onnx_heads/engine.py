@@ -161,7 +161,7 @@ def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: Slot, v
 
 
 ROUNDS = ((24, 3, 1), (4, 5, 2), (1, 2, 0), (7, 3, 6), (2, 4, 1))
-"""Places that are observed, tokens drafted behind them, and how many of those places are taken back after that."""
+"""Places whose states are observed, tokens drafted after them, and how many of the places are then taken back."""
 COMPARED = sum(places + steps for places, steps, _ in ROUNDS)
 
 
@@ -195,7 +195,7 @@ def difference(runner: Slot, reference: Slot, vocabulary: int) -> float:
 
 
 def _apart(runner: Slot, reference: Slot, tokens: list[int]) -> float:
-    """The difference of what is behind the last of some tokens."""
+    """The difference of the logits, states and forecasts after the last of some tokens."""
     mine, theirs = (each.extend(tokens, keep=1, hidden=True) for each in (runner, reference))
     assert mine.hidden is not None
     assert theirs.hidden is not None

@@ -1,4 +1,4 @@
-"""How the passes of draft heads are traced: their attention becomes a node that appends to a cache."""
+"""Draft heads exported as ONNX graphs: their attention becomes nodes that append to a cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Appending(Attending):
     Args:
         past: keys and values by layer.
         places: by layer ``before`` and ``total`` of `attention_node`.
-        causal: whether no token attends to those behind it.
+        causal: whether no token attends to later ones.
     """
 
     def __init__(self, past: Sequence[Pair], places: Sequence[Pair], *, causal: bool) -> None:
@@ -282,7 +282,7 @@ class _BlockPass(nn.Module):
 def block_pass(head: BlockHead) -> "ir.Model":
     """The graph of a pass over a block of B tokens.
 
-    Inputs: ``ids`` and ``positions`` ``(1, B)`` int64; ``before`` and ``total`` ``(1,)`` int32, with B places behind
+    Inputs: ``ids`` and ``positions`` ``(1, B)`` int64; ``before`` and ``total`` ``(1,)`` int32, with B places after
     those that it attends to; ``past.I.key`` and ``past.I.value``. Outputs: ``logits`` ``(B, V)``, or ``(B, D)`` of a
     head with a sequential head, before that adds to them; ``hidden`` ``(B, H)``; and ``present.I.key`` and
     ``present.I.value``.

@@ -1,4 +1,4 @@
-"""A graph whose inputs and results are arrays of numpy, bound once for each size of a pass. No torch here."""
+"""Passes of draft heads by onnxruntime: chains, and blocks. No torch here, unless a caller reads states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ class SizedGraph:
         return name in self._outputs
 
     def reserve(self, tokens: int, filled: int) -> None:
-        """Make room for so many tokens, of which the first ``filled`` are cached."""
+        """Make room for a number of tokens, of which the first ``filled`` are cached."""
         if tokens <= self.capacity:
             return
         old, self.capacity = self.caches, max(tokens, 2 * self.capacity)
@@ -88,7 +88,7 @@ class SizedGraph:
         self._passes.clear()
 
     def _allocated(self) -> dict[str, Array]:
-        # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
+        # Zeros: what lies after the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {
             name: ON_HOST.zeros((1, one.shape[1], self.capacity, one.shape[3]), element_type(one.type))
             for name, one in self._inputs.items()
@@ -148,7 +148,7 @@ class HeadGraphs:
         return (self.folder / name).exists()
 
     def opened(self, name: str, capacity: int = 0) -> SizedGraph:
-        """One of them, ready to run, with room for so many tokens in its cache at first; weights are in memory once."""
+        """Open one of them, with room for ``capacity`` tokens in its cache at first; weights are in memory once."""
         session = self._sessions.get(name)
         if session is None:
             session = self._sessions[name] = open_session(self.folder / name, HOST, self.threads)
@@ -230,7 +230,7 @@ class OnnxChainPasses(DraftHeadPasses):
                 left -= len(part)
                 wanted = min(max(0, keep - left), len(part))
                 if not (wanted or self.length) and self._skipped and len(some) > 1:
-                    self._rows.advance(0, 1, self._blank)  # nobody attends to the first token
+                    self._rows.advance(0, 1, self._blank)  # no token attends to the first one
                     self.length = 1
                     continue
                 found = self._read(part, wanted)
@@ -241,7 +241,7 @@ class OnnxChainPasses(DraftHeadPasses):
         rows = logits[0] if len(logits) == 1 else np.concatenate([*logits, np.zeros((0, self._columns), np.float32)])
         if not hidden:
             return Forward(rows, vocabulary=self.draft_vocabulary)
-        import torch  # whoever reads states is a network
+        import torch  # a caller that reads states is a network
 
         last = torch.from_numpy(np.concatenate([*states, np.zeros((0, self.head.width), np.float32)]))
         return Forward(rows, last, None, self.draft_vocabulary)
@@ -304,7 +304,7 @@ class OnnxBlockPasses(BlockHeadPasses):
         self._block = self._pass.sized()
         self._remembering = graphs.opened(REMEMBER)
         self._row_step = graphs.opened(ROW).sized() if graphs.has(ROW) else None
-        self._branches: list[Array] = []  # the memories (1, R) behind the tokens of the last tree
+        self._branches: list[Array] = []  # the memories (1, R) after the tokens of the last tree
         self._confidence = graphs.opened(CONFIDENCE).sized() if graphs.has(CONFIDENCE) else None
 
     def fresh(self) -> "OnnxBlockPasses":
@@ -332,7 +332,7 @@ class OnnxBlockPasses(BlockHeadPasses):
         self._remembered = end
 
     def _reserve(self, places: int) -> None:
-        """Make room for so many places and a block behind them."""
+        """Make room for a number of places and a block after them."""
         capacity = self._pass.capacity
         self._pass.reserve(places + self.head.block_size, self._remembered)
         if self._pass.capacity > capacity:
@@ -354,12 +354,12 @@ class OnnxBlockPasses(BlockHeadPasses):
                 logits[index], states[index] = row, self._block.found["hidden"][self._row]
         if not hidden:
             return Forward(logits, vocabulary=self.draft_vocabulary)
-        import torch  # whoever reads states is a network
+        import torch  # a caller that reads states is a network
 
         return Forward(logits, torch.from_numpy(states), None, self.draft_vocabulary)
 
     def _feed(self, token: int) -> None:
-        """Move to the next row of the block, or write a block behind an anchor."""
+        """Move to the next row of the block, or write a block after an anchor."""
         head = self.head
         if self._row < 0:
             self._remember()
@@ -405,7 +405,7 @@ class OnnxBlockPasses(BlockHeadPasses):
                 self._branches.append(step.given["memory"].copy())
         if not hidden:
             return Forward(logits, vocabulary=self.draft_vocabulary)
-        import torch  # whoever reads states is a network
+        import torch  # a caller that reads states is a network
 
         return Forward(logits, torch.from_numpy(state[None].copy()), None, self.draft_vocabulary)
 

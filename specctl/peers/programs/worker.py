@@ -54,7 +54,7 @@ class Loaded(Protocol):
 
 
 def serve(version: Callable[[], str], load: Callable[[dict[str, Any]], Loaded]) -> None:
-    """Answer questions until there are no more.
+    """Answer questions until standard input ends.
 
     Args:
         version: imports the engine's package and gives its version.
@@ -225,7 +225,7 @@ class OpenvinoPair:
         counts = result.extended_perf_metrics
         target = counts.main_model_metrics.raw_metrics.m_durations if counts is not None else []
         draft = counts.draft_model_metrics.raw_metrics.m_durations if counts is not None else []
-        (found,) = texts  # passes of several texts are not told apart
+        (found,) = texts  # passes of several texts are not counted apart
         return [Answer(found, seconds, first, len(target), len(draft))]
 
 
@@ -265,7 +265,7 @@ class LlamaPair:
         said = subprocess.run([sys.argv[2], "--version"], capture_output=True, text=True, check=False)
         found = re.search(r"version: *([^\n]+)", said.stdout + said.stderr)
         if found is None:
-            raise RuntimeError(f"{sys.argv[2]} --version tells no version")
+            raise RuntimeError(f"{sys.argv[2]} --version prints no version")
         return found[1]
 
     def run(self, batch: list[list[int]], most: int) -> list[Answer]:

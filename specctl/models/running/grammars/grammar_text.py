@@ -1,4 +1,4 @@
-"""A JSON schema in the form that llguidance reads as JSON Schema means it.
+"""Grammars in llguidance's own form: JSON schemas so that it reads them as JSON Schema means them.
 
 No torch and no numpy here: the process that compiles grammars imports it.
 """
