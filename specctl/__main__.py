@@ -14,7 +14,7 @@ from specctl.models.files.library_calls import hush_imports
 from specctl.outputs import name_standard_output
 from specctl.processes import exceeded, interrupt
 from specctl.streams import Closed, replace_closed
-from specctl.terminal.output import tell
+from specctl.terminal.output import print_message
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -84,7 +84,7 @@ def _exit_code(stop: SystemExit) -> int:
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             return INTERRUPTED
     if isinstance(stop.code, str):
-        tell(stop.code)
+        print_message(stop.code)
         return 1
     return stop.code or 0
 
@@ -103,8 +103,8 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 def _report(error: Exception, message: str, hint: str) -> None:
     if os.environ.get("SPECCTL_DEBUG", "0") not in {"", "0"}:
-        tell("".join(traceback.format_exception(error)).rstrip("\n"))
-    tell(f"{message}\n{hint}".rstrip("\n"), "error", "1;31")
+        print_message("".join(traceback.format_exception(error)).rstrip("\n"))
+    print_message(f"{message}\n{hint}".rstrip("\n"), "error", "1;31")
 
 
 def _flush(*, silent: bool) -> int:

@@ -69,7 +69,7 @@ class SpecctlError(Exception):
             self.add_note(hint)  # in tracebacks, and not in `str`, which programs show beside the hint
 
     @property
-    def told(self) -> str:
+    def full_message(self) -> str:
         """The message, and below it the hint."""
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 

@@ -256,9 +256,9 @@ class Outputs:
                     raise PermissionError(13, os.strerror(13))
             except OSError as error:
                 raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        self.spare(role, path)
+        self.protect(role, path)
 
-    def spare(self, role: str, path: str | Path | None) -> None:
+    def protect(self, role: str, path: str | Path | None) -> None:
         """Note a file, or the files in a folder, that no output may be; what does not exist is ignored."""
         if path is None:
             return

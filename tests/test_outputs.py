@@ -129,8 +129,8 @@ def test_a_file_in_a_spared_folder_is_no_output():
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
     with Outputs(force=True) as outputs:
-        outputs.spare("model", "model")
-        outputs.spare("model", "only/on/the/hub")
+        outputs.protect("model", "model")
+        outputs.protect("model", "only/on/the/hub")
         with pytest.raises(UsageError, match="model and output are the same file"):
             outputs.file("output", "model/config.json")
         with pytest.raises(UsageError, match=r"report would replace model/config\.json, the model"):

@@ -166,10 +166,10 @@ def standings(digest: Digest, labels: Iterable[str] | None = None) -> list[Place
     found = []
     for label in order:
         # Paired: what makes a prompt quick or slow for all does not count.
-        behind = speedup(runs, digest.results.of(label))
-        if behind is not None:
+        distance = speedup(runs, digest.results.of(label))
+        if distance is not None:
             own = Interval(1.0) if label == BASELINE else known[label]
-            found.append(Placed(label, own, behind.of_totals))
+            found.append(Placed(label, own, distance.of_totals))
     return found
 
 

@@ -205,8 +205,8 @@ class ServerLoad:
         levels: by concurrency, the one that runs last.
     """
 
-    def __init__(self, server: Server, work: Sequence[Dialogue], heard: Callable[[Asked], None]) -> None:
-        self._server, self._work, self._heard = server, work, heard
+    def __init__(self, server: Server, work: Sequence[Dialogue], on_end: Callable[[Asked], None]) -> None:
+        self._server, self._work, self._on_end = server, work, on_end
         self.levels: list[Level] = []
 
     def run(self, concurrency: int, warm_up: int) -> None:
@@ -228,34 +228,34 @@ class ServerLoad:
             before = await self._server.drafted(client)
             began = perf_counter()
 
-            def hear(asked: Asked) -> None:
+            def count(asked: Asked) -> None:
                 level.asked.append(asked)
                 level.seconds = perf_counter() - began
-                self._heard(asked)
+                self._on_end(asked)
 
-            await self._ask_all(client, self._work, concurrency, hear)
+            await self._ask_all(client, self._work, concurrency, count)
             after = await self._server.drafted(client)
             level.drafted = _between(before, after)
 
     async def _ask_all(
-        self, client: "httpx.AsyncClient", work: Sequence[Dialogue], concurrency: int, hear: Callable[[Asked], None]
+        self, client: "httpx.AsyncClient", work: Sequence[Dialogue], concurrency: int, count: Callable[[Asked], None]
     ) -> None:
         left = iter(work)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, len(work))):
-                    group.create_task(self._ask_some(client, left, concurrency, hear))
+                    group.create_task(self._ask_some(client, left, concurrency, count))
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
 
     async def _ask_some(
-        self, client: "httpx.AsyncClient", left: Iterator[Dialogue], concurrency: int, hear: Callable[[Asked], None]
+        self, client: "httpx.AsyncClient", left: Iterator[Dialogue], concurrency: int, count: Callable[[Asked], None]
     ) -> None:
         for one in left:
             answers: list[str] = []
             for turn in range(max(1, len(one.turns))):
                 asked = await self._ask(client, one, answers, concurrency, turn)
-                hear(asked)
+                count(asked)
                 if asked.error is not None:
                     break
                 answers.append(asked.text)

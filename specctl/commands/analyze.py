@@ -16,7 +16,7 @@ from specctl.commands.flags import (
     ShowOptions,
     TemplateOption,
     open_report,
-    spare_profile,
+    protect_profile,
     warn,
 )
 from specctl.commands.loading import load
@@ -93,7 +93,7 @@ def analyze(request: AnalyzeRequest) -> None:
     profile = found.profile
     with Outputs(force=request.run.force) as outputs:
         request.prompts.read_by(outputs)
-        spare_profile(outputs, found)
+        protect_profile(outputs, found)
         open_report(outputs, request.show.report)
         suite = request.prompts.chosen(profile.sampling.seed)
         judged, readings, facts, failures = _read(profile, suite, request.show, request.run.foreign_head)

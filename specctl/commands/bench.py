@@ -22,7 +22,7 @@ from specctl.commands.flags import (
     TemplateOption,
     complete_profile,
     open_report,
-    spare_profile,
+    protect_profile,
     warn,
     warn_never_stopping,
     warn_unused,
@@ -303,7 +303,7 @@ def _run_or_read(request: BenchRequest) -> None:
             found = request.resolve()
             plan = request.plan(found)
             for each in found:
-                spare_profile(outputs, each)
+                protect_profile(outputs, each)
         file = outputs.file("output", request.output, resumed=request.resume)
         open_report(outputs, request.report)
         outputs.folder("answers", request.spec_bench_out, ANSWER_FILES)
@@ -495,11 +495,11 @@ def _ask_server(request: BenchRequest, suite: "Suite", settings: dict[str, Any],
     total = sum(max(1, len(one.turns)) for one in work) * len(levels)
     with show.bars().counting("requests", total) as advance:
 
-        def heard(asked: Asked) -> None:
+        def on_end(asked: Asked) -> None:
             write(asked)
             advance(asked.tokens)
 
-        load = ServerLoad(server, work, heard)
+        load = ServerLoad(server, work, on_end)
         try:
             for concurrency in levels:
                 load.run(concurrency, 1 if options.warm_up is None else options.warm_up)

@@ -21,7 +21,7 @@ from specctl.commands.flags import (
     TemplateOption,
     batch_sizes,
     open_report,
-    spare_profile,
+    protect_profile,
     warn,
     warn_unused,
 )
@@ -29,7 +29,7 @@ from specctl.commands.loading import load, start_replicas
 from specctl.commands.requests import But, grouped, option
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import OutputFile, Outputs
-from specctl.terminal.output import tell, write_out
+from specctl.terminal.output import print_message, write_out
 
 if TYPE_CHECKING:
     from specctl.calibration.compared_settings import ComparedSettings
@@ -199,7 +199,7 @@ class CalibrateRequest:
         offered, samples = self.prompts.chosen(seed), self.samples
         suite, count = sample(offered, 2 * samples, seed), len(offered.prompts)
         if (left := count - len(suite.prompts)) and not self.show.quiet:
-            tell(
+            print_message(
                 f"{left} of the {count} prompts are left out, drawn at random: --samples {samples} takes "
                 f"{2 * samples}. --samples {-(-count // 2)} takes all.",
                 "note",
@@ -240,9 +240,9 @@ def calibrate(request: CalibrateRequest) -> None:
     with Outputs(force=request.run.force) as outputs:
         request.prompts.read_by(outputs)
         outputs.reads("earlier trace", request.from_)
-        spare_profile(outputs, resolved)
+        protect_profile(outputs, resolved)
         for name in heads:
-            outputs.spare("head", name)
+            outputs.protect("head", name)
         calibrated, counts = outputs.file("output", request.output), None
         if request.output is not None and (request.tokens is not None or drafting.levels[-1].tokens is not None):
             counts = outputs.file("token counts", request.output.with_suffix(COUNTS))
@@ -254,7 +254,7 @@ def calibrate(request: CalibrateRequest) -> None:
             return
         rivals = request.rivals(resolved)
         for rival in rivals:
-            spare_profile(outputs, rival)
+            protect_profile(outputs, rival)
         _calibrate_several(request, rivals, files)
 
 
@@ -374,7 +374,7 @@ def _write_profile(resolved: "ResolvedProfile", decision: "Decision", files: _Fi
     written = calibrated_profile(resolved, decision, _facts(decision.traces), path, counts)
     files.profile.replace(profile_text(written, decision.advice.verdict))
     if not quiet:
-        tell(f"wrote {path}; use it with: specctl generate -p {path}")
+        print_message(f"wrote {path}; use it with: specctl generate -p {path}")
 
 
 def _show_one(

@@ -16,7 +16,7 @@ from specctl.commands.flags import (
     ShowOptions,
     TemplateOption,
     policy_flag,
-    spare_profile,
+    protect_profile,
 )
 from specctl.commands.loading import load
 from specctl.commands.requests import But, grouped, option, require_unused
@@ -104,7 +104,7 @@ def chat(request: ChatRequest) -> None:
             )
         else:
             resolved = request.run.resolve(request.models, request.flags)
-            spare_profile(outputs, resolved)
+            protect_profile(outputs, resolved)
             sink = outputs.file("answers", "-")
             foreign_head = request.run.foreign_head
             progress = TerminalProgress(console, False if show.quiet else show.progress)

@@ -20,7 +20,7 @@ from specctl.policies import POLICIES
 from specctl.printable import one_line
 from specctl.profile.profile_file import available
 from specctl.profile.schema import FILTERS, GRAMMARS, MOST_LOGPROBS, Engine
-from specctl.terminal.output import tell, write_out, write_sentence
+from specctl.terminal.output import print_message, write_out, write_sentence
 
 if TYPE_CHECKING:
     from specctl.policies import Setting
@@ -98,7 +98,7 @@ def policy_flag(policy: str | None) -> dict[str, Any]:
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    tell(text, "warning")
+    print_message(text, "warning")
 
 
 def warn_never_stopping(settings: "Iterable[Setting]") -> None:
@@ -343,9 +343,9 @@ class ShowOptions:
             if path.suffix in (".png", ".svg"):
                 figures.setdefault(path.parent, []).append(path.stem)
             else:
-                tell(f"wrote {path}")
+                print_message(f"wrote {path}")
         for folder, names in figures.items():
-            tell(f"wrote figures to {folder}, as PNG and SVG: {', '.join(dict.fromkeys(names))}")
+            print_message(f"wrote figures to {folder}, as PNG and SVG: {', '.join(dict.fromkeys(names))}")
 
     def bars(self) -> "TerminalProgress":
         """Progress on standard error."""
@@ -396,17 +396,17 @@ class PromptOptions:
         return load_suite(self.suite or EMBEDDED, data=self.data, **chosen)
 
 
-def spare_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool = True) -> None:
+def protect_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool = True) -> None:
     """Keep a profile's files and those of its models and heads, where heads are read, from being an output."""
     for file in resolved.files:
-        outputs.spare("profile", file)
+        outputs.protect("profile", file)
     profile = resolved.profile
     for table in (profile.target, *(profile.draft.levels if profile.draft is not None else ())):
-        outputs.spare("model", os.path.expanduser(table.checkpoint))
+        outputs.protect("model", os.path.expanduser(table.checkpoint))
         if table.adapter is not None:
-            outputs.spare("adapter", os.path.expanduser(table.adapter))
+            outputs.protect("adapter", os.path.expanduser(table.adapter))
         if heads and (head := getattr(table, "head", None)) is not None:
-            outputs.spare("head", os.path.expanduser(head))
+            outputs.protect("head", os.path.expanduser(head))
 
 
 def open_report(outputs: Outputs, folder: Path | None) -> None:

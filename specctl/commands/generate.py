@@ -19,7 +19,7 @@ from specctl.commands.flags import (
     ShowOptions,
     TemplateOption,
     policy_flag,
-    spare_profile,
+    protect_profile,
     warn,
 )
 from specctl.commands.loading import REPLICA, load_answering, start_replicas
@@ -210,7 +210,7 @@ def generate(request: GenerateRequest) -> None:
     with ExitStack() as stack:
         outputs = stack.enter_context(Outputs(force=request.run.force))
         outputs.reads("input", request.records.source if request.from_records else request.prompt_file)
-        spare_profile(outputs, found)
+        protect_profile(outputs, found)
         source = stack.enter_context(open_input(request.records.source)) if request.from_records else None
         sink = outputs.file("output", request.records.output, resumed=resumed)
         traced = outputs.file("trace", request.results.trace, resumed=resumed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from specctl.commands.flags import Replication, warn
 from specctl.errors import UsageError
-from specctl.terminal.output import tell
+from specctl.terminal.output import print_message
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer
@@ -183,7 +183,9 @@ def start_replicas(
         # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
         one_by_one = not all(share.alone for share in each) or profile.compile is True
         environments = [share.environment for share in each]
-        replicas = ProcessEngine(job(len(each)), environments, tell, warn, one_by_one=one_by_one, places=places)
+        replicas = ProcessEngine(
+            job(len(each)), environments, print_message, warn, one_by_one=one_by_one, places=places
+        )
     with replicas:
         with progress.doing("starting replicas"):
             wait_until_ready(replicas)

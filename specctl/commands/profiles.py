@@ -31,7 +31,7 @@ from specctl.profile.resolution import ENVIRONMENT_PREFIX, pair_policy
 from specctl.profile.schema import EMBEDDED, LOOKUP
 from specctl.profile.wording import short_name
 from specctl.profile.writing import annotated
-from specctl.terminal.output import tell, write_json, write_out
+from specctl.terminal.output import print_message, write_json, write_out
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
@@ -142,7 +142,7 @@ def new(request: NewRequest) -> None:
         path = _path_of(_ask("Name", own, lambda text: _path_of(text, force)), force)
     with Outputs(force=force) as outputs:
         for model in models:
-            outputs.spare("model", model)
+            outputs.protect("model", model)
         if request.output is None:
             outputs.folder("profiles", path.parent, ())
         outputs.file("profile", path).replace(new_profile(models[0], models[1:], settings, chat=chat, values=values))
@@ -166,7 +166,7 @@ def _require_ready(profile: "Profile") -> None:
     if absent and len(absent) == len(report.problems):
         models = {facts.key: facts.model for facts in report.models}
         names = ", ".join(dict.fromkeys(models.get(where, where) for where in absent))
-        tell(
+        print_message(
             f"not checked, because files are not here: {names}. Whether these models exist, share a tokenizer and "
             "fit this machine is told by specctl doctor once they can be read.",
             "note",
@@ -194,7 +194,9 @@ def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool |
         return False
     if chat or not asks:
         if chat is None:
-            tell("Prompts go through the target's chat template; --raw makes a profile that sends them as they are.")
+            print_message(
+                "Prompts go through the target's chat template; --raw makes a profile that sends them as they are."
+            )
         return True
     return _answered(lambda: typer.confirm("Put prompts through the target's chat template?", default=True, err=True))
 
@@ -206,7 +208,7 @@ def _ask(question: str, default: str | None = None, check: Callable[[str], objec
         try:
             check(answer)
         except SpecctlError as error:
-            tell(error.message)
+            print_message(error.message)
         else:
             return answer
 
@@ -216,10 +218,10 @@ def _answered(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except typer.Abort as stop:
-        tell("")
+        print_message("")
         if isinstance(stop.__context__, EOFError):
             raise UsageError("the input ended before the last question; nothing was written") from None
-        tell("nothing was written")
+        print_message("nothing was written")
         raise KeyboardInterrupt from None
 
 
@@ -257,9 +259,9 @@ def _say_what_next(path: Path, then: str) -> None:
     own = path.parent == user_directory()
     shown = display(path)
     name = shlex.quote(path.stem if own else shown if is_path(shown) else f"./{shown}")
-    tell(f"wrote {shown}; try it with:")
+    print_message(f"wrote {shown}; try it with:")
     for command in (f'generate -p {name} "Once upon a time"', f"chat -p {name}", then.format(name)):
-        tell(f"  specctl {command}")
+        print_message(f"  specctl {command}")
 
 
 ProfileArgument = Annotated[
@@ -327,7 +329,7 @@ def check(names: ProfileArguments = None) -> None:
         try:
             resolve(name, environ=_bare_environment(), trust_remote_code=True)
         except ProfileError as error:
-            wrong.append(error.told)
+            wrong.append(error.full_message)
         else:
             path = display(find(name))
             write_out(f"{name}: ok" if path == name else f"{name}: ok ({path})")

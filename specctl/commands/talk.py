@@ -19,7 +19,7 @@ from specctl.profile.schema import EMBEDDED
 from specctl.records import FinishReason
 from specctl.remote import Server
 from specctl.terminal.line_input import LineInput, joined, unechoed
-from specctl.terminal.output import WordWrap, tell, wrapped, write_text
+from specctl.terminal.output import WordWrap, print_message, wrapped, write_text
 
 LEAVES = ("exit", "quit", "bye")
 """What a person types to leave, as well as /quit."""
@@ -58,7 +58,7 @@ class Talk:
             try:
                 line = lines.ask()
                 interrupts = 0
-                if not self.hear(line):
+                if not self.handle(line):
                     return
             except EOFError:
                 self._tell("")
@@ -73,10 +73,10 @@ class Talk:
     def read(self) -> None:
         """Take every line of a pipe or a file."""
         for line in joined(self._lines()):
-            if not self.hear(line):
+            if not self.handle(line):
                 return
 
-    def hear(self, line: str) -> bool:
+    def handle(self, line: str) -> bool:
         """Answer one turn or carry out one slash command; whether the conversation goes on."""
         if not line.strip():
             return True
@@ -171,7 +171,7 @@ class Talk:
 
     def _report(self, error: SpecctlError) -> None:
         self.failed = True
-        tell(error.told, "error", "1;31")
+        print_message(error.full_message, "error", "1;31")
 
 
 def _never() -> bool:

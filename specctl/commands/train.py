@@ -17,7 +17,7 @@ from specctl.commands.flags import (
     SamplingOptions,
     ShowOptions,
     TemplateOption,
-    spare_profile,
+    protect_profile,
     warn,
 )
 from specctl.commands.loading import start_replicas
@@ -106,8 +106,8 @@ class _TrainRequest:
             subject = self.subject(found.profile)
         with Outputs(force=self.run.force) as outputs, resumable(progress.console, self.output):
             self.prompts.read_by(outputs)
-            spare_profile(outputs, found, heads=False)
-            outputs.spare(self.material, self.earlier)
+            protect_profile(outputs, found, heads=False)
+            outputs.protect(self.material, self.earlier)
             outputs.folder("output", self.output, resumed=self.resume)
             if self.resume and subject.is_finished(self.output):
                 progress.say(f"{self.output} is finished")

@@ -15,12 +15,12 @@ class Placed(NamedTuple):
     Attributes:
         name: in words.
         speedup: over target-only decoding.
-        behind: the speed of the fastest over its own, from the runs of both on the same prompts.
+        distance: the speed of the fastest over its own, from the runs of both on the same prompts.
     """
 
     name: str
     speedup: Interval
-    behind: Interval
+    distance: Interval
 
 
 def times(interval: Interval) -> str:
@@ -32,7 +32,7 @@ def times(interval: Interval) -> str:
 
 def level(placed: Sequence[Placed]) -> list[Placed]:
     """The fastest, and the others whose distance from it may be chance."""
-    return [one for number, one in enumerate(placed) if number == 0 or not is_clear(one.behind)]
+    return [one for number, one in enumerate(placed) if number == 0 or not is_clear(one.distance)]
 
 
 def placing(placed: Sequence[Placed], where: str = "") -> str:
@@ -44,11 +44,11 @@ def placing(placed: Sequence[Placed], where: str = "") -> str:
     """
     first, *others = placed
     leading = level(placed)
-    if others and others[0].behind.low is None:
+    if others and others[0].distance.low is None:
         shown = ", ".join(f"{one.name} {times(one.speedup)}" for one in leading[:MOST_NAMED])
         return f"one prompt cannot tell who is fastest{where}: {shown}"
     if len(leading) == 1:
-        after = f", {times(others[0].behind)} as fast as {others[0].name}" if others else ""
+        after = f", {times(others[0].distance)} as fast as {others[0].name}" if others else ""
         return f"{first.name} is fastest{where}: {times(first.speedup)}{after}"
     return f"{_all(leading)} are level{where}: {listed([times(one.speedup) for one in leading[:MOST_NAMED]])}"
 

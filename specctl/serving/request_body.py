@@ -75,8 +75,10 @@ def api_error_of(error: Exception) -> ApiError:
         code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
         return ApiError(400, error.message, "prompt", code)
     if isinstance(error, ProfileError | UsageError):
-        return ApiError(400, error.told, "specctl.policy", "invalid_policy")
-    message = error.told if isinstance(error, SpecctlError) else f"{type(error).__name__} while the text was written"
+        return ApiError(400, error.full_message, "specctl.policy", "invalid_policy")
+    message = (
+        error.full_message if isinstance(error, SpecctlError) else f"{type(error).__name__} while the text was written"
+    )
     return ApiError(500, message, kind="server_error")
 
 

@@ -128,7 +128,7 @@ def _is_text(document: str) -> bool:
     return True
 
 
-def tell(text: str, label: str = "", style: str = "") -> None:
+def print_message(text: str, label: str = "", style: str = "") -> None:
     """Write a message to standard error, cleaned even if it is a file: logs are read in terminals.
 
     Args:

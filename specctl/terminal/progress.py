@@ -28,7 +28,7 @@ from specctl.metrics import UNKNOWN, Metrics
 from specctl.printable import one_line, printable
 from specctl.records import CompletionSummary
 from specctl.terminal.display import Bottom, FullScreen
-from specctl.terminal.output import tell
+from specctl.terminal.output import print_message
 
 PATIENCE = 10.0
 """Seconds that work may take before the first line, without --progress."""
@@ -314,7 +314,7 @@ class BenchProgress:
         self._display.stop(keep=error is not None and not isinstance(error, KeyboardInterrupt))
         self._lines.close()
         for text in self._failures:
-            tell(text, "warning")
+            print_message(text, "warning")
 
     def start(self, candidate: str, prompt: str) -> None:
         """Show the run that starts now; call before its clock starts."""
@@ -332,7 +332,7 @@ class BenchProgress:
         if self._progress.draws:
             self._failures.append(text)
         else:
-            tell(text, "warning")
+            print_message(text, "warning")
 
     def _add(self, run: FinishedRun) -> None:
         self._rows[run.candidate].add(run)

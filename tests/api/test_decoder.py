@@ -117,7 +117,7 @@ def test_mistakes_are_told_in_pythons_words() -> None:
     assert caught.value.hint == "Add target=MODEL, or profile=NAME."
     with pytest.raises(ProfileError) as caught:
         specctl.load(target="big", policy="svip")
-    assert "--" not in caught.value.told
+    assert "--" not in caught.value.full_message
     assert "draft=MODEL" in caught.value.hint
 
 

@@ -65,7 +65,7 @@ def refused(*arguments):
     with pytest.raises(SpecctlError) as found:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert state() == before
-    return found.value.told
+    return found.value.full_message
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,8 @@ def test_a_damaged_configuration_is_one_short_message(tmp_path: Path, part: str,
 
     with pytest.raises(ModelError, match=message) as caught:
         estimate(locate(ModelTable(model=str(tmp_path)), "target"))
-    assert "config.json" in caught.value.told
-    assert len(caught.value.told) < 600
+    assert "config.json" in caught.value.full_message
+    assert len(caught.value.full_message) < 600
 
 
 def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:

@@ -46,4 +46,4 @@ def test_transformers_has_settings_of_its_own():
 def test_mistakes(text, message):
     with pytest.raises(UsageError) as caught:
         parse_peer(text)
-    assert message in caught.value.told
+    assert message in caught.value.full_message

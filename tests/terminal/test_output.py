@@ -13,7 +13,7 @@ from specctl.printable import harmless, one_line, printable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table
-from specctl.terminal.output import tell, write_json, write_out, write_sentence, write_text
+from specctl.terminal.output import print_message, write_json, write_out, write_sentence, write_text
 from specctl.terminal.progress import TerminalProgress, loading, note
 from tests.support.hostile import HOSTILE, Terminal, commands
 
@@ -96,7 +96,7 @@ def test_nothing_is_written_to_a_closed_output(monkeypatch):
 def test_messages_are_clean_even_in_a_log(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream())
     monkeypatch.setenv("NO_COLOR", "1")
-    tell(f"{HOSTILE}\nhint", "error", "1;31")
+    print_message(f"{HOSTILE}\nhint", "error", "1;31")
     assert sys.stderr.getvalue() == f"error: {printable(HOSTILE)}\nhint\n"
 
 
@@ -143,7 +143,7 @@ def test_a_terminal_gets_messages_broken_between_words(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "stderr", Terminal())
     command = "  hf download " + "x" * 40 + " --exclude y"
-    tell(f"{'word ' * 20}\n{command}\nlast", "error", "1;31")
+    print_message(f"{'word ' * 20}\n{command}\nlast", "error", "1;31")
     lines = sys.stderr.getvalue().splitlines()
     assert lines[0].endswith("word word")
     assert all(set(line.split()) == {"word"} for line in lines[1:3])
@@ -155,7 +155,7 @@ def test_a_terminal_gets_messages_broken_between_words(monkeypatch):
 def test_a_pipe_gets_messages_whole(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    tell("word " * 20 + "end", "error")
+    print_message("word " * 20 + "end", "error")
     assert sys.stderr.getvalue() == "error: " + "word " * 20 + "end\n"
 
 
