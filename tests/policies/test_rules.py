@@ -9,12 +9,16 @@ from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.published import (
     AdaEdl,
     AdaptiveThreshold,
+    ConfidentPrefix,
     Constant,
+    Disco,
     Heuristic,
     MaxConfidence,
     NoDraft,
     SelfVerify,
+    SpecDecPlusPlus,
     Svip,
+    implied_threshold,
 )
 from specctl.records import DraftStep
 from tests.support.toys import round_of
@@ -248,3 +252,91 @@ def test_self_verify_stops_beyond_tau(entropy: float, stops: bool) -> None:
 
 def test_self_verify_drafts_one_token_before_the_first_rejection() -> None:
     assert SelfVerify().should_stop(DraftStep(1, 0, entropy=1e-9))
+
+
+def stops(policy: Disco, predictions: list[float]) -> list[bool]:
+    return [policy.should_stop(DraftStep(n, 3, own_accept_prob=c)) for n, c in enumerate(predictions, start=1)]
+
+
+def test_it_stops_behind_the_first_token_below_the_threshold() -> None:
+    assert stops(Disco(threshold=0.5), [0.9, 0.6, 0.5, 0.499]) == [False, False, False, True]
+    # Doubts of one token say nothing about the next: specdec++ would have stopped by 0.6 * 0.6 < 0.4.
+    assert stops(Disco(threshold=0.4), [0.6, 0.6, 0.6]) == [False] * 3
+    assert stops(Disco(threshold=0.0), [0.0]) == [False]
+
+
+def test_its_limit_and_its_threshold_are_its_settings() -> None:
+    policy = Disco(threshold=0.3, max_draft=7)
+    assert (policy.draft_limit(), policy.current_threshold, policy.signals) == (7, 0.3, {"own_accept_prob"})
+
+
+def test_a_prediction_that_was_not_made_is_an_error() -> None:
+    with pytest.raises(ValueError, match="did not compute"):
+        Disco().should_stop(DraftStep(1, 3, accept_prob=0.5))
+
+
+def prefix_stops(policy: ConfidentPrefix, *confidences: float) -> list[bool]:
+    steps = (DraftStep(index, 0, next_accept_prob=c) for index, c in enumerate(confidences, start=1))
+    return [policy.should_stop(step) for step in steps]
+
+
+def test_it_stops_where_the_product_falls_below_the_threshold() -> None:
+    # Products 0.9, 0.72, 0.504, 0.4536: alone, none of the four is below 0.5.
+    assert prefix_stops(ConfidentPrefix(threshold=0.5), 0.9, 0.8, 0.7, 0.9) == [False, False, False, True]
+    assert prefix_stops(ConfidentPrefix(threshold=0.75), 0.9, 0.8) == [False, True]
+
+
+def test_every_round_begins_anew() -> None:
+    policy = ConfidentPrefix(threshold=0.5)
+    assert prefix_stops(policy, 0.6, 0.6) == [False, True]
+    assert prefix_stops(policy, 0.6, 0.9) == [False, False]
+
+
+def test_a_threshold_of_zero_never_stops() -> None:
+    policy = ConfidentPrefix(threshold=0.0, max_draft=7)
+    assert prefix_stops(policy, 0.0, 0.0) == [False, False]
+    assert policy.draft_limit() == 7
+
+
+def test_a_missing_prediction_is_an_error() -> None:
+    with pytest.raises(ValueError, match="did not compute"):
+        ConfidentPrefix().should_stop(DraftStep(1, 0))
+
+
+def specdec_stops(policy: SpecDecPlusPlus, *accept_probs: float) -> list[bool]:
+    return [policy.should_stop(DraftStep(index, 0, accept_prob=p)) for index, p in enumerate(accept_probs, start=1)]
+
+
+def test_it_stops_when_a_rejection_is_likelier_than_the_threshold() -> None:
+    # 1, 0.9, 0.63, 0.504, 0.2520: the last is the first whose complement passes 0.7.
+    assert specdec_stops(SpecDecPlusPlus(), 1.0, 0.9, 0.7, 0.8, 0.5) == [False, False, False, False, True]
+
+
+def test_the_threshold_itself_is_not_beyond_it() -> None:
+    assert specdec_stops(SpecDecPlusPlus(threshold=0.5), 1.0, 0.5) == [False, False]
+    assert specdec_stops(SpecDecPlusPlus(threshold=0.5), 1.0, 0.499) == [False, True]
+
+
+def test_a_round_has_its_least_length() -> None:
+    assert specdec_stops(SpecDecPlusPlus(min_draft=3), 1.0, 0.1, 0.9) == [False, False, True]
+
+
+def test_the_product_restarts_each_round() -> None:
+    policy = SpecDecPlusPlus()
+    assert specdec_stops(policy, 1.0, 0.2) == [False, True]
+    assert specdec_stops(policy, 1.0, 0.9) == [False, False]
+
+
+def test_a_signal_left_out_is_noticed() -> None:
+    with pytest.raises(ValueError, match="signal"):
+        SpecDecPlusPlus().should_stop(DraftStep(1, 0))
+
+
+def test_the_least_length_cannot_be_more_than_the_most() -> None:
+    with pytest.raises(ValueError, match="min_draft = 5"):
+        SpecDecPlusPlus(min_draft=5, max_draft=4)
+
+
+@pytest.mark.parametrize(("draft", "target", "threshold"), [(1.0, 10.0, 0.9), (2.0, 3.0, 1 / 3), (5.0, 4.0, 0.0)])
+def test_the_threshold_of_the_theorem(draft: float, target: float, threshold: float) -> None:
+    assert implied_threshold(draft, target) == pytest.approx(threshold)
