@@ -11,24 +11,16 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockConfig, BlockHead, BlockSight, MarkovKind
 from specctl.models.draft_heads.file_layout import (
-    BOOKKEEPING,
     HeadConfig,
+    HeadFile,
     Verifier,
-    context_of,
-    drafted_tokens,
-    fill,
     layer_shape,
     layer_windows,
-    own_weights,
-    published_names,
     published_weights,
-    require_layers,
-    require_same,
     transformer_table,
 )
 
@@ -52,21 +44,15 @@ NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
 """How names of weights begin in a file, where they differ from the network's."""
 
 
-def read(
-    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
-) -> BlockHead:
+def read(file: HeadFile) -> BlockHead:
     """A DFlash, DFlash2 or DSpark head; see `HeadKind.read`."""
-    left = own_weights(weights)
-    parsed = _parsed(config, target, subject)
-    tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
+    parsed, target = _parsed(file), file.target
+    tokens = file.take_tokens(parsed.draft_vocabulary, parsed.vocabulary)
     # A smaller vocabulary's output layer cannot be the verifier's.
-    whole = parsed.draft_vocabulary == parsed.vocabulary
-    embeddings = None if "embed_tokens.weight" in left else target.get_input_embeddings()
-    output = None if "lm_head.weight" in left or not whole else target.get_output_embeddings()  # type: ignore[no-untyped-call]
-    with torch.device("meta"):
-        head = BlockHead(parsed, tokens, embeddings, output)
-    fill(head, left, published_names(head, NAMES), subject)
-    return head.eval()
+    own = "lm_head.weight" in file.weights or parsed.draft_vocabulary != parsed.vocabulary
+    embeddings = None if "embed_tokens.weight" in file.weights else target.get_input_embeddings()
+    output = None if own else target.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return file.filled(lambda: BlockHead(parsed, tokens, embeddings, output), NAMES)
 
 
 def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -108,8 +94,9 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
     return described, published_weights(head, NAMES)
 
 
-def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) -> BlockConfig:
-    """The network that a config.json describes, checked against the verifier; see `HeadKind.read`."""
+def _parsed(file: HeadFile) -> BlockConfig:
+    """The network that a config.json describes, checked against the verifier."""
+    config, subject, depth = file.config, file.subject, file.text.num_hidden_layers
     values = _together(config, subject)
     nested = "transformer_layer_config" in config
     table = HeadConfig(values, subject)
@@ -117,8 +104,6 @@ def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) ->
     vocabulary, count = inner.take("vocab_size", int), inner.take("num_hidden_layers", int)
     windows = layer_windows(inner, count)
     shape = layer_shape(inner, qk_norm=True)
-    text = target.config.get_text_config(decoder=True)
-    depth = text.num_hidden_layers
     if nested:
         kind = str(values.get("speculators_model_type"))
         chain, second = kind == "dspark", kind == "dflash2"
@@ -135,7 +120,7 @@ def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) ->
     confidence = table.take("enable_confidence_head", bool, nested and chain)
     parsed = BlockConfig(
         shape=shape,
-        layers=_layers(layers, depth, subject),
+        layers=layers,
         vocabulary=vocabulary,
         draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
         num_layers=count,
@@ -146,7 +131,7 @@ def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) ->
         markov_rank=rank,
         confidence=confidence,
         confidence_reads_token=table.take("confidence_head_with_markov", bool, nested) and confidence,
-        context=context_of(shape, target),
+        context=file.context(shape),
         sights=_sights(table, windows, nested=nested, second=second),
         raw_embeddings=table.take("input_embedding_scale", float, 1.0) if second and not nested else None,
         logit_scale=1.0 if nested else table.take("output_multiplier", float, 1.0),
@@ -156,9 +141,8 @@ def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) ->
         parsed = _second(table, parsed)
     table.demand("target_hidden_size", (shape.hidden_size,))
     for each in (inner, table):
-        each.drop(BOOKKEEPING | TRAINING)
-        each.refuse_rest()
-    _check(parsed, text.hidden_size, text.vocab_size, subject)
+        each.end(TRAINING)
+    _check(parsed, file)
     return parsed
 
 
@@ -235,21 +219,16 @@ def _markov(table: HeadConfig, rank: int) -> MarkovKind | None:
     return cast(MarkovKind, kind) if rank else None
 
 
-def _layers(layers: Sequence[int], depth: int, subject: str) -> tuple[int, ...]:
-    """Layers by their inputs, checked against a verifier with ``depth`` layers."""
-    if not layers:
+def _check(config: BlockConfig, file: HeadFile) -> None:
+    """Refuse what contradicts itself or the verifier."""
+    subject, depth, vocabulary = file.subject, file.text.num_hidden_layers, config.vocabulary
+    if not config.layers:
         raise ModelError(f"{subject}: its config.json does not name the verifier's layers that it reads.")
-    if depth in layers:
+    if depth in config.layers:
         # Implementations differ in whether this state is taken before or after the final norm.
         raise ModelError(f"{subject} reads the output of the last of the verifier's {depth} layers, which is refused.")
-    require_layers(subject, layers, depth)
-    return tuple(layers)
-
-
-def _check(config: BlockConfig, hidden_size: int, vocabulary: int, subject: str) -> None:
-    """Refuse what contradicts itself or the verifier."""
-    require_same(subject, "hidden states of width", config.shape.hidden_size, hidden_size)
-    require_same(subject, "a vocabulary of", config.vocabulary, vocabulary)
+    file.require_layers(config.layers)
+    file.require_fit(config.shape.hidden_size, vocabulary)
     if config.mask_token >= vocabulary:
         raise ModelError(f"{subject}: mask_token_id is {config.mask_token}; the vocabulary ends at {vocabulary - 1}.")
     if config.block_size < 2:

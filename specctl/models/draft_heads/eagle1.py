@@ -7,22 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.functional import linear, smooth_l1_loss
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.file_layout import (
-    BOOKKEEPING,
     ROPE_THETA,
     HeadConfig,
+    HeadFile,
     Verifier,
-    borrowed_embeddings,
-    context_of,
-    fill,
     layer_shape,
-    own_weights,
-    published_names,
     published_weights,
-    require_same,
     transformer_table,
 )
 from specctl.models.draft_heads.head import Borrowed
@@ -93,33 +87,23 @@ class Eagle1Head(ChainHead):
 NAMES = {"blocks.": "layers."}  # How names of weights begin in a file, where they differ from the network's
 
 
-def read(
-    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
-) -> Eagle1Head:
+def read(file: HeadFile) -> Eagle1Head:
     """An EAGLE-1 head; see `HeadKind.read`."""
-    left = own_weights(weights)
-    table = HeadConfig(config, subject)
+    table = HeadConfig(file.config, file.subject)
     vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
     shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
-    text = target.config.get_text_config(decoder=True)
     parsed = Eagle1Config(
         # EAGLE's code knows no bias of attention's output.
         shape=replace(shape, qkv_bias=biased, output_bias=False),
         vocabulary=vocabulary,
         num_layers=table.take("num_hidden_layers", int, 1),
         fc_bias=table.take("bias", bool, True),
-        context=context_of(shape, target),
+        context=file.context(shape),
     )
-    table.drop(BOOKKEEPING)
-    table.refuse_rest()
-    require_same(subject, "hidden states of width", shape.hidden_size, text.hidden_size)
-    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
-    shared = None if "embed_tokens.weight" in left else borrowed_embeddings(target, shape, subject)
-    unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
-    with torch.device("meta"):
-        head = Eagle1Head(parsed, unembedding, shared)
-    fill(head, left, published_names(head, NAMES), subject)
-    return head.eval()
+    table.end()
+    file.require_fit(shape.hidden_size, vocabulary)
+    unembedding, shared = file.target.get_output_embeddings(), file.borrowed_embeddings(shape)  # type: ignore[no-untyped-call]
+    return file.filled(lambda: Eagle1Head(parsed, unembedding, shared), NAMES)
 
 
 def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -6,26 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.file_layout import (
-    BOOKKEEPING,
     ROPE_THETA,
     HeadConfig,
+    HeadFile,
     Verifier,
-    borrowed_embeddings,
-    context_of,
-    drafted_tokens,
-    fill,
     layer_shape,
     layer_windows,
-    own_weights,
-    published_names,
     published_weights,
-    require_layers,
-    require_same,
     transformer_table,
 )
 from specctl.models.draft_heads.head_layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
@@ -166,21 +158,13 @@ TRAINING = frozenset(
 """Keys about how an EAGLE head was trained and what for."""
 
 
-def read(
-    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
-) -> Eagle3Head:
+def read(file: HeadFile) -> Eagle3Head:
     """An EAGLE-3 or P-EAGLE head; see `HeadKind.read`."""
-    left = own_weights(weights)
-    parsed = _parsed(config, left, target, subject)
-    tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
-    shared = None
-    if "embed_tokens.weight" not in left:
-        shared = borrowed_embeddings(target, parsed.shape, subject)
-    with torch.device("meta"):
-        head = Eagle3Head(parsed, tokens, shared)
-    first = max(("midlayer", "layers.0"), key=lambda layer: sum(name.startswith(f"{layer}.") for name in left))
-    fill(head, left, published_names(head, _names(head, first)), subject)
-    return head.eval()
+    parsed = _parsed(file)
+    tokens = file.take_tokens(parsed.draft_vocabulary, parsed.vocabulary)
+    shared = file.borrowed_embeddings(parsed.shape)
+    first = max(("midlayer", "layers.0"), key=lambda layer: sum(name.startswith(f"{layer}.") for name in file.weights))
+    return file.filled(lambda: Eagle3Head(parsed, tokens, shared), _names(parsed, first))
 
 
 def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -201,20 +185,18 @@ def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
     }
-    return described, published_weights(head, _names(head))
+    return described, published_weights(head, _names(config))
 
 
-def _names(head: Eagle3Head, first: str = "layers.0") -> dict[str, str]:
+def _names(config: Eagle3Config, first: str = "layers.0") -> dict[str, str]:
     """How names of weights begin in a file, whose first layer is ``layers.0`` or ``midlayer``."""
-    further = {f"further.{index}.": f"layers.{index + 1}." for index in range(len(head.further))}
-    return {"first.": f"{first}.", **further}
+    return {"first.": f"{first}."} | {f"further.{n - 1}.": f"layers.{n}." for n in range(1, config.num_layers)}
 
 
-def _parsed(
-    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
-) -> Eagle3Config:
-    """The network that a config.json describes, checked against the verifier; see `HeadKind.read`."""
-    table = HeadConfig(config, subject)
+def _parsed(file: HeadFile) -> Eagle3Config:
+    """The network that a config.json describes, checked against the verifier."""
+    config, weights = file.config, file.weights
+    table = HeadConfig(config, file.subject)
     if "transformer_layer_config" in config:
         inner = table.table("transformer_layer_config")
         normed = config["transformer_layer_config"].get("model_type") == "qwen3"
@@ -226,13 +208,11 @@ def _parsed(
     vocabulary, depth = inner.take("vocab_size", int), inner.take("num_hidden_layers", int, 1)
     windows = layer_windows(inner, depth)
     if len(set(windows)) > 1:
-        raise ModelError(f"{subject}: its layers have different windows, which specctl does not run in this kind.")
+        raise ModelError(f"{file.subject}: its layers have different windows, which specctl does not run in this kind.")
     shape = layer_shape(inner, qk_norm=normed, rope_theta=theta)
-    text = target.config.get_text_config(decoder=True)
-    layers = _layers(table, text.num_hidden_layers)
     parsed = Eagle3Config(
         shape=shape,
-        layers=layers,
+        layers=_layers(table, file.text.num_hidden_layers),
         vocabulary=vocabulary,
         draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
         target_hidden_size=table.take("target_hidden_size", int, shape.hidden_size),
@@ -244,13 +224,12 @@ def _parsed(
         mask_token=table.take("mask_token_id", int, least=0) if "mask_hidden" in weights else None,
         block=_drafted_at_once(table) if "mask_hidden" in weights else 0,
         window=windows[0],
-        context=context_of(shape, target),
+        context=file.context(shape),
     )
     for each in (inner, table):
-        each.drop(BOOKKEEPING | TRAINING)
-        each.refuse_rest()
-    require_same(subject, "hidden states of width", parsed.target_hidden_size, text.hidden_size)
-    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
+        each.end(TRAINING)
+    file.require_layers(parsed.layers)
+    file.require_fit(parsed.target_hidden_size, vocabulary)
     if parsed.mask_token is not None and parsed.mask_token >= vocabulary:
         raise table.wrong("mask_token_id", parsed.mask_token, f"an id below {vocabulary}")
     return parsed
@@ -275,14 +254,11 @@ def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:
     for key, ordinary in _ORDINARY.items():
         eagle.demand(key, (ordinary,))
     # Only for drafts beyond `parallel_draft_step`, which do not exist here.
-    eagle.drop(["parallel_draft_heads_num_layers"])
-    eagle.refuse_rest()
+    eagle.end(["parallel_draft_heads_num_layers"])
     given = [ids for ids in (inputs, *(tuple(i + 1 for i in ids) for ids in (outputs, nested) if ids)) if ids]
     if any(ids != given[0] for ids in given):
         raise ModelError(f"{table.subject}: its config.json names the verifier's layers twice, and differently.")
-    layers = given[0] if given else (2, depth // 2, depth - 3)
-    require_layers(table.subject, layers, depth)
-    return layers
+    return given[0] if given else (2, depth // 2, depth - 3)
 
 
 _ORDINARY = {

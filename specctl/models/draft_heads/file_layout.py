@@ -1,7 +1,7 @@
 """The files of draft heads: config.json key by key, tensors by name, the fit to the verifier, and writing them."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,19 +89,12 @@ def described(head: ChainHead | BlockHead, verifier: Verifier) -> tuple[dict[str
     return config, weights
 
 
+Network = TypeVar("Network", bound=nn.Module)
+
 ANEW = "Copy or download it again; if it is whole, it is of a layout that specctl does not know."
 
 NOT_THE_HEADS = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 """Copies of the verifier's weights that speculators' trainer needs."""
-
-
-def own_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that are the network's; rotary frequencies, which old files hold too, follow from the config."""
-    return {
-        name: weight
-        for name, weight in weights.items()
-        if name not in NOT_THE_HEADS and not name.endswith("rotary_emb.inv_freq")
-    }
 
 
 def published_names(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str, str]:
@@ -123,114 +116,124 @@ def published_weights(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str,
     return {names[own]: weight for own, weight in head.state_dict().items()}
 
 
-def fill(head: nn.Module, weights: Mapping[str, torch.Tensor], names: Mapping[str, str], subject: str) -> None:
-    """Give a head on the meta device its weights, as they are in the file: neither copied nor cast.
+class HeadFile:
+    """The files of a draft head, read next to its verifier; what does not fit is a ModelError that names the head."""
 
-    Args:
-        head: the network.
-        weights: all tensors of the file that the network has to know.
-        names: of `published_names`.
-        subject: the draft head, for messages, as everywhere below.
+    config: Mapping[str, Any]  # the contents of config.json
+    weights: dict[str, torch.Tensor]  # the network's tensors by their names in the file
+    target: PreTrainedModel  # the verifier
+    text: Any  # the configuration of its decoder
+    subject: str  # the head, for messages, such as ``The draft head 'a/b'``
 
-    Raises:
-        ModelError: a tensor is missing, unknown, of another shape, or not of finite numbers.
-    """
-    wanted = {names[own]: weight for own, weight in head.state_dict().items()}
-    _refuse(subject, "lacks", wanted.keys() - weights.keys())
-    _refuse(subject, "holds unknown", weights.keys() - wanted.keys())
-    for name, weight in wanted.items():
-        given = weights[name]
-        if given.shape != weight.shape:
+    def __init__(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
+    ) -> None:
+        self.config, self.target, self.subject = config, target, subject
+        self.text = target.config.get_text_config(decoder=True)
+        # Old files also hold rotary frequencies, which follow from the configuration.
+        self.weights = {
+            name: weight
+            for name, weight in weights.items()
+            if name not in NOT_THE_HEADS and not name.endswith("rotary_emb.inv_freq")
+        }
+
+    def filled(self, make: Callable[[], Network], prefixes: Mapping[str, str]) -> Network:
+        """The network that ``make`` makes, with the file's weights, in eval mode; ``prefixes`` as of `published_names`.
+
+        Raises:
+            ModelError: a tensor is missing, unknown, of another shape, or not of finite numbers.
+        """
+        with torch.device("meta"):
+            head = make()
+        self.fill(head, self.weights, published_names(head, prefixes))
+        return head.eval()
+
+    def fill(self, head: nn.Module, weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> None:
+        """Give a head on the meta device its weights, neither copied nor cast; ``names`` are those in the file."""
+        wanted = {names[own]: weight for own, weight in head.state_dict().items()}
+        self._refuse("lacks", wanted.keys() - weights.keys())
+        self._refuse("holds unknown", weights.keys() - wanted.keys())
+        for name, weight in wanted.items():
+            given = weights[name]
+            if given.shape != weight.shape:
+                shapes = f"{tuple(given.shape)}; its config.json asks for {tuple(weight.shape)}"
+                raise ModelError(f"{self.subject}: {name} has shape {shapes}.")
+            if not given.is_floating_point() or not bool(given.isfinite().all()):
+                kind = "holds NaN or infinite numbers" if given.is_floating_point() else f"is of dtype {given.dtype}"
+                raise ModelError(f"{self.subject}: {name} {kind}.", ANEW)
+        head.load_state_dict({own: weights[names[own]] for own in head.state_dict()}, assign=True)
+
+    def _refuse(self, what: str, names: Iterable[str]) -> None:
+        if listed := sorted(names):
+            shown = ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+            raise ModelError(f"{self.subject} {what} tensors: {shown}.", ANEW)
+
+    def take_tokens(self, drafts: int, vocabulary: int) -> torch.Tensor | None:
+        """Remove ``d2t`` and ``t2d``; the verifier's id ``(D,)`` int64 of each draft token, None where D = V.
+
+        Raises:
+            ModelError: they are missing, or contradict each other or the sizes D and V.
+        """
+        offsets, known = self.weights.pop("d2t", None), self.weights.pop("t2d", None)
+        if offsets is None and drafts == vocabulary:
+            return None
+        if offsets is None:
+            lacks = f"d2t, without which its {drafts} draft tokens have no ids in the vocabulary of {vocabulary}"
+            raise ModelError(f"{self.subject} lacks {lacks}.", ANEW)
+        if offsets.shape != (drafts,) or offsets.is_floating_point():
+            found = f"shape {tuple(offsets.shape)} and dtype {offsets.dtype}"
+            raise ModelError(f"{self.subject}: d2t has {found}; it must hold {drafts} whole numbers.", ANEW)
+        ids = torch.arange(drafts) + offsets.long()  # d2t holds offsets, not ids
+        if bool((ids.diff() <= 0).any()) or int(ids[0]) < 0 or int(ids[-1]) >= vocabulary:
+            found = f"(from {int(ids.min())} to {int(ids.max())})"
+            raise ModelError(f"{self.subject}: d2t does not give rising ids from 0 to {vocabulary - 1} {found}.", ANEW)
+        if known is not None and not (
+            known.shape == (vocabulary,) and int(known.bool().sum()) == len(ids) and bool(known[ids].all())
+        ):
+            raise ModelError(f"{self.subject}: t2d does not mark the {len(ids)} tokens that d2t names.", ANEW)
+        return None if len(ids) == vocabulary else ids
+
+    def require_same(self, what: str, own: int, verifiers: int) -> None:
+        """Raise a ModelError unless a number of the head is the verifier's; ``what`` as in ``a vocabulary of``."""
+        if own != verifiers:
             raise ModelError(
-                f"{subject}: {name} has shape {tuple(given.shape)}; its config.json asks for {tuple(weight.shape)}."
+                f"{self.subject} needs {what} {own}; the verifier has {verifiers}.",
+                "Choose the head that was trained on this verifier, or train one with `specctl train-draft`.",
             )
-        if not given.is_floating_point() or not bool(given.isfinite().all()):
-            kind = "holds NaN or infinite numbers" if given.is_floating_point() else f"is of dtype {given.dtype}"
-            raise ModelError(f"{subject}: {name} {kind}.", ANEW)
-    head.load_state_dict({own: weights[names[own]] for own in head.state_dict()}, assign=True)
 
+    def require_fit(self, width: int, vocabulary: int) -> None:
+        """Raise a ModelError unless the verifier's states have this width, and its vocabulary this size."""
+        self.require_same("hidden states of width", width, self.text.hidden_size)
+        self.require_same("a vocabulary of", vocabulary, self.text.vocab_size)
 
-def _refuse(subject: str, what: str, names: Iterable[str]) -> None:
-    if listed := sorted(names):
-        shown = ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
-        raise ModelError(f"{subject} {what} tensors: {shown}.", ANEW)
+    def require_layers(self, layers: Sequence[int]) -> None:
+        """Raise a ModelError if the head reads the input of a layer that the verifier does not have.
 
-
-def drafted_tokens(
-    weights: dict[str, torch.Tensor], draft_vocabulary: int, vocabulary: int, subject: str
-) -> torch.Tensor | None:
-    """Remove ``d2t`` and ``t2d`` from a file's tensors; the verifier's id ``(D,)`` int64 of each draft token, or None.
-
-    It is None where the vocabularies, of D and V tokens, are the same.
-
-    Raises:
-        ModelError: they are missing, or contradict each other or the sizes.
-    """
-    offsets, known = weights.pop("d2t", None), weights.pop("t2d", None)
-    if offsets is None:
-        if draft_vocabulary != vocabulary:
+        The last layer's output is no layer's input; implementations differ in whether it is normed.
+        """
+        depth = self.text.num_hidden_layers
+        if outside := [layer for layer in layers if not 0 <= layer < depth]:
             raise ModelError(
-                f"{subject} lacks d2t, without which its {draft_vocabulary} draft tokens have no ids in the "
-                f"vocabulary of {vocabulary}.",
-                ANEW,
+                f"{self.subject} reads the inputs of layers {', '.join(map(str, layers))}; "
+                f"the verifier has {depth} layers, 0 to {depth - 1}, and none is layer {outside[0]}."
             )
-        return None
-    if offsets.shape != (draft_vocabulary,) or offsets.is_floating_point():
-        raise ModelError(
-            f"{subject}: d2t has shape {tuple(offsets.shape)} and dtype {offsets.dtype}; "
-            f"it must hold {draft_vocabulary} whole numbers.",
-            ANEW,
-        )
-    ids = torch.arange(draft_vocabulary) + offsets.long()  # d2t holds offsets, not ids
-    if bool((ids.diff() <= 0).any()) or int(ids[0]) < 0 or int(ids[-1]) >= vocabulary:
-        raise ModelError(
-            f"{subject}: d2t does not give rising ids from 0 to {vocabulary - 1} "
-            f"(from {int(ids.min())} to {int(ids.max())}).",
-            ANEW,
-        )
-    if known is not None and not (
-        known.shape == (vocabulary,) and int(known.bool().sum()) == len(ids) and bool(known[ids].all())
-    ):
-        raise ModelError(f"{subject}: t2d does not mark the {len(ids)} tokens that d2t names.", ANEW)
-    return None if len(ids) == vocabulary else ids
 
+    def context(self, shape: LayerShape) -> int:
+        """The most tokens that the head can read: at least the verifier's.
 
-def require_same(subject: str, what: str, own: int, verifiers: int) -> None:
-    """Raise a ModelError unless a number of the draft head is the verifier's; ``what`` as in ``a vocabulary of``."""
-    if own != verifiers:
-        raise ModelError(
-            f"{subject} needs {what} {own}; the verifier has {verifiers}.",
-            "Choose the head that was trained on this verifier, or train one with `specctl train-draft`.",
-        )
+        Published heads name the length that they were trained with. Beyond it less of a draft may be accepted, but
+        rotary positions continue, and a limit would end the text.
+        """
+        return max(shape.max_positions, context_length(self.target) or 0)
 
-
-def require_layers(subject: str, layers: Sequence[int], depth: int) -> None:
-    """Raise a ModelError if a draft head reads the input of a layer that a verifier of ``depth`` layers does not have.
-
-    The last layer's output is no layer's input; implementations differ in whether it is normed.
-    """
-    if outside := [layer for layer in layers if not 0 <= layer < depth]:
-        raise ModelError(
-            f"{subject} reads the inputs of layers {', '.join(map(str, layers))}; "
-            f"the verifier has {depth} layers, 0 to {depth - 1}, and none is layer {outside[0]}."
-        )
-
-
-def context_of(shape: LayerShape, target: PreTrainedModel) -> int:
-    """The most tokens that a draft head can read: at least the verifier's.
-
-    Published heads name the length that they were trained with. Beyond it less of a draft may be accepted, but rotary
-    positions continue, and a limit would end the text.
-    """
-    return max(shape.max_positions, context_length(target) or 0)
-
-
-def borrowed_embeddings(target: PreTrainedModel, shape: LayerShape, subject: str) -> nn.Module:
-    """A verifier's embeddings, for a head without its own; a ModelError if they have another width."""
-    shared: nn.Module = target.get_input_embeddings()
-    width = int(shared.weight.shape[1])  # type: ignore[index]
-    require_same(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
-    return shared
+    def borrowed_embeddings(self, shape: LayerShape) -> nn.Module | None:
+        """The verifier's embeddings for a head without its own, else None; a ModelError if their width differs."""
+        if "embed_tokens.weight" in self.weights:
+            return None
+        shared: nn.Module = self.target.get_input_embeddings()
+        width = int(shared.weight.shape[1])  # type: ignore[index]
+        self.require_same("without embeddings of its own, token embeddings of width", shape.hidden_size, width)
+        return shared
 
 
 Value = TypeVar("Value", bool, int, float, str)
@@ -334,8 +337,10 @@ class HeadConfig:
         if value is not None and value not in allowed:
             raise self.wrong(key, value, " or ".join(repr(each) for each in allowed))
 
-    def refuse_rest(self) -> None:
-        """Raise a ModelError if keys are left over."""
+    def end(self, further: Collection[str] = ()) -> None:
+        """Take keys that do not matter: `BOOKKEEPING` and further ones. Raise a ModelError if others are left over."""
+        self.drop(BOOKKEEPING)
+        self.drop(further)
         if self._left:
             names = ", ".join(f"{self._path}{key} = {value!r}" for key, value in sorted(self._left.items()))
             raise ModelError(

@@ -13,18 +13,12 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
 from specctl.models.draft_heads.file_layout import (
-    BOOKKEEPING,
     ROPE_THETA,
     HeadConfig,
+    HeadFile,
     Verifier,
-    context_of,
-    fill,
     layer_shape,
-    own_weights,
-    published_names,
     published_weights,
-    require_layers,
-    require_same,
     transformer_table,
 )
 from specctl.models.draft_heads.head_layers import (
@@ -339,11 +333,9 @@ NAMES = {"lm_head.": "lm_head.", "blocks.": "model.layers.", "": "model."}
 """How names of weights begin in a file, by how they begin in the network."""
 
 
-def read(
-    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
-) -> GlideHead:
+def read(file: HeadFile) -> GlideHead:
     """A GliDe head; see `HeadKind.read`."""
-    table = HeadConfig(config, subject)
+    table = HeadConfig(file.config, file.subject)
     table.demand("use_remap", (False,))
     table.demand("attention_bias", (False,))
     shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
@@ -352,28 +344,19 @@ def read(
         vocabulary=table.take("vocab_size", int),
         num_layers=table.take("num_hidden_layers", int, 1),
         block_size=table.take("block_size", int, 5),
-        context=context_of(shape, target),
+        context=file.context(shape),
     )
     wide, heads, size = (
         table.take(key, int) for key in ("large_hidden_size", "large_num_attention_heads", "large_head_dim")
     )
-    table.drop(BOOKKEEPING | {"target_model_name_or_path"})
-    table.refuse_rest()
-    text = target.config.get_text_config(decoder=True)
-    layers = top_layers(text.num_hidden_layers, parsed.num_layers)
-    require_layers(subject, layers, text.num_hidden_layers)
-    keys = VerifierKeys(target, layers)
-    for what, own, verifiers in (
-        ("hidden states of width", wide, text.hidden_size),
-        ("a vocabulary of", parsed.vocabulary, text.vocab_size),
-        ("attention heads, in number", heads, keys.heads),
-        ("attention heads of width", size, keys.head_dim),
-    ):
-        require_same(subject, what, own, verifiers)
-    with torch.device("meta"):
-        head = GlideHead(parsed, keys)
-    fill(head, own_weights(weights), published_names(head, NAMES), subject)
-    return head.eval()
+    table.end(["target_model_name_or_path"])
+    layers = top_layers(file.text.num_hidden_layers, parsed.num_layers)
+    file.require_layers(layers)
+    keys = VerifierKeys(file.target, layers)
+    file.require_fit(wide, parsed.vocabulary)
+    file.require_same("attention heads, in number", heads, keys.heads)
+    file.require_same("attention heads of width", size, keys.head_dim)
+    return file.filled(lambda: GlideHead(parsed, keys), NAMES)
 
 
 def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -77,7 +77,9 @@ class HeadKind:
         Raises:
             ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
         """
-        head: ChainHead | BlockHead = self._own().read(config, weights, target, subject)
+        from specctl.models.draft_heads.file_layout import HeadFile
+
+        head: ChainHead | BlockHead = self._own().read(HeadFile(config, weights, target, subject))
         return head
 
     def describe(

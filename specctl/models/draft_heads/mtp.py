@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 
 from specctl.errors import ModelError, reason
 from specctl.models.draft_heads.chain import ChainHead, ChainPass, last_of
-from specctl.models.draft_heads.file_layout import ANEW, Verifier, fill, published_weights
+from specctl.models.draft_heads.file_layout import ANEW, HeadFile, Verifier, published_weights
 from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.mtp_tensors import mtp_tensors
 from specctl.models.passes.cache import cache_argument
@@ -167,8 +167,6 @@ def _cannot_run(config: Any, why: str) -> ModelError:
 
 
 _OTHER = "Use a head that was made for this target."
-_UNUSED = {"verifier_lm_head.weight"}
-"""Tensors that no reference reads: the converter of speculators writes this one full of NaN."""
 _KNOWN_KEYS = {
     "architectures",
     "auto_map",
@@ -206,19 +204,17 @@ NAMES = {
 """How names of weights begin in speculators' layout, by how they begin in the network."""
 
 
-def read(
-    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
-) -> MtpHead:
+def read(file: HeadFile) -> MtpHead:
     """A target's MTP head from tensors in any of the known layouts; see `HeadKind.read`.
 
     The configuration is the target's own, or speculators'. Only the first MTP layer is used, also on its own output.
     """
-    text = target.config.get_text_config(decoder=True)
-    if "speculators_model_type" in config:
-        _require_alike(config, text, subject)
-    found = mtp_tensors(weights, text.num_hidden_layers)
+    weights, target, subject = file.weights, file.target, file.subject
+    if "speculators_model_type" in file.config:
+        _require_alike(file.config, file.text, subject)
+    found = mtp_tensors(weights, file.text.num_hidden_layers)
     names = {own: name for name, own in found.first.items()}
-    if unknown := sorted(weights.keys() - found.places.keys() - _UNUSED):
+    if unknown := sorted(weights.keys() - found.places.keys()):
         raise ModelError(f"{subject} holds unknown tensors: {', '.join(unknown)}.", ANEW)
     named = {own: weights[name] for own, name in names.items()}
     for own, weight in named.items():
@@ -241,7 +237,7 @@ def read(
     named = _fused(named, expected, subject)
     # What a file lacks goes by the network's name for it, because no file names it.
     names = {own: names.get(own, own.removeprefix("block.")) for own in {**expected, **named}}
-    fill(head, {names[own]: weight for own, weight in named.items()}, names, subject)
+    file.fill(head, {names[own]: weight for own, weight in named.items()}, names)
     if left := [name for name, buffer in head.named_buffers() if buffer.is_meta]:
         raise ModelError(f"{subject} has a layer that computes {left[0]} itself, which specctl does not do.")
     return head
