@@ -7,14 +7,12 @@ from typing import Literal
 
 from specctl.batching.pair_rows import passes_of, read_models, why_alone
 from specctl.errors import out_of_memory
-from specctl.models.passes.forward import Forward
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.layer_sizes import cached_values
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.placing.memory import device_memory
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes, Request
-from specctl.models.running.slot import Slot
 from specctl.models.running.threads import CONTEXT, timed
 from specctl.policies import Setting
 
@@ -76,25 +74,10 @@ def chosen_passes(
     return fastest_passes(pair, min(texts, most_rows(pair, limit)), texts, limit)
 
 
-class _Alone(Passes):
-    """`Passes` of a runner's own sequence."""
-
-    def __init__(self, runner: Slot) -> None:
-        self._runner = runner
-
-    def forward(self, requests: Sequence[Request]) -> list[Forward]:
-        (request,) = requests
-        self._runner.rollback(request.after)
-        return [self._runner.extend(request.tokens, request.keep, hidden=request.hidden)]
-
-    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
-        """There is no other sequence."""
-
-
 def worthwhile(pair: Pair, tokens: int) -> bool:
     """Whether so many tokens take a pair long enough for several texts at once to be tried."""
     try:
-        return tokens * _seconds(pair, [_Alone(pair.target)], [0], 0)[0] >= WORTH
+        return tokens * _seconds(pair, [pair.target.bare.passes], [0], 0)[0] >= WORTH
     finally:
         pair.target.rollback(0)
 
@@ -138,7 +121,7 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes
     chosen: list[Passes] | None = None
     written = max(0, min(limit // 2, WRITTEN, pair.shared_context - CONTEXT - DRAFTED - 1))
     ways, clock = [0, DRAFTED] if pair.drafts else [0], _clock(pair)
-    found = _seconds(pair, [_Alone(runner) for runner in read_models(pair)], ways, written)
+    found = _seconds(pair, [runner.bare.passes for runner in read_models(pair)], ways, written)
 
     def needed(rows: int, seconds: float) -> float:
         """Seconds for all texts, so many of them at once, of which a token of each takes so long."""

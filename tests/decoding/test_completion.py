@@ -9,10 +9,10 @@ from specctl.decoding.text import TextStream
 from specctl.errors import RecordError
 from specctl.models.passes.forward import Forward
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner
 from specctl.profile.schema import SamplingTable
 from specctl.records import FinishReason
 from tests.support.checkpoints import tiny_tokenizer
+from tests.support.runner import Runner
 from tests.support.toys import Script
 
 TOKENIZER = tiny_tokenizer()

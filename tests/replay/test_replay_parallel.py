@@ -13,7 +13,6 @@ from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.forward import Forward
-from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES
 from specctl.policies.published import Constant
 from specctl.replay.costs import CostTable
@@ -21,6 +20,7 @@ from specctl.replay.pearl import Simulated, TwoDevices, cut, parallel_steps, rou
 from specctl.replay.play import replay
 from specctl.replay.traces import Trace, recorded_by_start
 from tests.support.made_traces import flat_costs, trace
+from tests.support.runner import Runner
 
 BLOCKS = range(1, 7)
 WRONG = 7

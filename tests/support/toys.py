@@ -29,10 +29,10 @@ from specctl.models.passes.watching import cut_states
 from specctl.models.predictors.disco_predictor import FEATURES, DiscoPredictor
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.passes import Passes, Request
-from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from tests.support.runner import Runner
 
 VOCABULARY = 5
 EOS = 0

@@ -1,7 +1,7 @@
 """One sequence's place in the passes of a model."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, final
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
@@ -18,6 +18,7 @@ PIECE = 512
 """Tokens of a prompt that go through one pass at once where sequences share passes: all others wait for it."""
 
 
+@final
 class Slot(Facts):
     """A model that extends and rolls back one sequence. It does not know about rounds.
 

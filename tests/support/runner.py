@@ -1,11 +1,11 @@
-"""A model that runs one sequence by itself, without `Passes`."""
+"""A stand-in for a slot that needs no passes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specctl.models.passes.forward import Forward
-from specctl.models.running.passes import Passes
+from specctl.models.running.passes import FACTS, Passes, Request
 from specctl.models.running.slot import Slot, judged_after
 
 if TYPE_CHECKING:
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 class Runner(Slot, ABC):
-    """A `Slot` whose class runs the model itself."""
+    """A `Slot` whose class answers by itself."""
 
-    passes: Any
     tells: bool = False
     judges: bool = False
 
@@ -28,7 +27,7 @@ class Runner(Slot, ABC):
 
     @property
     def bare(self) -> Slot:
-        return self
+        return Slot(_Own(self))
 
     @property
     @abstractmethod
@@ -113,3 +112,17 @@ class Runner(Slot, ABC):
         self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False
     ) -> Forward:
         raise NotImplementedError("it reads a sequence in its order")
+
+
+class _Own(Passes):
+    """The passes of such a slot."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        for name in FACTS:
+            setattr(self, name, getattr(runner, name))
+
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        (request,) = requests
+        self._runner.rollback(request.after)
+        return [self._runner.extend(request.tokens, request.keep, hidden=request.hidden)]
