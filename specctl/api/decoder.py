@@ -48,82 +48,6 @@ AHEAD = 2
 """Prompts for each row that may be taken before the oldest of them is written."""
 
 
-class SeveralTexts:
-    """What writes several texts with a pair; passes that were made for some stay for the next ones.
-
-    Args:
-        pair: loaded.
-    """
-
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
-        self._kept: tuple[Batch, list[Passes]] | None = None
-        self._used = False
-
-    def write(
-        self,
-        prompts: Iterable[Any],
-        prepared: Callable[[int, Any], TextRequest],
-        alone: Session,
-        profile: Profile,
-        batch: Batch,
-        *,
-        ordered: bool,
-        warn: Callable[[str], None],
-    ) -> Iterator[tuple[int, Completion | RecordError]]:
-        """The number of each prompt, with its text or the reason why there is none.
-
-        Args:
-            prompts: taken as they are needed.
-            prepared: makes of a prompt and its number what is asked.
-            alone: writes one text at a time.
-            profile: says which drafts are at work.
-            batch: how many texts are written at once.
-            ordered: whether the texts come in the order of the prompts, or as they are finished.
-            warn: receives the reason why that number cannot be.
-        """
-
-        def asked() -> Iterator[tuple[tuple[int, RecordError | None], TextRequest | None]]:
-            for number, prompt in enumerate(prompts):
-                try:
-                    yield (number, None), prepared(number, prompt)
-                except RecordError as error:
-                    yield (number, error), None
-
-        def in_row(row: Pair, _: Callable[[], int]) -> Writer:
-            return _writer(Session(row, None if profile.draft is None else build_drafter(row, profile.draft.setting)))
-
-        texts = len(prompts) if isinstance(prompts, Sized) else MOST
-        settings, used = [] if profile.draft is None else [profile.draft.setting], self._used
-        passes = None if self._kept is None or self._kept[0] != batch or used else self._kept[1]
-        if passes is None or passes[-1].slots > texts or why_alone(self._pair, *settings) is not None:
-            passes = chosen_passes(self._pair, batch, texts, profile.sampling.max_new_tokens, settings, warn)
-        if passes is None:
-            engine, ahead = HereEngine(_writer(alone)), 1
-        else:
-            engine, ahead = HereEngine(None, Rows.over(self._pair, passes, in_row)), AHEAD
-            if not used:
-                self._kept, self._used = (batch, passes), True
-        try:
-            with engine:
-                written = in_order(engine, asked(), ahead * engine.count) if ordered else as_finished(engine, asked())
-                for (number, error), found in written:
-                    yield number, error or found
-        finally:
-            self._used = used  # by another call
-
-
-def _writer(session: Session) -> Writer:
-    def write(request: TextRequest) -> Completion | RecordError:
-        try:
-            with failures_of_a_text():
-                return session.generate(request.prompt, request.settings, seed_offset=request.seed_offset)
-        except RecordError as error:
-            return error
-
-    return whole(write)
-
-
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a chat, each with ``role`` and ``content``."""
 
@@ -226,6 +150,7 @@ class Decoder:
 
     def __init__(self, resolved: ResolvedProfile, pair: Pair) -> None:
         self.resolved, self.profile = resolved, resolved.profile
+        self._passes: dict[Batch, list[Passes]] = {}  # of the last call for several texts
         self._take(pair)
         self._use_drafter()
 
@@ -335,10 +260,40 @@ class Decoder:
             request = self._request(given, {**sampling, **own})
             return request if "seed" in own else replace(request, seed_offset=number)
 
+        def asked() -> Iterator[tuple[tuple[int, RecordError | None], TextRequest | None]]:
+            for number, given in enumerate(prompts):
+                try:
+                    yield (number, None), prepared(number, given)
+                except RecordError as error:
+                    yield (number, error), None
+
         def warn(text: str) -> None:
             warnings.warn(in_python(text), stacklevel=3)
 
-        return self._texts.write(prompts, prepared, self._session, self.profile, batch, ordered=ordered, warn=warn)
+        def written() -> Iterator[tuple[int, Completion | RecordError]]:
+            pair, draft, alone = self.pair, self.profile.draft, self._session
+            settings = [] if draft is None else [draft.setting]
+            texts, limit = len(prompts) if isinstance(prompts, Sized) else MOST, self.profile.sampling.max_new_tokens
+            passes = self._passes.pop(batch, None)  # a call that is made meanwhile has others
+            if passes is None or passes[-1].slots > texts or why_alone(pair, *settings) is not None:
+                passes = chosen_passes(pair, batch, texts, limit, settings, warn)
+
+            def in_row(row: Pair, _: Callable[[], int]) -> Writer:
+                return _writer(Session(row, None if draft is None else build_drafter(row, draft.setting)))
+
+            rows = None if passes is None else Rows.over(pair, passes, in_row)
+            engine, ahead = HereEngine(_writer(alone) if rows is None else None, rows), 1 if rows is None else AHEAD
+            try:
+                with engine:
+                    tasks = asked()
+                    found = in_order(engine, tasks, ahead * engine.count) if ordered else as_finished(engine, tasks)
+                    for (number, error), text in found:
+                        yield number, error or text
+            finally:
+                if passes is not None and self.pair is pair:
+                    self._passes = {batch: passes}
+
+        return written()
 
     def chat(self, system: str | None = None, **sampling: Unpack[SamplingSettings]) -> Chat:
         """A conversation: ``ask`` takes a turn and returns the answer; through the chat template as in `generate`.
@@ -380,7 +335,8 @@ class Decoder:
 
     def _take(self, pair: Pair) -> None:
         self.pair = pair
-        self._session, self._texts = Session(pair, None), SeveralTexts(pair)
+        self._session = Session(pair, None)
+        self._passes = {}
 
     def _use_drafter(self) -> None:
         draft = self.profile.draft
@@ -390,3 +346,14 @@ class Decoder:
         if named and draft.setting.needs_predictors and not any(self.pair.named_predictors):
             self._take(_opened(self.resolved.profile, predictors=True))  # it was loaded for a policy that reads none
         self._session.drafter = build_drafter(self.pair, draft.setting)
+
+
+def _writer(session: Session) -> Writer:
+    def write(request: TextRequest) -> Completion | RecordError:
+        try:
+            with failures_of_a_text():
+                return session.generate(request.prompt, request.settings, seed_offset=request.seed_offset)
+        except RecordError as error:
+            return error
+
+    return whole(write)
