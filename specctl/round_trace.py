@@ -10,7 +10,7 @@ A line of ``specctl generate --trace``, wrapped here::
 In a hierarchy a round also has ``inner``, a list of such rounds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -77,21 +77,10 @@ class TracedRound(RoundSummary):
             )
             for index, step in enumerate(round_.steps)
         )
+        known = {one.name: getattr(summary, one.name) for one in fields(RoundSummary)}
+        known["inner"] = tuple(map(TracedRound.of, round_.inner))
         return TracedRound(
-            drafted=summary.drafted,
-            accepted=summary.accepted,
-            stop=summary.stop,
-            threshold=summary.threshold,
-            draft_ms=summary.draft_ms,
-            verify_ms=summary.verify_ms,
-            inner=tuple(map(TracedRound.of, round_.inner)),
-            tree=summary.tree,
-            path=round_.path,
-            overlap_ms=summary.overlap_ms,
-            copied=summary.copied,
-            extra=round_.extra,
-            extra_kind=round_.extra_kind,
-            steps=tuple(steps),
+            **known, extra=round_.extra, extra_kind=round_.extra_kind, steps=tuple(steps), path=round_.path
         )
 
 

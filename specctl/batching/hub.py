@@ -11,7 +11,7 @@ from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import OwnClock, working_seconds
 from specctl.policies import Setting, StoppingPolicy
 from specctl.policies.base import joint_of
-from specctl.policies.cost_optimal import CostOptimalRow, JointCostOptimal
+from specctl.policies.cost_optimal import CostOptimalText, JointCostOptimal
 
 
 class Request(Protocol):
@@ -190,9 +190,9 @@ class Decisions:
 
     def __init__(self) -> None:
         self._joints: dict[Setting, tuple[JointCostOptimal | None, set[int]]] = {}
-        self._rows: dict[int, list[CostOptimalRow]] = {}
+        self._rows: dict[int, list[CostOptimalText]] = {}
 
-    def policy(self, setting: Setting, row: int, ask: Callable[[CostOptimalRow], int]) -> StoppingPolicy:
+    def policy(self, setting: Setting, row: int, ask: Callable[[CostOptimalText], int]) -> StoppingPolicy:
         """A new policy of a setting's top level for a row.
 
         Rows of one setting share what decides for them together. A row that asks again begins anew, and shares with
@@ -211,7 +211,7 @@ class Decisions:
         rows.add(row)
         if joint is None:
             return setting.build()
-        policy = joint.row(ask)
+        policy = joint.text(ask)
         self._rows.setdefault(row, []).append(policy)
         return policy
 
@@ -220,14 +220,14 @@ class Decisions:
         for policy in self._rows.get(row, ()):
             policy.forget()
 
-    def run(self, rows: Sequence[CostOptimalRow]) -> list[int]:
+    def run(self, rows: Sequence[CostOptimalText]) -> list[int]:
         """As in `Shared`; an error is raised in all texts, for if each asked alone nobody would see that it was one."""
         try:
             return self._limits(rows)
         except Exception as error:
             return cast("list[int]", [error] * len(rows))
 
-    def _limits(self, rows: Sequence[CostOptimalRow]) -> list[int]:
+    def _limits(self, rows: Sequence[CostOptimalText]) -> list[int]:
         joints = {id(row.joint): row.joint for row in rows}
         if len(joints) == 1:
             return rows[0].joint.run(rows)

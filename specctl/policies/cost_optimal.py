@@ -26,7 +26,7 @@ from specctl.policies.round_times import COST_MEMORY, FEW, SPEED_MEMORY, RoundTi
 from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
-"""After so many rounds in a row in each of which a text began, times are learned from the rows that went on."""
+"""After so many rounds in a row in each of which a text began, times are learned from the texts that went on."""
 RATE_PRIOR = 2.0
 """Observations after which the acceptance rate after a token weighs as much as the overall rate."""
 AHEAD = 8
@@ -312,22 +312,22 @@ class CostOptimal(Rule):
 
 
 class JointCostOptimal:
-    """Decides with which set S of rows drafting goes on.
+    """Decides with which set S of texts drafting goes on.
 
-    It is the one that maximises
+    The set maximises
 
         sum of g_i over S - rho (d(|S|) + v(N + |S|) - v(N)),
 
-    and drafting ends where no set is above 0. Here g_i is the probability that the next token of row i and all before
-    it are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n rows and v(N) that of a verification
-    of N tokens. What a set costs depends on its size alone, so the best one of each size has the rows with the largest
-    gains, and one scan over these finds S. With one row it is the rule of `CostOptimal`, which learns from each
+    and drafting ends where no set is above 0. Here g_i is the probability that the next token of text i and all before
+    it are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts and v(N) that of a verification
+    of N tokens. What a set costs depends on its size alone, so the best one of each size has the texts with the largest
+    gains, and one scan over these finds S. With one text it is the rule of `CostOptimal`, which learns from each
     round at once.
 
-    Acceptance is learned from all rows. What a round takes is learned as in `CostOptimal`, of all rows together: a
+    Acceptance is learned from all texts. What a round takes is learned as in `CostOptimal`, of all texts together: a
     step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
-    grows with n is learned from how times change with the number of rows that still draft. Rounds of few rows and of
-    many, as at the end of a run, take different times: each class of numbers of rows, up to a power of 2, has its own.
+    grows with n is learned from how times change with the number of texts that still draft. Rounds of few texts and of
+    many, as at the end of a run, take different times: each class of numbers of texts, up to a power of 2, has its own.
 
     Args:
         policy: a new one; it holds what is learned.
@@ -336,52 +336,52 @@ class JointCostOptimal:
     def __init__(self, policy: "CostOptimal") -> None:
         self.shared = policy
         self.ended: list[Ended] = []
-        self._round: set[CostOptimalRow] = set()  # those of which the verification that comes reads a token
+        self._round: set[CostOptimalText] = set()  # those of which the verification that comes reads a token
         self._drafted = 0
         self._late = False  # whether a draft of the round began after others
         self.rest = JointRest(policy._allowance)
-        self._due: set[CostOptimalRow] = set()  # those of which the end of a round is still to be told
+        self._due: set[CostOptimalText] = set()  # those of which the end of a round is still to be told
         self._begun = 0  # rounds in a row in which texts began
         self.passes_over = False  # whether the round is not learned from
-        self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its rows
-        self._most = 1  # rows of a round so far
+        self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its texts
+        self._most = 1  # texts of a round so far
         self._times = {0: policy._times}  # by class
 
-    def row(self, ask: "Callable[[CostOptimalRow], int]") -> "CostOptimalRow":
+    def text(self, ask: "Callable[[CostOptimalText], int]") -> "CostOptimalText":
         """The policy of one more text.
 
         Args:
             ask: called with that policy; waits for `run`, and returns its answer for that policy.
         """
-        return CostOptimalRow(self, ask)
+        return CostOptimalText(self, ask)
 
-    def run(self, rows: "Sequence[CostOptimalRow]", /) -> list[int]:
+    def run(self, texts: "Sequence[CostOptimalText]", /) -> list[int]:
         """Of each text that asks, how many tokens it drafts from here on at most; 0 for none."""
         if self.rest:  # a text that begins meanwhile waits for the others
-            return [0] * len(rows)
-        starts = {row for row in rows if not row.drafted}
+            return [0] * len(texts)
+        starts = {text for text in texts if not text.drafted}
         if starts and (self.ended or starts >= self._round):
-            chosen = self._begin(rows)
+            chosen = self._begin(texts)
         else:  # a text that begins while others draft or wait for their verification has its round with them
-            self._round.update(rows)
+            self._round.update(texts)
             self._late |= bool(starts)
-            chosen = self._worth(rows)
+            chosen = self._worth(texts)
         self._due |= starts
         self._drafted += len(chosen)
         limit = self.shared._limit
-        self.rest.offer(() if limit or not self.shared._allowance.asleep else rows)
-        return [limit if row in chosen else 0 for row in rows]
+        self.rest.offer(() if limit or not self.shared._allowance.asleep else texts)
+        return [limit if text in chosen else 0 for text in texts]
 
-    def tell(self, row: "CostOptimalRow", ended: "Ended") -> None:
-        """A row's round is over; of one that nothing was decided about, since others rested, nothing is learned."""
-        if row in self._due:
-            self._due.remove(row)
+    def tell(self, text: "CostOptimalText", ended: "Ended") -> None:
+        """A text's round is over; of one that nothing was decided about, since others rested, nothing is learned."""
+        if text in self._due:
+            self._due.remove(text)
             self.ended.append(ended)
 
-    def _begin(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
-        """The rows that draft in a round that begins."""
+    def _begin(self, texts: "Sequence[CostOptimalText]") -> "set[CostOptimalText]":
+        """The texts that draft in a round that begins."""
         shared, ended, self.ended, late = self.shared, self.ended, [], self._late
-        self._round, self._drafted = {*rows}, sum(row.drafted for row in rows)
+        self._round, self._drafted = {*texts}, sum(text.drafted for text in texts)
         self._late = self._drafted > 0
         if ended:
             if shared._allowance.asleep and not any(each.begins or each.round.steps for each in ended):
@@ -392,21 +392,21 @@ class JointCostOptimal:
                 self._pass_over([each.round for each in ended])
             else:
                 self._learn(ended, late=late)
-        self._play(len(rows))
+        self._play(len(texts))
         self.passes_over = shared._allowance.passed < shared._allowance.every - 1
-        if len(rows) == 1:
-            shared._last_token = rows[0].own._last_token
-            shared._decide(rows[0].unread)
-            return set(rows)
-        chosen, times = self._worth(rows), shared._times
-        first = sum(row.gain for row in chosen) / len(chosen) if chosen else 0.0
+        if len(texts) == 1:
+            shared._last_token = texts[0].own._last_token
+            shared._decide(texts[0].unread)
+            return set(texts)
+        chosen, times = self._worth(texts), shared._times
+        first = sum(text.gain for text in chosen) / len(chosen) if chosen else 0.0
         pays = bool(chosen) and shared._drafts.pays(first, times.price, times.entry)
-        unread = sum(row.unread for row in rows) // len(rows)
+        unread = sum(text.unread for text in texts) // len(texts)
         shared._limit = min(shared.max_draft, shared._allowance.longest(pays, unread))
-        return chosen if pays else set(rows)
+        return chosen if pays else set(texts)
 
     def _play(self, count: int) -> None:
-        """Decide by the times of rounds of so many rows, and learn these.
+        """Decide by the times of rounds of so many texts, and learn these.
 
         What a class takes is taken to be what the nearest one does, until its own rounds were timed.
         """
@@ -420,52 +420,52 @@ class JointCostOptimal:
         shared._times = shared._allowance.times = known[class_]
         shared._allowance.part = count / self._most
 
-    def _worth(self, rows: "Sequence[CostOptimalRow]") -> "set[CostOptimalRow]":
-        """The rows with which drafting goes on."""
+    def _worth(self, texts: "Sequence[CostOptimalText]") -> "set[CostOptimalText]":
+        """The texts with which drafting goes on."""
         shared, count = self.shared, len(self._round)
         if count == 1:
-            (row,) = rows
-            return {row} if shared._goes_on(row.drafted, row.gain, row.own._following) else set()
-        ordered = sorted(rows, key=lambda row: -row.gain)
+            (text,) = texts
+            return {text} if shared._goes_on(text.drafted, text.gain, text.own._following) else set()
+        ordered = sorted(texts, key=lambda text: -text.gain)
         further, drafted, gains, best, size = shared._times.further, self._drafted / count, 0.0, 0.0, 0
-        for number, row in enumerate(ordered, start=1):
-            gains += row.gain
+        for number, text in enumerate(ordered, start=1):
+            gains += text.gain
             value = gains - count * further(drafted, number / count, self._share(number, count))
             if value > best:
                 best, size = value, number
         return set(ordered[:size])
 
-    def _share(self, rows: int, count: int) -> float:
-        """What a draft pass over some rows takes, as a share of one over all."""
-        if rows == count or not self._pass.known:
+    def _share(self, texts: int, count: int) -> float:
+        """What a draft pass over some texts takes, as a share of one over all."""
+        if texts == count or not self._pass.known:
             return 1.0
-        return self._pass.at(rows) / (self._pass.at(count) or 1.0)
+        return self._pass.at(texts) / (self._pass.at(count) or 1.0)
 
     def _learn(self, ended: "Sequence[Ended]", *, late: bool) -> None:
-        """Learn from a round of the batch: in the mean over its rows, but for times, which are those of all.
+        """Learn from a round of the batch: in the mean over its texts, but for times, which are those of all.
 
-        Where a draft began after others, how many rows had a pass is not known.
+        Where a draft began after others, how many texts had a pass is not known.
         """
-        shared, rows, rounds = self.shared, len(ended), [each.round for each in ended]
+        shared, texts, rounds = self.shared, len(ended), [each.round for each in ended]
         total, passes = sum(len(round_.steps) for round_ in rounds), max(len(round_.steps) for round_ in rounds)
-        unread = sum(each.unread for each in ended) // rows
-        if passes and rows > 1 and unread <= FEW and not late:
+        unread = sum(each.unread for each in ended) // texts
+        if passes and texts > 1 and unread <= FEW and not late:
             self._pass.learn(total / passes, sum(each.draft_seconds for each in rounds) / passes)
         steps = self._steps(rounds)
         shared._allowance.idle += not total
         if not self._learn_times(ended, steps, unread):
             shared._times.pass_over(total > 0)
-        shared._allowance.book(steps, total / rows, sum(map(kept, rounds)) / rows, unread)
+        shared._allowance.book(steps, total / texts, sum(map(kept, rounds)) / texts, unread)
 
     def _pass_over(self, rounds: "Sequence[Round]") -> None:
         """A round with drafts of which the balance alone is kept."""
-        shared, rows = self.shared, len(rounds)
-        width = sum(len(round_.steps) for round_ in rounds) / rows
-        shared._allowance.pass_over(self._steps(rounds), width, sum(map(kept, rounds)) / rows)
+        shared, texts = self.shared, len(rounds)
+        width = sum(len(round_.steps) for round_ in rounds) / texts
+        shared._allowance.pass_over(self._steps(rounds), width, sum(map(kept, rounds)) / texts)
         shared._times.pass_over(drafted=True)
 
     def _steps(self, rounds: "Sequence[Round]") -> float:
-        """What the draft passes of a round take, in passes over all its rows."""
+        """What the draft passes of a round take, in passes over all its texts."""
         lengths = [len(round_.steps) for round_ in rounds]
         if len(lengths) == 1:
             return lengths[0]
@@ -473,10 +473,10 @@ class JointCostOptimal:
         return sum(self._share(each, len(lengths)) for each in taking_part)
 
     def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
-        """Learn what a round takes that so many draft steps were made in; whether it tells that.
+        """Learn what a round takes that from its number of draft steps; whether it could.
 
         A text's first round reads the prompt too, and with it all others wait. So such rounds are left out while there
-        are others. Where texts begin all the time, times are learned from the shares of the rows that went on. Shares
+        are others. Where texts begin all the time, times are learned from the shares of the texts that went on. Shares
         are by tokens, and so too small where a pass reads a prompt's tokens for the time of few.
         """
         on = [each for each in ended if not each.begins]
@@ -499,55 +499,55 @@ class JointCostOptimal:
 
 
 class JointRest:
-    """Rounds in which rows neither ask nor tell, since none of them drafts: all begin and end in the same rounds.
+    """Rounds in which no text drafts or asks: all texts begin and end such a rest together.
 
     Args:
-        allowance: says how many these rounds are, and is told of each once.
+        allowance: knows how many these rounds are, and counts each once.
     """
 
     def __init__(self, allowance: DraftAllowance) -> None:
         self._allowance = allowance
-        self._may: set[CostOptimalRow] = set()
-        self._rows: set[CostOptimalRow] = set()
+        self._may: set[CostOptimalText] = set()
+        self._resting: set[CostOptimalText] = set()
         self._told = 0  # rounds of the rest
 
     def __bool__(self) -> bool:
-        """Whether any row rests."""
-        return bool(self._rows)
+        """Whether any text rests."""
+        return bool(self._resting)
 
-    def offer(self, rows: "Iterable[CostOptimalRow]") -> None:
-        """These rows, about which something was decided, may rest after the round that begins, and no others."""
-        self._may = {*rows}
+    def offer(self, texts: "Iterable[CostOptimalText]") -> None:
+        """These texts, about which something was decided, may rest after the round that begins, and no others."""
+        self._may = {*texts}
 
-    def begin(self, row: "CostOptimalRow") -> int:
-        """For how many rounds a row rests from now on; 0 where it may not."""
-        if row not in self._may:
+    def begin(self, text: "CostOptimalText") -> int:
+        """For how many rounds a text rests from now on; 0 where it may not."""
+        if text not in self._may:
             return 0
-        self._may.remove(row)
-        if not self._rows:
+        self._may.remove(text)
+        if not self._resting:
             self._told = 0
-        self._rows.add(row)
+        self._resting.add(text)
         return self._allowance.asleep
 
-    def end(self, row: "CostOptimalRow", rounds: int) -> None:
-        """So many rounds of a row's rest are over: all of them, as are the others', or its text has ended."""
-        if row not in self._rows:
+    def end(self, text: "CostOptimalText", rounds: int) -> None:
+        """So many rounds of a text's rest are over: all of them, as are the others', or its text has ended."""
+        if text not in self._resting:
             return
-        self._rows.remove(row)
+        self._resting.remove(text)
         if rounds > self._told:
             self._allowance.doze(rounds - self._told)
             self._told = rounds
         if not self._allowance.asleep:
-            self._rows.clear()
+            self._resting.clear()
 
-    def leave(self, row: "CostOptimalRow") -> None:
-        """Another text begins in a row."""
-        self._may.discard(row)
-        self._rows.discard(row)
+    def leave(self, text: "CostOptimalText") -> None:
+        """Another text begins in its place."""
+        self._may.discard(text)
+        self._resting.discard(text)
 
 
 class Ended(NamedTuple):
-    """A round of one row.
+    """A round of one text.
 
     Attributes:
         round: that ended.
@@ -562,11 +562,11 @@ class Ended(NamedTuple):
     begins: bool
 
 
-class CostOptimalRow:
+class CostOptimalText:
     """The `StoppingPolicy` of one text of a batch.
 
     Attributes:
-        joint: decides for all rows.
+        joint: decides for all texts.
         own: a policy with the text's own state, which shares all that is learned.
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
@@ -577,7 +577,7 @@ class CostOptimalRow:
     drafts = True
     size = 1.0
 
-    def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalRow], int]") -> None:
+    def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalText], int]") -> None:
         self.own = copy(joint.shared)
         self.joint, self._ask = joint, ask
         self._begins = True

@@ -19,7 +19,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting, estimators
-from specctl.policies.cost_optimal import CostOptimalRow, JointCostOptimal
+from specctl.policies.cost_optimal import CostOptimalText, JointCostOptimal
 from specctl.policies.estimators import AgreementCurve
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.toys import law
@@ -112,7 +112,7 @@ def test_an_error_of_what_decides_for_all_is_no_slowness(monkeypatch: pytest.Mon
 
     decide = JointCostOptimal.run
 
-    def fails_for_several(joint: JointCostOptimal, rows: Sequence[CostOptimalRow]) -> list[int]:
+    def fails_for_several(joint: JointCostOptimal, rows: Sequence[CostOptimalText]) -> list[int]:
         if len(rows) > 1:
             raise ZeroDivisionError
         return decide(joint, rows)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.batching.hub import Decisions, Hub
 from specctl.policies import NONE, Setting
-from specctl.policies.cost_optimal import CROWDED, CostOptimal, CostOptimalRow, JointCostOptimal, JointRest
+from specctl.policies.cost_optimal import CROWDED, CostOptimal, CostOptimalText, JointCostOptimal, JointRest
 from specctl.policies.draft_account import (
     EVERY,
     FIRST_DRAFTS,
@@ -28,10 +28,10 @@ from tests.support.made_traces import flat_costs, traces
 EOS = frozenset({0})
 
 
-def batch_of(rows: int, rounds: int = 40) -> tuple[JointCostOptimal, list[CostOptimalRow]]:
+def batch_of(rows: int, rounds: int = 40) -> tuple[JointCostOptimal, list[CostOptimalText]]:
     """A rule that has seen rounds of so many rows, in which passes cost 1 ms and 0.2 ms for each row."""
     joint, chance = JointCostOptimal(CostOptimal()), random.Random(3)
-    views = [joint.row(lambda _: 0) for _ in range(rows)]
+    views = [joint.text(lambda _: 0) for _ in range(rows)]
     for _ in range(rounds):
         lengths = [chance.randrange(1, 5) for _ in views]
         passes = [sum(length >= place for length in lengths) for place in range(1, max(lengths) + 1)]
@@ -56,7 +56,7 @@ def test_drafting_goes_on_with_the_best_set_of_all() -> None:
         for view in views:
             view.gain, view.drafted = chance.random() ** 2, 1
 
-        def value(rows: tuple[CostOptimalRow, ...]) -> float:
+        def value(rows: tuple[CostOptimalText, ...]) -> float:
             share = joint._share(len(rows), 6)
             price = 6 * times.further(joint._drafted / 6, len(rows) / 6, share) if rows else 0.0
             return sum(row.gain for row in rows) - price
@@ -117,7 +117,7 @@ def test_a_text_asks_with_its_prompt_as_if_there_had_been_none_before() -> None:
     """The one before it may have ended in the middle of a round, with much that its draft had not read."""
     asked: list[tuple[int, int, int | None]] = []
 
-    def ask(row: CostOptimalRow) -> int:
+    def ask(row: CostOptimalText) -> int:
         asked.append((row.drafted, row.unread, row.own._last_token))
         return 5
 
@@ -138,9 +138,9 @@ def test_a_text_asks_with_its_prompt_as_if_there_had_been_none_before() -> None:
 def test_rows_of_a_setting_share_a_decision_until_one_begins_anew() -> None:
     decisions, setting = Decisions(), Setting("cost-optimal")
     first, second, again = (decisions.policy(setting, row, lambda _: 0) for row in (0, 1, 0))
-    assert isinstance(first, CostOptimalRow)
-    assert isinstance(second, CostOptimalRow)
-    assert isinstance(again, CostOptimalRow)
+    assert isinstance(first, CostOptimalText)
+    assert isinstance(second, CostOptimalText)
+    assert isinstance(again, CostOptimalText)
     assert first.joint is second.joint is not again.joint
     forgetting = Setting.of({"name": "cost-optimal", "carry_over": False})
     assert isinstance(decisions.policy(forgetting, 0, lambda _: 0), CostOptimal)
@@ -163,7 +163,7 @@ def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
     passed: list[bool] = []
     monkeypatch.setattr(RoundTimes, "pass_over", lambda _, drafted: passed.append(drafted))
     joint = JointCostOptimal(CostOptimal())
-    views, steps = [joint.row(lambda _: 0) for _ in range(4)], (DraftStep(1, 5, 0.4, 0.8),)
+    views, steps = [joint.text(lambda _: 0) for _ in range(4)], (DraftStep(1, 5, 0.4, 0.8),)
     joint.run(views)
     for number in range(CROWDED + 40):
         views[number % 4].reset()
@@ -211,7 +211,7 @@ def test_where_drafts_never_pay_a_batch_is_as_fast_as_the_target_alone() -> None
     assert played.draft_passes < played.verifications / 20
 
 
-def play(joint: JointCostOptimal, views: list[CostOptimalRow], length: int, drafting: float, verifying: float) -> None:
+def play(joint: JointCostOptimal, views: list[CostOptimalText], length: int, drafting: float, verifying: float) -> None:
     """A round of some rows of which no draft is accepted, in milliseconds of all."""
     steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
     shares = drafting / len(views) / 1e3, verifying / len(views) / 1e3
@@ -241,7 +241,7 @@ def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take()
     joint, alone = JointCostOptimal(CostOptimal()), JointCostOptimal(CostOptimal())
     for each in (joint, alone):
         each.shared._allowance._booked = FIRST_DRAFTS  # which are short for themselves
-    views = [joint.row(lambda _: 0) for _ in range(8)]
+    views = [joint.text(lambda _: 0) for _ in range(8)]
     assert joint.run(views) == [2] * 8
     assert alone.run([views[0]])[0] > 2
     play(joint, views, 2, 2.0, 30.0)
@@ -298,16 +298,16 @@ def test_several_texts_go_without_drafts_sooner_where_these_save_little() -> Non
         assert found == rests
 
 
-def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalRow], list[list[int]]]:
+def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalText], list[list[int]]]:
     """Rows that were decided about together, have had their round, and what was asked so far; they may rest for 7."""
     joint, asked = JointCostOptimal(CostOptimal()), []
 
-    def ask(row: CostOptimalRow) -> int:
+    def ask(row: CostOptimalText) -> int:
         (found,) = joint.run([row])
         asked.append([views.index(row), found])
         return found
 
-    views = [joint.row(ask) for _ in range(rows + 1)]
+    views = [joint.text(ask) for _ in range(rows + 1)]
     joint.shared._limit, joint.shared._allowance.asleep = 0, 7
     joint._round, joint._due = {*views[:rows]}, {*views[:rows]}
     joint.rest.offer(views[:rows])
@@ -319,7 +319,7 @@ def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalRow], list
     return joint, views, asked
 
 
-def tell(view: CostOptimalRow, context: int = 30) -> None:
+def tell(view: CostOptimalText, context: int = 30) -> None:
     view.observe(
         Round(0, (), 0, 9, ExtraToken.CORRECTION, StopReason.MAX_DRAFT, None, 0.0, 4e-3, 4e-3, context=context)
     )

@@ -8,7 +8,7 @@ from greenlet import getcurrent, greenlet
 
 from specctl.policies import Setting, StoppingPolicy
 from specctl.policies.base import joint_of
-from specctl.policies.cost_optimal import CostOptimalRow
+from specctl.policies.cost_optimal import CostOptimalText
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 Answer = TypeVar("Answer")
@@ -103,7 +103,7 @@ class BatchDrafts:
         for gone in [name for name in self._requests if name not in live]:
             policy = self._requests.pop(gone).policy
             if self._joint is not None:
-                cast(CostOptimalRow, policy).forget()
+                cast(CostOptimalText, policy).forget()
             self._idle.append(policy)
         known = [
             (request, verdict)
@@ -178,7 +178,7 @@ class BatchDrafts:
         if self._idle:
             policy = self._idle.pop()
         else:
-            policy = self._setting.build() if self._joint is None else self._joint.row(_ask)
+            policy = self._setting.build() if self._joint is None else self._joint.text(_ask)
         policy.reset()
         self._requests[name] = found = RequestDraft(policy)
         return found
@@ -196,7 +196,7 @@ class BatchDrafts:
         return found
 
 
-def _ask(row: CostOptimalRow) -> int:
+def _ask(row: CostOptimalText) -> int:
     """Hand a joint policy's row to `BatchDrafts._asked`, and wait there for the answer to it."""
     answer: int = getcurrent().parent.switch(row)
     return answer
