@@ -279,7 +279,7 @@ class ModelTable(Table):
                     if (other := given.get(name)) not in plain:
                         yield f"excludes {name} = {other!r}: shards go to the first cards, one each"
                 if given.get("adapter") is not None:
-                    yield 'excludes adapter: changes are added to a model in one process; device = "balanced" is one'
+                    yield 'excludes adapter: an adapter is merged in one process; set device = "balanced" instead'
             case "placement" if value is not None and given.get("shards", True) is None:
                 yield "needs shards, the number of cards"
 

@@ -151,7 +151,7 @@ def test_models_whose_tokenizers_have_no_common_text_are_not_written(specctl: Sp
     tokenizer.save_pretrained(tmp_path / "foreign")
     ran = specctl("profiles", "new", "--target", "./big", "--draft", "./foreign", "-o", "pair.toml")
     assert ran.code == 3
-    assert "The tokenizers differ, and the draft's does not give back a text" in ran.stderr
+    assert "The tokenizers differ, and the draft's does not reproduce a text" in ran.stderr
     assert not (tmp_path / "pair.toml").exists()
 
 

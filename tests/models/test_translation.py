@@ -238,8 +238,8 @@ def lower_case() -> PreTrainedTokenizerFast:
     [
         (PIECES, {"vocabulary": "shared"}, "The tokenizers differ: id"),
         (PIECES, {"tokens": 100}, "draft.tokens is about the target's"),
-        (lower_case, {}, "the draft's does not give back a text: of .The quick brown fox .* .the quick brown fox"),
-        (lower_case, {"vocabulary": "text"}, "the draft's does not give back a text"),
+        (lower_case, {}, "the draft's does not reproduce a text: its tokens turn .The quick .* into .the quick"),
+        (lower_case, {"vocabulary": "text"}, "the draft's does not reproduce a text"),
     ],
 )
 def test_a_pair_that_cannot_be_is_an_error(tmp_path: Path, tokenizer: Any, settings: Any, message: str) -> None:
@@ -251,7 +251,7 @@ def test_a_pair_that_cannot_be_is_an_error(tmp_path: Path, tokenizer: Any, setti
 @pytest.mark.parametrize("vocabulary", ["auto", "intersection", "text"])
 def test_a_pair_without_a_common_token_is_an_error(vocabulary: Any) -> None:
     table = DraftTable(model="small", vocabulary=vocabulary)
-    with pytest.raises(ProfileError, match="the draft 'small' have not a single token in common"):
+    with pytest.raises(ProfileError, match="the draft 'small' have no token in common"):
         token_map(table, ToyTokenizer("<end>", "a"), ToyTokenizer("<end>", "b"), 2, 2)
 
 

@@ -322,7 +322,7 @@ class Checkpoint:
                 self.name, revision=self.revision, allow_patterns=[path.name for path in self.weight_files()]
             )
         if not self.has_weights():
-            self._remote_headers()  # which says why where there is no network: a snapshot with other files is given out
+            self._remote_headers()  # says why without a network, where a snapshot with other files is returned
             raise ModelError(*pickle_only(str(self), self.role, self.name))
 
     def _index(self) -> dict[str, Path] | None:

@@ -68,7 +68,7 @@ class LoadedModel:
             model=model,
             config=config,
             eos_ids=_eos_ids(model),
-            # The output layer may be another process's.
+            # The output layer may be in another process.
             vocabulary=head.weight.shape[0] if hasattr(head, "weight") else config.vocab_size,
             device=device_of(model) if inputs.is_meta else inputs.device,
             dtype=model.dtype,
@@ -200,7 +200,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
             ) from error
     if not tokenizer.chat_template:  # older models that read pictures have it in a file that only their processor reads
         tokenizer.chat_template = checkpoint.processor_template()
-    # Without its files transformers makes some of an empty vocabulary; T5's then has the space alone.
+    # Without its files transformers makes a tokenizer of an empty vocabulary; T5's then has only the space.
     if len(tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}) < 2:
         raise absent
     return tokenizer
@@ -243,18 +243,18 @@ def _read(
         size = placement.shards
         split = DistributedConfig(tp_size=size) if placement.sharded == "tensor" else DistributedConfig(pp_size=size)
         where = {"distributed_config": split}
-    # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.
+    # None must not be passed for a checkpoint that is quantised already: it would replace its own settings.
     quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
-    # transformers' own door also knows code from repositories, and decoders inside of a wrapper's files.
-    door: Any = text_only_class(load_config(checkpoint, trust_remote_code)) or AutoModelForCausalLM
-    loaded: Any = door.from_pretrained(
+    # AutoModelForCausalLM also loads code from repositories, and decoders from a wrapper's files.
+    loader: Any = text_only_class(load_config(checkpoint, trust_remote_code)) or AutoModelForCausalLM
+    loaded: Any = loader.from_pretrained(
         checkpoint.folder,
         dtype=getattr(torch, placement.dtype),
         **where,
         use_safetensors=True,
         **quantizing,
         trust_remote_code=trust_remote_code,
-        ignore_mismatched_sizes=True,  # to get a report that names them, instead of an error without names
+        ignore_mismatched_sizes=True,  # to get a report with their names instead of an error without names
         output_loading_info=True,
     )
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
@@ -285,10 +285,10 @@ def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
 
     for name, parameter in model.named_parameters():
         weight = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of a share, what is here
-        # A quantised weight is a tensor of a type of its own, made of codes and of scales that are NaN where it is.
+        # A quantised weight is a tensor subclass of codes and scales; its scales are NaN where it is.
         inner = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else []
         parts = [part for name in inner if (part := getattr(weight, name)).dtype.itemsize > 1] if inner else [weight]
-        # A sum is NaN if one of its terms is, and is found in a single pass without memory of its own.
+        # A sum is NaN if one of its terms is, and takes a single pass and no memory.
         if any(part.is_floating_point() and not part.is_meta and bool(torch.isnan(part.sum())) for part in parts):
             raise ModelError(
                 f"{checkpoint} has weights that are not numbers (NaN), first in {name}.",

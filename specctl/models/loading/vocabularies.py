@@ -37,7 +37,7 @@ def token_map(
 
     Raises:
         ModelError: they differ and must not; or they are the same and the draft has too few rows.
-        ProfileError: no token of the draft's is one of the target's, one of them does not give back a text, or a draft
+        ProfileError: no token of the draft's is one of the target's, one of them does not reproduce a text, or a draft
             that writes text needs a distribution.
     """
     if (why := difference(target, draft)) is None:
@@ -53,8 +53,8 @@ def token_map(
         )
     if needs_law and table.vocabulary == "text":
         raise ProfileError(
-            f"The draft {table.model!r} writes text, of which the target's tokens are cut: no head can predict which "
-            "are accepted, and it cannot verify a faster draft.",
+            f"The draft {table.model!r} writes text, which is then cut into the target's tokens: no head can predict "
+            "which are accepted, and it cannot verify a faster draft.",
             'Set draft.vocabulary = "intersection", or leave the head or the faster draft out.',
         )
     ours, theirs = TokenBytes(target, whole), TokenBytes(draft, draft_rows)
@@ -64,11 +64,11 @@ def token_map(
         table.vocabulary == "auto" and not needs_law and covered(shared, target) < COVERED
     )
     if not (any(map(ours.encode, theirs.ids)) if by_text else some):
-        raise ProfileError(f"The target and the draft {table.model!r} have not a single token in common.", OTHERS)
+        raise ProfileError(f"The target and the draft {table.model!r} have no token in common.", OTHERS)
     for whose, spelt in (("target", ours), ("draft", theirs)):
         if (lost := spelt.lost) is not None:
             raise ProfileError(
-                f"The tokenizers differ, and the {whose}'s does not give back a text: of {lost!r} its tokens make "
+                f"The tokenizers differ, and the {whose}'s does not reproduce a text: its tokens turn {lost!r} into "
                 f"{spelt.reading(lost)!r}.",
                 OTHERS,
             )
