@@ -218,7 +218,7 @@ def test_a_pair_of_two_tokenizers_is_loaded_and_told_of(tmp_path: Path) -> None:
     pair = load_pair(asked, engines=EngineSettings(engine="eager", notice=told.append), measured=False)
     (runner,) = pair.drafts
     assert isinstance(runner.passes, TranslatedPasses)
-    shared = map_of(OTHERS(), PIECES()).told
+    shared = map_of(OTHERS(), PIECES()).summary
     assert engine_report(runner) == f"eager ({shared})"
     assert [line for line in told if "another tokenizer" in line and line.endswith(shared)]
     assert pair.context == pair.target.context
