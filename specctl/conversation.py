@@ -1,4 +1,4 @@
-"""A conversation with a loaded pair, whose policy and settings may change between turns."""
+"""A conversation with a loaded pair or a server: its turns, its settings between turns, and its slash commands."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +35,8 @@ class Turn:
 
     Attributes:
         text: the user's.
-        answer: None before there is one.
-        finish_reason: why the answer ended; None if it was loaded from a file that does not say.
+        answer: None until it is written.
+        finish_reason: why the answer ended; None if a file that it was loaded from does not say.
         completion: the answer's numbers; None if they are not known.
     """
 
@@ -48,11 +48,11 @@ class Turn:
 
 @dataclass(slots=True)
 class Transcript:
-    """A conversation: turns in order, of which only the last may be without an answer.
+    """A conversation.
 
     Attributes:
-        turns: in order.
-        system: the system message that a loaded file brought; None without one.
+        turns: in order; only the last may be without an answer.
+        system: the system message of a loaded file; None without one.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Transcript:
 
     @property
     def answers(self) -> list[str]:
-        """The answers of all turns but the last, whose answer is the next to be written."""
+        """The answers of all turns but the last, which is the next to be answered."""
         return [turn.answer or "" for turn in self.turns[:-1]]
 
     @property
@@ -85,11 +85,11 @@ class Transcript:
         return turn
 
     def as_record(self, *, chat: bool, system: str | None) -> dict[str, Any]:
-        """The conversation as `specctl generate` reads and writes one.
+        """The conversation in the format that `specctl generate` reads and writes.
 
         Args:
-            chat: whether it goes through a chat template: then ``messages`` end with the last turn's text and
-                ``completion`` is its answer. Else it is ``turns`` with a completion for each.
+            chat: whether it goes through a chat template. Then ``messages`` end with the last turn's text, and
+                ``completion`` is its answer. Otherwise there are ``turns`` with a completion for each.
             system: the system message of a chat.
         """
         last = self.last()
@@ -112,12 +112,12 @@ class Transcript:
         Args:
             path: the file.
             chat, system: as in `as_record`.
-            beside: outputs and inputs, none of which the file may be.
+            beside: outputs and inputs; the file may not be one of them.
 
         Raises:
-            UsageError: nothing has been said, the file holds something else or is one of those, another process is
-                writing it, or it cannot be written.
-            OutputError: the line cannot be written whole; then the file is as before.
+            UsageError: nothing has been said, the file holds something else or is one of ``beside``, another process
+                is writing it, or it cannot be written.
+            OutputError: the line cannot be written whole; the file is then unchanged.
         """
         record = self.as_record(chat=chat, system=system)
         with (beside or Outputs()).further() as outputs:
@@ -133,7 +133,7 @@ def load_transcript(path: Path) -> Transcript:
     """The conversation of a file's last record: ``messages``, ``turns`` or a ``prompt``, answered or not.
 
     Raises:
-        UsageError: the file cannot be read, or its last record is no conversation of a user and an assistant.
+        UsageError: the file cannot be read, or its last record is not a conversation of a user and an assistant.
     """
     with open_input(str(path)) as stream:
         try:
@@ -166,7 +166,7 @@ def _transcript(record: Record) -> Transcript | None:
     if len(answers) > len(texts) or not all(isinstance(answer, str) for answer in answers):
         return None
     turns = [Turn(text, answer) for text, answer in zip(texts, answers, strict=False)]
-    # Only the last turn of a conversation may be without an answer; the rest was never said.
+    # Only the last turn of a conversation may be without an answer; turns after it were never said.
     return Transcript([*turns, *(Turn(text) for text in texts[len(turns) : len(turns) + 1])])
 
 
@@ -201,14 +201,14 @@ class Chat:
 
     Args:
         pair: loaded models: the target and every draft of the profile.
-        profile: ``prompt.chat`` says whether turns go through the target's chat template or are joined as plain text;
-            unset, they do where there is a template.
-        outputs: of the program: no conversation is saved in one of them, nor in one of its inputs.
+        profile: ``prompt.chat`` says whether turns go through the target's chat template or are joined as plain text.
+            Where it is unset, they go through the template if there is one.
+        outputs: outputs and inputs of the program; conversations are not saved to them.
 
     Attributes:
-        profile: what is in force for the next answer.
+        profile: the settings of the next answer.
         transcript: what was said.
-        metrics: of all answers so far, those taken back included.
+        metrics: of all answers so far, also of those taken back.
 
     Raises:
         UsageError: the profile asks for a chat template, or has a system message, and there is no template.
@@ -241,13 +241,13 @@ class Chat:
         self.transcript.turns.append(Turn(text))
 
     def answer(self, on_round: OnRound | None = None, enough: Callable[[], bool] = lambda: False) -> Turn | None:
-        """Answer the last turn, anew if it has an answer.
+        """Answer the last turn, again if it has an answer.
 
-        If that fails or nothing is written, the earlier answer stays, and a turn without one is taken back.
+        If that fails or nothing is written, an earlier answer stays, and a turn without an answer is removed.
 
         Args:
-            on_round: as in `Answerer.answer`, called with the turn's number.
-            enough: asked after each round whether to end the answer there.
+            on_round: see `Answerer.answer`; it receives the turn's number.
+            enough: called after each round; returns whether to end the answer there.
 
         Returns:
             The turn with its answer; None if an interrupt came before the first round had ended.
@@ -268,7 +268,7 @@ class Chat:
         return turn if written else None
 
     def ask(self, text: str) -> str:
-        """Say something and return the answer; errors as of `answer`."""
+        """Say something and return the answer; raises what `answer` raises."""
         self.say(text)
         turn = self.answer()
         return "" if turn is None else turn.answer or ""
@@ -326,7 +326,7 @@ class Chat:
         yield "seconds in all", f"{metrics.total_seconds:.2f}"
 
     def use_policy(self, text: str) -> None:
-        """Switch to a policy given as ``NAME:KEY=VALUE,...``; in a hierarchy the target's own draft gets it.
+        """Switch to a policy given as ``NAME:KEY=VALUE,...``; in a hierarchy, that of the target's own draft.
 
         Raises:
             ProfileError: there is no such policy or setting, or it needs a head.
@@ -364,7 +364,7 @@ class Chat:
         self._put(self.profile.model_copy(update={"prompt": prompt}))
 
     def load(self, transcript: Transcript) -> None:
-        """Take over a conversation with its system message; raises UsageError if that has no place."""
+        """Continue a conversation with its system message; raises UsageError without a chat template for it."""
         if self.through_template or transcript.system is not None:
             self.say_first(transcript.system)
         self.transcript = transcript
@@ -390,7 +390,7 @@ class Chat:
 
 
 def _key(name: str) -> str:
-    """The dotted key of a setting that may be given by its last part alone."""
+    """The dotted key of a setting, which may be given without its table."""
     known = {key: f"{table}.{key}" for table, schema in TABLES.items() for key in schema.model_fields}
     if name in known or name in known.values():
         return known.get(name, name)
@@ -411,17 +411,141 @@ def _explained(error: RecordError) -> SpecctlError:
     return SpecctlError(error.message)
 
 
+OURS = "specctl"
+NOT_ASKED = frozenset({"verification", "regex", "grammar", "logprobs"})
+"""Keys of the sampling table that requests to a server do not have."""
+
+
+class RemoteChat(Chat):
+    """One conversation with a server; no model is loaded.
+
+    Args:
+        server: that answers.
+        client: connected to it.
+        profile: only its sampling and prompt tables are read; turns go through the server's chat template unless
+            ``prompt.chat`` is false.
+        outputs: see `Chat`.
+
+    Attributes:
+        heard: receives each piece of an answer.
+        usage: of the last answer.
+        seconds: that the last answer took.
+
+    Raises:
+        UsageError: there is a system message, but no chat template for it.
+    """
+
+    def __init__(self, server: Server, client: "httpx.Client", profile: Profile, outputs: Outputs) -> None:
+        self.server, self._client = server, client
+        self._require_template(profile)
+        self.profile = profile
+        self.transcript = Transcript()
+        self.metrics = Metrics()
+        self.heard: Callable[[str], None] = lambda _: None
+        self.usage, self.seconds = Usage(), 0.0
+        self._outputs = outputs
+        self._asked = 0
+        self._policy: str | None = None
+        self._sums = {"answers": 0, "generated tokens": 0, "drafted": 0, "accepted": 0}
+        self._all_seconds = 0.0
+
+    @property
+    def through_template(self) -> bool:
+        return self.profile.prompt.chat is not False
+
+    def _write(self, turn: Turn, on_round: OnRound | None, enough: Callable[[], bool]) -> bool:  # noqa: ARG002
+        texts: list[str] = []
+        usage, reason, pieces = Usage(), None, 0
+        began = perf_counter()
+        body = self._body()
+        self._asked += 1
+        try:
+            answer = self.server.stream(self._client, body)
+            for chunk in answer:
+                if chunk.text:
+                    pieces += 1
+                    texts.append(chunk.text)
+                    self.heard(chunk.text)
+                usage, reason = chunk.usage or usage, chunk.finish_reason or reason
+                if enough():
+                    reason = FinishReason.INTERRUPTED.value
+                    answer.close()
+                    break
+        except KeyboardInterrupt:
+            reason = FinishReason.INTERRUPTED.value
+        if reason == FinishReason.INTERRUPTED.value and not texts:
+            return False
+        known = {one.value: one for one in FinishReason}
+        turn.answer, turn.finish_reason, turn.completion = "".join(texts), known.get(reason or ""), None
+        self.usage, self.seconds = usage, perf_counter() - began
+        accepted = usage.accepted or 0
+        added = 1, pieces if usage.completion is None else usage.completion, accepted + (usage.rejected or 0), accepted
+        self._sums = {name: before + more for (name, before), more in zip(self._sums.items(), added, strict=True)}
+        self._all_seconds += self.seconds
+        return True
+
+    def _body(self) -> dict[str, Any]:
+        plain, sampling = SamplingTable(), self.profile.sampling
+        settings = {
+            key: value
+            for key, value in sampling.model_dump().items()
+            if key in ("temperature", "max_new_tokens") or (key not in NOT_ASKED and value != getattr(plain, key))
+        }
+        if sampling.temperature:
+            settings["seed"] = sampling.seed + self._asked
+        found = api_settings(settings, chat=self.through_template)
+        if self._policy is not None:
+            found["specctl"] = {"policy": self._policy}
+        if not self.through_template:
+            both = zip(self.transcript.texts, [*self.transcript.answers, ""], strict=True)
+            said = [text for pair in both for text in pair]
+            return {**found, "prompt": "\n".join(said[:-1]) + "\n"}
+        system = self.profile.prompt.system
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return {**found, "messages": [*first, *self.transcript.messages]}
+
+    def use_policy(self, text: str) -> None:
+        """Set the policy of the next answers; raises UsageError where the server is not specctl's."""
+        if self.server.owner != OURS:
+            raise UsageError("/policy works with specctl's servers only: requests to others cannot name a policy")
+        PolicyTable(**parse_policy(text, "/policy"))
+        self._policy = text
+
+    @property
+    def policy(self) -> str:
+        return self._policy or "of the server"
+
+    def change(self, text: str) -> None:
+        key = text.partition("=")[0].strip().removeprefix("sampling.")
+        if key in NOT_ASKED:
+            raise UsageError(f"/set {key}: requests to a server cannot have it")
+        super().change(text)
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        tokens, drafted = self._sums["generated tokens"], self._sums["drafted"]
+        yield "answers", str(self._sums["answers"])
+        yield "generated tokens", str(tokens)
+        yield "tokens/s", f"{tokens / self._all_seconds:.1f}" if self._all_seconds else "-"
+        if drafted:
+            yield "acceptance rate", f"{self._sums['accepted'] / drafted:.1%}"
+        yield "seconds in all", f"{self._all_seconds:.2f}"
+
+    def _require_template(self, profile: Profile) -> None:
+        if profile.prompt.system is not None and profile.prompt.chat is False:
+            raise UsageError("a system message needs a chat template", "plain turns have no place for one")
+
+
 ESCAPED = "//"
 """Begins a turn whose text begins with a single slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a slash command leads to.
+    """The result of a slash command.
 
     Attributes:
         text: for the user; may be empty.
-        answer: whether the last turn is to be answered now.
+        answer: whether to answer the last turn now.
         leave: whether the conversation is over.
     """
 
@@ -432,7 +556,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """A slash command: its argument as help shows it (square brackets where it may be missing), and what it does."""
+    """A slash command; help shows its argument in square brackets where it is optional."""
 
     argument: str
     about: str
@@ -445,11 +569,11 @@ def is_slash(line: str) -> bool:
 
 
 def run_slash(chat: Chat, line: str) -> Reply:
-    """Carry out a slash command.
+    """Run a slash command.
 
     Raises:
         UsageError: there is no such command, its argument is missing, or it has one too many.
-        SpecctlError: it cannot be carried out.
+        SpecctlError: it fails.
     """
     name, _, argument = line.strip().partition(" ")
     slash = SLASHES.get(name)
@@ -461,7 +585,7 @@ def run_slash(chat: Chat, line: str) -> Reply:
     if not argument and slash.argument and not slash.argument.startswith("["):
         raise UsageError(f"{name} needs {slash.argument}")
     if argument and not slash.argument:
-        raise UsageError(f"{name} takes nothing behind it")
+        raise UsageError(f"{name} takes no argument")
     return slash.run(chat, argument)
 
 
@@ -469,7 +593,7 @@ def _help(_: Chat, __: str) -> Reply:
     heads = [f"{name} {slash.argument}".rstrip() for name, slash in SLASHES.items()]
     width = max(map(len, heads))
     lines = [f"{head:{width}}  {slash.about}" for head, slash in zip(heads, SLASHES.values(), strict=True)]
-    more = "a line that ends in a backslash goes on in the next; Ctrl-C ends an answer, Ctrl-D the conversation"
+    more = "a line that ends in a backslash continues in the next; Ctrl-C ends an answer, Ctrl-D the conversation"
     return Reply("\n".join([*lines, more]))
 
 
@@ -543,126 +667,3 @@ SLASHES = {
     "/stats": Slash("", "speed and acceptance of all answers so far", _stats),
     "/quit": Slash("", "leave", lambda _, __: Reply(leave=True)),
 }
-
-OURS = "specctl"
-NOT_ASKED = frozenset({"verification", "regex", "grammar", "logprobs"})
-"""Keys of the sampling table that no request of a conversation has."""
-
-
-class RemoteChat(Chat):
-    """One conversation with a server; no model is loaded.
-
-    Args:
-        server: that answers.
-        client: connected with it.
-        profile: its sampling and prompt tables alone are read; turns go through the server's chat template unless
-            ``prompt.chat`` is false.
-        outputs: as of `Chat`.
-
-    Attributes:
-        heard: told of each piece of an answer.
-        usage: of the last answer.
-        seconds: that it took.
-
-    Raises:
-        UsageError: there is a system message, and no chat template for it.
-    """
-
-    def __init__(self, server: Server, client: "httpx.Client", profile: Profile, outputs: Outputs) -> None:
-        self.server, self._client = server, client
-        self._require_template(profile)
-        self.profile = profile
-        self.transcript = Transcript()
-        self.metrics = Metrics()
-        self.heard: Callable[[str], None] = lambda _: None
-        self.usage, self.seconds = Usage(), 0.0
-        self._outputs = outputs
-        self._asked = 0
-        self._policy: str | None = None
-        self._sums = {"answers": 0, "generated tokens": 0, "drafted": 0, "accepted": 0}
-        self._all_seconds = 0.0
-
-    @property
-    def through_template(self) -> bool:
-        return self.profile.prompt.chat is not False
-
-    def _write(self, turn: Turn, on_round: OnRound | None, enough: Callable[[], bool]) -> bool:  # noqa: ARG002
-        texts: list[str] = []
-        usage, reason, pieces = Usage(), None, 0
-        began = perf_counter()
-        body = self._body()
-        self._asked += 1
-        try:
-            answer = self.server.stream(self._client, body)
-            for chunk in answer:
-                if chunk.text:
-                    pieces += 1
-                    texts.append(chunk.text)
-                    self.heard(chunk.text)
-                usage, reason = chunk.usage or usage, chunk.finish_reason or reason
-                if enough():
-                    reason = FinishReason.INTERRUPTED.value
-                    answer.close()
-                    break
-        except KeyboardInterrupt:
-            reason = FinishReason.INTERRUPTED.value
-        if reason == FinishReason.INTERRUPTED.value and not texts:
-            return False
-        known = {one.value: one for one in FinishReason}
-        turn.answer, turn.finish_reason, turn.completion = "".join(texts), known.get(reason or ""), None
-        self.usage, self.seconds = usage, perf_counter() - began
-        accepted = usage.accepted or 0
-        added = 1, pieces if usage.completion is None else usage.completion, accepted + (usage.rejected or 0), accepted
-        self._sums = {name: before + more for (name, before), more in zip(self._sums.items(), added, strict=True)}
-        self._all_seconds += self.seconds
-        return True
-
-    def _body(self) -> dict[str, Any]:
-        plain, sampling = SamplingTable(), self.profile.sampling
-        settings = {
-            key: value
-            for key, value in sampling.model_dump().items()
-            if key in ("temperature", "max_new_tokens") or (key not in NOT_ASKED and value != getattr(plain, key))
-        }
-        if sampling.temperature:
-            settings["seed"] = sampling.seed + self._asked
-        found = api_settings(settings, chat=self.through_template)
-        if self._policy is not None:
-            found["specctl"] = {"policy": self._policy}
-        if not self.through_template:
-            both = zip(self.transcript.texts, [*self.transcript.answers, ""], strict=True)
-            said = [text for pair in both for text in pair]
-            return {**found, "prompt": "\n".join(said[:-1]) + "\n"}
-        system = self.profile.prompt.system
-        first = [] if system is None else [{"role": "system", "content": system}]
-        return {**found, "messages": [*first, *self.transcript.messages]}
-
-    def use_policy(self, text: str) -> None:
-        """Name the policy of the coming answers; raises UsageError where the server is none of specctl's."""
-        if self.server.owner != OURS:
-            raise UsageError("/policy is for servers of specctl: to others no request can name one")
-        PolicyTable(**parse_policy(text, "/policy"))
-        self._policy = text
-
-    @property
-    def policy(self) -> str:
-        return self._policy or "of the server"
-
-    def change(self, text: str) -> None:
-        key = text.partition("=")[0].strip().removeprefix("sampling.")
-        if key in NOT_ASKED:
-            raise UsageError(f"/set {key}: no request to a server can have it")
-        super().change(text)
-
-    def figures(self) -> Iterator[tuple[str, str]]:
-        tokens, drafted = self._sums["generated tokens"], self._sums["drafted"]
-        yield "answers", str(self._sums["answers"])
-        yield "generated tokens", str(tokens)
-        yield "tokens/s", f"{tokens / self._all_seconds:.1f}" if self._all_seconds else "-"
-        if drafted:
-            yield "acceptance rate", f"{self._sums['accepted'] / drafted:.1%}"
-        yield "seconds in all", f"{self._all_seconds:.2f}"
-
-    def _require_template(self, profile: Profile) -> None:
-        if profile.prompt.system is not None and profile.prompt.chat is False:
-            raise UsageError("a system message needs a chat template", "plain turns have no place for one")

@@ -1,4 +1,4 @@
-"""Streaming JSONL: records are read line by line, and become lines with their results."""
+"""Streaming JSONL: reads records line by line, and makes the lines of their results."""
 
 import json
 import re
@@ -22,7 +22,7 @@ InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "custom_id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
 DUPLICATE = "duplicate_id"
-"""The type of the error of a record whose id an earlier one has: only its line tells the two apart."""
+"""The error type of a record with the id of an earlier one."""
 RESULT_KEYS = frozenset(
     {"completion", "finish_reason", "metrics", "rounds", "completion_ids", "token_logprobs", "error"}
 )
@@ -31,9 +31,9 @@ AS_LINES = {
     "[": "make a line of each record with: jq -c '.[]'",
     "{": "make a line of each with: jq -c .",
 }
-"""How JSON that begins with this bracket becomes lines."""
+"""Hints for JSON that begins with this bracket."""
 MOST_AHEAD = 64 << 20
-"""Bytes of a file that are read ahead to see whether it is JSON over several lines."""
+"""The most bytes that are read ahead to find out whether a file is JSON over several lines."""
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"\s+")
 
@@ -44,9 +44,9 @@ class Record:
 
     Attributes:
         line: line number, from 1.
-        id: the record's id, or its line number if it has no id.
+        id: the record's id, or its line number if it has none.
         data: the parsed object; empty if the line could not be parsed.
-        error: why the record cannot be used, or None.
+        error: why the record cannot be used, if it cannot.
     """
 
     line: int
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def key(self) -> str:
-        """What tells the record from all others of its input: its id, or its line if the id does not."""
+        """Unique key of the record in its input: its id, or its line if the id is not unique."""
         duplicate = self.error is not None and self.error.kind == DUPLICATE
         return key_of(None if duplicate else self.id, self.line)
 
@@ -72,14 +72,14 @@ def key_of(identity: Any, line: int | None) -> str:
 
 
 def deciding(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a record that decides how it is answered: its prompt and its settings."""
+    """The prompt and the settings of a record."""
     return {key: data[key] for key in (*PROMPT_KEYS, *SETTING_KEYS) if key in data}
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:
-    """One record for each line that is not blank; a bad line becomes a record with an error, and reading continues.
+    """One record for each line that is not blank; a bad line becomes a record with an error.
 
-    JSON that is printed over several lines, such as an array, becomes one record with an error.
+    JSON over several lines, such as an array, becomes one record with an error.
     """
     numbered: Iterator[tuple[int, bytes]] = enumerate(stream, start=1)
     if input_format == "jsonl":
@@ -114,7 +114,7 @@ def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iter
 
 
 def _unfinished(line: bytes) -> str:
-    """The bracket of JSON that may go on in the next lines; empty where a first line is none such."""
+    """The opening bracket, if a first line may be the start of JSON over several lines; else empty."""
     start = line.decode("utf-8", "replace").strip().lstrip("\ufeff")
     if start == "{":
         return "{"
@@ -126,7 +126,7 @@ def _unfinished(line: bytes) -> str:
 
 
 def _is_json(raw: bytes) -> bool:
-    """Whether a text is a JSON value, or several behind each other."""
+    """Whether a text is one JSON value or more."""
     try:
         text = raw.decode("utf-8").lstrip("\ufeff").strip()
         place = 0
@@ -158,17 +158,17 @@ def _parse(number: int, text: str) -> Record:
         twice = sorted(rest.keys() & body.keys())
         data = {**rest, **body}
         if twice:
-            what = f"{', '.join(twice)} stands in the record and in its body"
+            what = f"{', '.join(twice)} is both in the record and in its body"
             return Record(number, rest.get("custom_id"), data, RecordError("invalid_record", what))
     identity = next((data[key] for key in ID_KEYS if data.get(key) is not None), number)
     return Record(number, identity, data, _fault(data))
 
 
 def _finite(text: str) -> float:
-    """A finite number; raises ValueError for NaN and infinity, which Python reads and writes but JSON does not have."""
+    """A finite number; raises ValueError for NaN and infinity, which are not valid JSON."""
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text} is not a number that JSON can hold")
+        raise ValueError(f"{text} is not a valid number in JSON")
     return number
 
 
@@ -193,13 +193,13 @@ def _fault(data: Mapping[str, Any]) -> RecordError | None:
 
 
 def error_line(record: Record, error: RecordError) -> dict[str, Any]:
-    """A record with the reason why it has no completion."""
+    """The output line of a record without a completion, with the reason."""
     why = {"type": error.kind, "message": error.message}
     return {**_carried(record), "id": record.id, "line": record.line, "error": why}
 
 
 def _carried(record: Record) -> dict[str, Any]:
-    """The input's fields, but for those with the name of an output field, which come from another run."""
+    """The input's fields, without those that have the name of an output field."""
     return {key: value for key, value in record.data.items() if key not in RESULT_KEYS}
 
 
@@ -210,7 +210,7 @@ def result_line(
     rounds: bool = False,
     token_ids: bool = False,
 ) -> dict[str, Any]:
-    """A record with its completion; for ``turns``, completions, rounds and ids are lists with one item per turn."""
+    """The output line of a record; for ``turns``, completions, rounds and ids are lists with one item for each turn."""
     metrics = Metrics.of(completions).as_record()
     listed = "turns" in record.data
 

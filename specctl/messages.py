@@ -1,4 +1,4 @@
-"""Messages of a chat, as records, requests and Python programs bring them."""
+"""Messages of a chat, in records, requests and Python programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,19 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NEEDED = "each needs a role and content"
 _TYPES = ("text", "message")
-"""Values of a message's own `type`, which some clients send; they say nothing."""
+"""Values of a message's own `type`, which some clients send and which are ignored."""
 
 
 def says_nothing(value: Any) -> bool:
-    """Whether a field with this value is as good as none: null, false, or an empty text, list or object."""
+    """Whether a field with this value is ignored: null, false, or an empty text, list or object."""
     return value is None or value is False or value in ("", [], {})
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Messages as templates take them: each with a `role`, a `content` of one text, and what else says anything.
+    """Messages for templates: each with a `role`, a `content` of one text, and its other fields that have a value.
 
     Raises:
-        RecordError: they are no messages; it names the place.
+        RecordError: these are not messages; it names the place.
     """
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise _fault("messages must be a list of one or more objects; " + NEEDED)
@@ -67,7 +67,7 @@ def _part(place: str, part: Any) -> str:
     if not isinstance(text := part.get(kind), str):
         raise _fault(f"{place}.{kind} must be a text")
     if more := [str(key) for key, value in part.items() if key not in ("type", kind) and not says_nothing(value)]:
-        raise _fault(f"{place}.{more[0]}: templates have no place for it; leave it out")
+        raise _fault(f"{place}.{more[0]}: templates cannot use it; leave it out")
     return text
 
 
@@ -96,7 +96,7 @@ def with_function(call: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
 
 
 def with_objects(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages whose calls have their arguments, which clients send as JSON in a text, as objects."""
+    """Messages in which the arguments of calls are objects; clients send them as JSON in a text."""
     return [
         {**message, "tool_calls": [with_function(call, **_object(call)) for call in message["tool_calls"]]}
         if "tool_calls" in message
@@ -106,7 +106,7 @@ def with_objects(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def argument_texts(messages: Sequence[Message]) -> list[str]:
-    """The arguments of all calls that are JSON in a text."""
+    """The arguments of calls that are JSON in a text."""
     return [
         function_of(call)["arguments"]
         for message in messages

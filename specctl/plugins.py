@@ -1,7 +1,7 @@
-"""What other distributions register by entry points: stopping policies and drafters, by name.
+"""Stopping policies and drafters that other distributions register by entry points.
 
-``[project.entry-points."specctl.policies"]`` and ``[project.entry-points."specctl.drafters"]`` of a distribution name
-classes. They are loaded when a name is asked for that does not ship with the program, or all names are.
+The entry points are ``[project.entry-points."specctl.policies"]`` and ``[project.entry-points."specctl.drafters"]``.
+They are loaded when a name is needed that does not ship with the program, or when all names are.
 """
 
 import re
@@ -20,14 +20,14 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9+._-]*", re.I)
 
 
 class Registry(MutableMapping[str, Item], Generic[Item]):
-    """Names and what they stand for: what ships with the program, then what is registered in this environment.
+    """Items by name: those that ship with the program, then those that are registered in this environment.
 
     Args:
-        what: one of them is, in messages.
-        own: those that ship; no other may have their names.
+        what: the kind of item, for messages.
+        own: items that ship; no other may have their names.
         group: the entry points of the others.
-        check: makes the item of a loaded object, or raises ValueError with what is wrong with it.
-        unlisted: found by their names, which nobody is offered.
+        check: makes an item of a loaded object, or raises ValueError with what is wrong.
+        unlisted: items that are found by name, but not listed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """For the name of each that cannot be used one sentence that says why, without its full stop."""
+        """By the name of each item that cannot be used, the reason as a sentence without its full stop."""
         self._registered()
         return self._broken
 
@@ -81,12 +81,12 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
         return self._origins.get(name)
 
     def refresh(self) -> None:
-        """Look again at the next question, for distributions that were installed meanwhile."""
+        """Look again when a name is next needed, for distributions that were installed meanwhile."""
         self._added, self._broken, self._origins, self._looked = {}, {}, {}, False
 
     def _registered(self) -> Mapping[str, Item]:
         if not self._looked:
-            self._looked = True  # first of all: a module that is loaded may ask too
+            self._looked = True  # first, because a module that is loaded may look up names too
             from importlib.metadata import entry_points  # slow to import, and rarely needed
 
             for entry in sorted(entry_points(group=self._group), key=lambda entry: (entry.name, _origin(entry))):
@@ -111,7 +111,7 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
 
 
 class PluginError(SpecctlError):
-    """Code of another distribution failed while it was used."""
+    """Code of another distribution failed."""
 
     def __init__(self, what: str, doing: str, error: Exception) -> None:
         said = reason(error)
@@ -132,5 +132,5 @@ def _factory(found: object) -> Callable[[int, str], object]:
 
 
 DRAFTERS: Registry[Callable[[int, str], object]] = Registry("drafter", {}, "specctl.drafters", _factory)
-"""Every registered drafter: called with the vocabulary's size V and the text behind its name, it makes an object with
+"""Every registered drafter: called with the vocabulary's size V and the text after its name, it makes an object with
 the method ``logits`` (`specctl.models.running.registered.NextTokens`)."""

@@ -41,7 +41,7 @@ NAMES = {
 }
 """The names that records use, each with the key of a profile's ``[sampling]`` table that it sets."""
 SETTING_KEYS = (PLACE, "policy", "draft", *NAMES)
-"""The keys of a record that decide how it is answered, beside its prompt."""
+"""All keys of a record that are settings."""
 
 TOOLS = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
 """Settings about tools that a model may call."""
@@ -60,21 +60,21 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",), "web_search_options": (), "service_tier": ("auto", "default"), "store": (False,),
     "verbosity": ("medium",),
 }  # fmt: skip
-"""Settings of other programs that have no effect here, each with the values besides null that ask for nothing."""
+"""Settings of other programs that have no effect here, each with the values, besides null, that change nothing."""
 _EMPTY: Mapping[str, tuple[Any, ...]] = {"stop": ("",), "guided_regex": ("",)}
-"""Of settings that have an effect the values besides null with which other programs have none."""
+"""Settings that have an effect here, each with the values, besides null, that change nothing in other programs."""
 _OFF: Mapping[str, Mapping[Any, Any]] = {"top_k": {-1: 0}}
-"""Values by which other programs switch a setting off, each with the one that does so here."""
+"""Values that switch a setting off in other programs, each with the value that does so here."""
 _LIKE = 0.85
 _SHORT = 6
-"""Words of fewer letters are too easily like another one: a misspelled setting is looked for among longer ones."""
+"""The fewest letters of a name for which similar ones are searched: short names resemble too many others."""
 
 
 def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """What a record sets, by key of the ``[sampling]`` table: how the record calls it, and the value, not checked.
+    """The settings of a record by key of the ``[sampling]`` table: the name in the record, and the unchecked value.
 
-    At the top level null and an empty string of ``stop`` are no value, ``stop`` may be one string, ``logprobs`` true or
-    false, as chats have it, and a ``schema`` that is not a JSON schema is none of specctl's.
+    At the top level, null and an empty ``stop`` are ignored. ``stop`` may be one string. ``logprobs`` may be true or
+    false, as in chat requests. A ``schema`` that is not a JSON schema is ignored.
 
     Raises:
         RecordError: two names set one key to different values.
@@ -100,13 +100,13 @@ def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 
 def switched_off(key: str, value: Any) -> Any:
-    """A setting's value, or the one by which a profile says the same where other programs switch the setting off."""
+    """A setting's value, or the one that switches it off here if this value does so in other programs."""
     off = _OFF.get(key, {})
     return off[value] if type(value) is int and value in off else value
 
 
 def asks_for_nothing(key: str, value: Any) -> bool:
-    """Whether a setting with this value changes no text: null, or what one is without asking."""
+    """Whether a setting with this value has no effect: null, or the default."""
     return value is None or any(_same(value, nothing) for nothing in FOREIGN.get(key, _EMPTY.get(key, ())))
 
 
@@ -116,9 +116,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def ignored_setting(key: str, value: Any) -> str | None:
-    """What to say about a key that looks like a setting and is none; None for any other key.
+    """A warning about a key that looks like a setting but has no effect; None for any other key.
 
-    A value that asks for nothing, such as ``n = 1``, needs no words.
+    A value that asks for nothing, such as ``n = 1``, needs no warning.
     """
     return None if asks_for_nothing(key, value) else _looks_like_a_setting(key)
 

@@ -1,4 +1,4 @@
-"""A server: where it is, which model is asked, and its connection."""
+"""A client of servers that speak OpenAI's interface: requests, streamed answers, and errors."""
 
 import json
 import re
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import httpx
 
 SHOWN = 300
-"""Characters of a server's own words that a message shows."""
+"""The most characters of a server's text that a message shows."""
 
 
 class AnswerError(SpecctlError):
@@ -24,7 +24,7 @@ class AnswerError(SpecctlError):
     Args:
         kind: a stable identifier for programs, such as ``http_500``, ``unreachable``, ``broken_stream`` or ``timeout``.
         message: what happened.
-        hint: how to mend it.
+        hint: how to fix it.
     """
 
     def __init__(self, kind: str, message: str, hint: str = "") -> None:
@@ -34,7 +34,7 @@ class AnswerError(SpecctlError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request; None where the server does not tell.
+    """Token counts of a request; None where the server does not report them.
 
     Attributes:
         prompt, completion: tokens.
@@ -52,9 +52,9 @@ class Chunk:
     """One piece of a streamed answer.
 
     Attributes:
-        text: that it adds; empty where it tells something else.
-        finish_reason: on the piece that ends the text.
-        usage: on the piece that has it.
+        text: that it adds; empty where it carries something else.
+        finish_reason: of the piece that ends the text.
+        usage: of the piece that reports it.
     """
 
     text: str = ""
@@ -66,7 +66,7 @@ def chunk_of(line: str) -> Chunk | None:
     """The piece that a line of a stream holds; None for a line without one.
 
     Raises:
-        AnswerError: it tells of an error, or is no JSON.
+        AnswerError: it reports an error, or is not valid JSON.
     """
     if not line.startswith("data:"):
         return None
@@ -100,14 +100,14 @@ def _usage(document: dict[str, Any]) -> Usage | None:
 
 
 def words_of(document: Any) -> str:
-    """What an error document says."""
+    """The message of an error document."""
     error = document.get("error", document) if isinstance(document, dict) else document
     said = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(said).split())[:SHOWN]
 
 
 def refusal(status: int, body: bytes) -> AnswerError:
-    """The error of an answer whose status is none of success."""
+    """The error for an answer with a status other than success."""
     try:
         said = words_of(json.loads(body))
     except ValueError:
@@ -139,9 +139,9 @@ class Server:
 
     Attributes:
         url: where its paths begin, mostly with ``/v1`` at the end.
-        key: sent with every request; None for none.
-        model: that is asked.
-        owner: whose server it says to be; ``specctl`` is ours.
+        key: sent with every request, if there is one.
+        model: that answers.
+        owner: the owner of its models; ``specctl`` for our own servers.
     """
 
     url: str
@@ -151,44 +151,44 @@ class Server:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a client of httpx is made with."""
+        """The arguments of a client of httpx."""
         return _settings(self.url, self.key)
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What httpx's ``stream`` takes for a streamed answer to ``body``, a prompt or messages with settings."""
+        """The arguments of httpx's ``stream`` for a streamed answer to a prompt or messages with settings."""
         path = "/chat/completions" if "messages" in body else "/completions"
         more = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
         return {"method": "POST", "url": path, "json": {**body, **more}}
 
     def stream(self, client: "httpx.Client", body: dict[str, Any]) -> Generator[Chunk, None, None]:
-        """The pieces of an answer as they come.
+        """The pieces of an answer as they arrive.
 
         Raises:
-            AnswerError: the server gives none, or no whole one.
+            AnswerError: the server sends no answer, or an incomplete one.
         """
-        with told_of_http(), client.stream(**self.request(body)) as answer:
+        with http_errors(), client.stream(**self.request(body)) as answer:
             if answer.status_code != 200:
                 raise refusal(answer.status_code, answer.read())
-            ended = Ended()
+            stream = StreamReader()
             for line in answer.iter_lines():
-                if (chunk := ended.see(line)) is not None:
+                if (chunk := stream.read(line)) is not None:
                     yield chunk
-            ended.check()
+            stream.check()
 
     async def stream_async(self, client: "httpx.AsyncClient", body: dict[str, Any]) -> AsyncIterator[Chunk]:
         """As `stream`."""
-        with told_of_http():
+        with http_errors():
             async with client.stream(**self.request(body)) as answer:
                 if answer.status_code != 200:
                     raise refusal(answer.status_code, await answer.aread())
-                ended = Ended()
+                stream = StreamReader()
                 async for line in answer.aiter_lines():
-                    if (chunk := ended.see(line)) is not None:
+                    if (chunk := stream.read(line)) is not None:
                         yield chunk
-                ended.check()
+                stream.check()
 
     async def drafted(self, client: "httpx.AsyncClient") -> Usage | None:
-        """How many tokens it has drafted since it began, as its ``/metrics`` say; None where they do not."""
+        """The number of tokens it has drafted since it started, from its ``/metrics``; None where they lack it."""
         import httpx
 
         parts = urlsplit(self.url)
@@ -200,13 +200,14 @@ class Server:
         return drafted_of(answer.text) if answer.status_code == 200 else None
 
 
-class Ended:
-    """Takes the lines of a stream and knows whether it is whole."""
+class StreamReader:
+    """Reads the lines of a stream and checks that it is complete."""
 
     def __init__(self) -> None:
         self._whole = False
 
-    def see(self, line: str) -> Chunk | None:
+    def read(self, line: str) -> Chunk | None:
+        """The piece in a line, if there is one."""
         chunk = chunk_of(line)
         self._whole |= line[5:].strip() == "[DONE]" or (chunk is not None and chunk.finish_reason is not None)
         return chunk
@@ -218,7 +219,7 @@ class Ended:
 
 
 @contextmanager
-def told_of_http() -> Iterator[None]:
+def http_errors() -> Iterator[None]:
     """Raise errors of httpx as AnswerError."""
     import httpx
 
@@ -236,15 +237,15 @@ def told_of_http() -> Iterator[None]:
 
 
 def connected(url: str, key: str | None, model: str | None) -> Server:
-    """A server whose models are known.
+    """Connect to a server and choose its model.
 
     Args:
-        url: as the user gave it; ``/v1`` may be left out.
+        url: from the user; ``/v1`` may be left out.
         key: of the server, if it needs one.
-        model: that is asked; None for the only one.
+        model: that shall answer; None for the only one.
 
     Raises:
-        UsageError: httpx is missing, the URL is none, or the server has several models, or none of this name.
+        UsageError: httpx is missing, the URL is invalid, or the server has several models or none of this name.
         SpecctlError: the server does not answer.
     """
     if find_spec("httpx") is None:
@@ -255,7 +256,7 @@ def connected(url: str, key: str | None, model: str | None) -> Server:
     except ValueError:
         fine = False
     if not fine:
-        raise UsageError(f"--url {url} is no URL of a server", "e.g. --url http://127.0.0.1:8000/v1")
+        raise UsageError(f"--url {url} is not the URL of a server", "e.g. --url http://127.0.0.1:8000/v1")
     base = url.rstrip("/")
     if parts.path in ("", "/"):
         base += "/v1"
@@ -274,7 +275,7 @@ def connected(url: str, key: str | None, model: str | None) -> Server:
 def _models(base: str, key: str | None) -> list[dict[str, Any]]:
     import httpx
 
-    with told_of_http(), httpx.Client(**_settings(base, key)) as client:
+    with http_errors(), httpx.Client(**_settings(base, key)) as client:
         answer = client.get("/models")
     if answer.status_code != 200:
         raise refusal(answer.status_code, answer.content)
@@ -296,7 +297,7 @@ def _settings(base: str, key: str | None) -> dict[str, Any]:
 
 
 def drafted_of(page: str) -> Usage | None:
-    """The counters of drafted tokens on a page for Prometheus; None where it has none."""
+    """The counters of drafted tokens on a Prometheus page; None where it has none."""
     found: dict[str, float] = {}
     for line in page.splitlines():
         if (match := _LINE.match(line)) is None:
@@ -312,14 +313,14 @@ def drafted_of(page: str) -> Usage | None:
 
 
 API_NAMES = {"max_new_tokens": "max_tokens"}
-"""Keys of the sampling table that the interface calls otherwise."""
+"""Keys of the sampling table that have another name in the interface."""
 
 
 def api_settings(settings: dict[str, Any], *, chat: bool) -> dict[str, Any]:
-    """Keys of the sampling table in the words of OpenAI's interface.
+    """Settings of the sampling table by the names of OpenAI's interface.
 
     Raises:
-        UsageError: there is no word for one.
+        UsageError: the interface does not have one of them.
     """
     found = {API_NAMES.get(key, key): value for key, value in settings.items() if value is not None}
     for key in ("regex", "grammar"):

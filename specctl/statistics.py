@@ -1,4 +1,4 @@
-"""Percentile bootstrap intervals over prompts."""
+"""Bootstrap intervals, rank statistics, logistic curves and Pareto fronts over plain arrays."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Interval(NamedTuple):
     Attributes:
         value: from all prompts.
         low, high: the bounds; None for fewer than two prompts.
-        prompts: how many prompts it is from; None for what is no estimate, such as a speed over itself.
+        prompts: the number of prompts; None for a value that is not an estimate, such as a speed over itself.
     """
 
     value: float
@@ -36,16 +36,16 @@ class Interval(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """Why the bounds cannot be trusted, in words; empty where nothing speaks against them."""
+        """The reason why the bounds cannot be trusted; empty where they can."""
         if self.prompts is not None and self.prompts < FEW:
             return f"only {self.prompts} prompt{'s' * (self.prompts != 1)}"
         if self.low is not None and self.low == self.high and self.value != 1:
-            return "an interval of no width tells nothing"
+            return "an interval of no width says nothing"
         return ""
 
 
 def is_clear(ratio: Interval) -> bool:
-    """Whether a ratio has an interval, and 1 is outside."""
+    """Whether a ratio has an interval that excludes 1."""
     return ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 
@@ -53,7 +53,7 @@ def bootstrap(statistic: Callable[[Floats], Floats], prompts: int, resamples: in
     """Percentile interval of a statistic under resampling of prompts; the same prompts are drawn at every call.
 
     Args:
-        statistic: from weights (R, prompts), how often each prompt was drawn, to values (R,).
+        statistic: computes values (R,) from weights (R, prompts), the number of times each prompt was drawn.
         prompts: at least 1.
         resamples: number of resamples.
     """
@@ -97,7 +97,7 @@ class Logistic:
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """Chances from logits of any shape; small ones keep their digits."""
+    """Probabilities from logits of any shape; small ones keep their precision."""
     found: Floats = np.exp(-np.logaddexp(0.0, -logits))
     return found
 
@@ -203,7 +203,7 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
     middle = share + reach / 2
     wide = sqrt(reach * (share * (1 - share) + reach / 4))
     low, high = (middle - wide) / (1 + reach), (middle + wide) / (1 + reach)
-    return low if successes else 0.0, high if successes < count else 1.0  # and nothing that rounding left
+    return low if successes else 0.0, high if successes < count else 1.0  # without rounding errors
 
 
 def binned(signal: Floats, values: Floats, *, frequency: bool = False) -> list[Bin]:

@@ -27,7 +27,7 @@ TASK = "Below is an instruction that describes a task. Write a response that app
 
 
 class FormatError(ValueError):
-    """A row that is not in the format of its data set."""
+    """A row does not have the format of its data set."""
 
 
 class Question(NamedTuple):
@@ -35,8 +35,7 @@ class Question(NamedTuple):
 
     Attributes:
         data: an input record of ``generate`` with ``prompt`` or ``turns``.
-        category: None where the data set has no categories.
-        id: None where the data set has no ids.
+        category, id: None where the data set has none.
     """
 
     data: dict[str, Any]
@@ -183,7 +182,7 @@ class Suite:
     """The prompts to run, in the order of their source.
 
     Attributes:
-        sha256: hash of the prompts' ids, categories and texts, to recognise equal suites.
+        sha256: hash of the prompts' ids, categories and texts, by which equal suites are recognised.
     """
 
     name: str
@@ -201,9 +200,9 @@ class Selection(TypedDict, total=False):
     Attributes:
         categories: take only these categories.
         samples_per_category: number of prompts to draw from each category; a smaller category is taken whole. With the
-            same seed a larger sample contains every smaller one, and each category is drawn independently.
-        seed: seed of the samples; 0 by default.
-        limit: number of prompts to keep, after the other selections; the first ones are kept.
+            same seed, a larger sample contains every smaller one. Categories are drawn independently.
+        seed: of the samples; 0 by default.
+        limit: take only the first prompts that the other selections leave.
     """
 
     categories: Sequence[str]
@@ -253,7 +252,7 @@ def load_records(source: Path | IO[bytes], **selection: Unpack[Selection]) -> Su
 
 
 def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
-    """``count`` prompts, spread over the categories as evenly as possible, drawn as `Selection` draws samples."""
+    """Draw ``count`` prompts as evenly from the categories as possible; see `Selection` for the draws."""
     categories = suite.categories()
     each, more = divmod(min(count, len(suite.prompts)), len(categories))
     prompts = list(suite.prompts)
@@ -263,7 +262,7 @@ def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
             break
         each += 1  # some category is smaller than its share
     taken = dict.fromkeys(categories, 0)
-    # One prompt of each category in turn, so that the cut does not remove prompts of the last category only.
+    # One prompt of each category in turn, so that the cut does not remove only those of the last category.
     order = sorted(chosen, key=lambda prompt: _turn(taken, prompt.category))
     kept = {prompt.id for prompt in order[:count]}
     return _whole(suite.name, [prompt for prompt in chosen if prompt.id in kept])
@@ -338,10 +337,10 @@ TIMEOUT = 30.0
 def local_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Rows of a ``.jsonl``, ``.json`` (one list), ``.csv`` or ``.parquet`` file, each with its number from 1.
 
-    Text files may be gzipped (``.gz``); a file with an unknown ending is read as JSON lines.
+    Text files may be gzipped (``.gz``); a file with an unknown suffix is read as JSON lines.
 
     Raises:
-        UsageError: the file cannot be read, or its contents do not match its ending.
+        UsageError: the file cannot be read, or its contents do not match its suffix.
     """
     kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
     if kind == ".parquet":
