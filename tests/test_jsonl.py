@@ -128,7 +128,7 @@ def test_lines_of_text_lose_their_line_break_and_nothing_else():
         ('{"messages": [{"role": "assistant", "tool_calls": "x"}]}', "invalid_record", "tool_calls must be a list"),
         ('{"messages": [{"role": "assistant", "tool_calls": [{}]}]}', "invalid_record", "messages.0.tool_calls.0 must"),
         ('{"custom_id": "a", "body": {"model": "m"}}', "invalid_record", "no prompt"),
-        ('{"custom_id": "a", "user": 1, "body": {"prompt": "x", "user": 2}}', "invalid_record", "user stands in the"),
+        ('{"custom_id": "a", "user": 1, "body": {"prompt": "x", "user": 2}}', "invalid_record", "user is both in the"),
     ],
 )
 def test_a_bad_line_carries_its_error_and_the_next_one_is_read(line, kind, words):

@@ -212,7 +212,7 @@ def test_what_begins_with_two_slashes_is_said() -> None:
         ("/sett", "no command /sett; did you mean '/set'"),
         ("/", "no command /"),
         ("/save", "/save needs FILE"),
-        ("/undo 3", "/undo takes nothing"),
+        ("/undo 3", "/undo takes no argument"),
         ("/undo", "nothing has been said"),
         ("/retry", "nothing has been said"),
         ("/set temprature=1", "did you mean 'temperature'"),

@@ -197,7 +197,7 @@ def test_what_cannot_be_asked() -> None:
             "--url measures a server, so --policy, --oracle",
         ),
         (["chat", "--url", "http://x", "--engine", "eager"], "--url asks a server, so --engine has no effect"),
-        (["bench", "--url", "x"], "--url x is no URL"),
+        (["bench", "--url", "x"], "--url x is not the URL"),
         (["bench", "--url", "http://x", "--concurrency", "0"], "--concurrency 0 is not a list"),
     ):
         with pytest.raises(UsageError, match=what):
