@@ -5,12 +5,13 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.benchmark.plan import Plan
+from specctl.benchmark.progress import BenchProgress
 from specctl.decoding.draft_tokens import read_along
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
@@ -46,19 +47,8 @@ from specctl.text_engine.engine import Answer, TextEngine
 from specctl.text_engine.job import ReplicaError
 from specctl.text_engine.row_count import Batch, chosen_passes
 
-
-class Watcher(Protocol):
-    """Receives the name of each run before its clock starts, every finished run, and why a peer cannot go on."""
-
-    def start(self, candidate: str, prompt: str) -> None: ...
-
-    def add(self, run: Run) -> None: ...
-
-    def fail(self, text: str) -> None: ...
-
-
-Watch = Callable[[RunSet, int], AbstractContextManager[Watcher]]
-"""Makes a watcher from the results so far and the total number of runs."""
+Watch = Callable[[RunSet, int], BenchProgress]
+"""Makes the table that shows runs, from the results so far and the total number of runs."""
 
 
 def run_benchmark(

@@ -359,8 +359,9 @@ def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "Run
     """Load the models of all candidates and run them, with a table that fills in as runs finish."""
     from specctl.benchmark.papers import left_out_lines
     from specctl.benchmark.plan import require_same
-    from specctl.observing.results import BASELINE, RESULTS, read_results
-    from specctl.terminal.progress import BenchProgress, note, resumable
+    from specctl.benchmark.progress import BenchProgress
+    from specctl.observing.results import RESULTS, read_results
+    from specctl.terminal.progress import note, resumable
 
     progress, replication, foreign_head = request.show.bars(), request.replicas.replication, request.run.foreign_head
     console = progress.console
@@ -374,8 +375,7 @@ def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "Run
 
     def watch(results: "RunSet", total: int) -> BenchProgress:
         begun.append(results)
-        labels = [candidate.label for candidate in results.header.candidates]
-        return BenchProgress(progress, labels, BASELINE, total, results.runs, not plan.profile.sampling.temperature)
+        return BenchProgress(progress, results, total)
 
     try:
         with ExitStack() as stack:

@@ -10,11 +10,12 @@ from factory import as_json, candidate, drafted_run, peer, peer_run, plain_run, 
 from rich.console import Console
 
 from specctl.benchmark.digest import digest
+from specctl.benchmark.progress import BenchProgress
 from specctl.benchmark.report import brief_tables
 from specctl.observing.results import RESULTS, Difference, Run, RunSet, compare, read_results
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
-from specctl.terminal.progress import BenchProgress, TerminalProgress
+from specctl.terminal.progress import TerminalProgress
 
 CANDIDATES = [candidate("none"), candidate("svip", threshold=0.3), peer("hf")]
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
@@ -247,9 +248,7 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     runs = some_runs()
     runs[3] = plain_run("b", 8)
-    with BenchProgress(
-        TerminalProgress(console), ["none", "svip", "hf"], "none", len(runs), done=runs[:3], greedy=True
-    ) as progress:
+    with BenchProgress(TerminalProgress(console), run_set(CANDIDATES, runs[:3]), len(runs)) as progress:
         for run in (runs[4], runs[3], runs[5]):
             progress.start(run.candidate, run.prompt)
             progress.add(run)
@@ -267,7 +266,7 @@ def test_progress_stays_on_the_terminal_after_an_error_alone(error: BaseExceptio
     out = io.StringIO()
     expected = nullcontext() if error is None else pytest.raises(type(error))
     console = Console(file=out, force_terminal=True, color_system=None)
-    with expected, BenchProgress(TerminalProgress(console), ["none"], "none", 2) as progress:
+    with expected, BenchProgress(TerminalProgress(console), run_set([candidate("none")], []), 2) as progress:
         progress.add(plain_run("a", 3))
         if error is not None:
             raise error
@@ -277,7 +276,7 @@ def test_progress_stays_on_the_terminal_after_an_error_alone(error: BaseExceptio
 
 def test_progress_is_silent_without_a_terminal() -> None:
     out = io.StringIO()
-    with BenchProgress(TerminalProgress(Console(file=out)), ["none"], "none", 1) as progress:
+    with BenchProgress(TerminalProgress(Console(file=out)), run_set([candidate("none")], []), 1) as progress:
         progress.start("none", "a")
         progress.add(plain_run("a", 3))
     assert out.getvalue() == ""

@@ -272,7 +272,7 @@ def test_an_interrupt_shows_the_rounds_that_are_complete(prompts, monkeypatch):
         if len(ended) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("specctl.terminal.progress.BenchProgress.add", interrupt)
+    monkeypatch.setattr("specctl.benchmark.progress.BenchProgress.add", interrupt)
     found = bench("-i", prompts, "-n", "4", "--policy", "svip", "--policy", "constant", code=130)
     assert "Stopped after 4 of 12 runs, of which the 3 in complete rounds count." in found.stdout
     last = found.stdout.splitlines()[-1]
