@@ -14,8 +14,9 @@ from specctl.decoding.trees import TreeDrafter
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import ChainPasses
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
+from specctl.models.draft_heads.file_layout import read_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
+from specctl.models.draft_heads.kinds import recognise
 from specctl.models.loading.draft_heads import build_head_runner
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
@@ -37,7 +38,7 @@ NAME = "peagle-speculators"
 
 def published() -> tuple[Eagle3Head, Any]:
     data = reference(NAME)
-    head = HEAD_KINDS["peagle"].read(data.config, data.weights, data.verifier(), "The draft head 'x'")
+    head = read_head("peagle", data.config, data.weights, data.verifier(), "The draft head 'x'")
     assert isinstance(head, Eagle3Head)
     return head, data
 
@@ -78,8 +79,8 @@ def test_files_are_told_from_eagle3s() -> None:
         ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}}, "speculative_tokens"),
     ):
         with pytest.raises(ModelError, match=message):
-            HEAD_KINDS["peagle"].read(data.config | changes, data.weights, data.verifier())
-    again = HEAD_KINDS["peagle"].read(data.config | {"speculators_config": {}}, dict(data.weights), data.verifier())
+            read_head("peagle", data.config | changes, data.weights, data.verifier())
+    again = read_head("peagle", data.config | {"speculators_config": {}}, dict(data.weights), data.verifier())
     assert again.longest == 8
     with pytest.raises(CannotExport, match="masks"):
         graphs_of(again)

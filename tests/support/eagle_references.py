@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.file_layout import read_head
 
 DATA = Path(__file__).parents[1] / "data" / "draft_heads"
 EAGLE3 = (
@@ -45,7 +45,7 @@ class Reference:
 
     def build(self, verifier: LlamaForCausalLM | None = None) -> Eagle1Head | Eagle3Head:
         kind = "eagle3" if "lm_head.weight" in self.weights or "norm.weight" in self.weights else "eagle1"
-        return HEAD_KINDS[kind].read(self.config, self.weights, verifier or self.verifier(), "The draft head 'x'")
+        return read_head(kind, self.config, self.weights, verifier or self.verifier(), "The draft head 'x'")
 
     def verifier(self, **settings: Any) -> LlamaForCausalLM:
         """A model that the head fits, with the recorded embeddings and output weights where there are any."""

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import specctl.prompts
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.file_layout import read_head
 from specctl.models.draft_heads.training import Lesson, Teacher, drafted_steps
 from specctl.profile.schema import model_path
 from specctl.training.draft_heads import Answer, acceptance_in_rounds, drafts_of_head, drafts_of_model
@@ -28,7 +28,7 @@ def model(name: str) -> LlamaForCausalLM:
 def embedded_eagle3(target: LlamaForCausalLM) -> Eagle3Head:
     folder = model_path("eagle3")
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    return HEAD_KINDS["eagle3"].read(config, load_file(folder / "model.safetensors"), target).float()
+    return read_head("eagle3", config, load_file(folder / "model.safetensors"), target).float()
 
 
 @cache

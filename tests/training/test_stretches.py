@@ -9,9 +9,8 @@ from test_drafted_rounds import in_a_round
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.checkpoint import draft_head
-from specctl.models.draft_heads.file_layout import Verifier, write_head
+from specctl.models.draft_heads.file_layout import Verifier, read_head, write_head
 from specctl.models.draft_heads.glide import GlideHead, stretched
-from specctl.models.draft_heads.kinds import HEAD_KINDS
 from specctl.models.draft_heads.training import Lesson, Teacher, new_head, text_loss
 from specctl.models.files.checkpoint import locate
 from specctl.profile.schema import ModelTable
@@ -79,7 +78,7 @@ def test_what_is_trained_for_a_target_is_read_for_it_again(family: str, tmp_path
     write_head(tmp_path, head, Verifier("some/target"))
     found = draft_head(locate(ModelTable(model=str(tmp_path)), "draft"))
     assert found is not None
-    again = HEAD_KINDS["glide"].read(found.config, found.read(), target)
+    again = read_head("glide", found.config, found.read(), target)
     assert (again.config, again.layers) == (head.config, head.layers)
 
 

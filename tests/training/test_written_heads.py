@@ -6,7 +6,7 @@ import pytest
 import torch
 from made import DRAWN, answer, spread_head
 
-from specctl.models.draft_heads.file_layout import Verifier, described
+from specctl.models.draft_heads.file_layout import Verifier, described, read_head
 from specctl.models.draft_heads.kinds import HEAD_KINDS, RECIPES, recognise
 from specctl.models.draft_heads.training import Teacher
 from specctl.training.draft_heads import head_drafts
@@ -28,7 +28,7 @@ def test_a_head_is_what_is_read_of_its_description(kind: str) -> None:
     assert recognise(config, ()) in (kind, None)
     assert recognise(config, weights) == kind
 
-    again = HEAD_KINDS[kind].read(config, dict(weights), target)
+    again = read_head(kind, config, dict(weights), target)
     assert (type(again), again.kind, again.longest) == (type(head), kind, head.longest)
     assert getattr(again, "config", None) == getattr(head, "config", None)
     assert again.layers == head.layers

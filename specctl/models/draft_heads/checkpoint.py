@@ -94,7 +94,9 @@ class DraftHeadCheckpoint:
         Raises:
             ModelError: as for `read`, or it is of a layout that specctl does not know, or made for another model.
         """
-        return HEAD_KINDS[self.kind].read(self.config, self.read(), target, str(self))
+        from specctl.models.draft_heads.file_layout import read_head
+
+        return read_head(self.kind, self.config, self.read(), target, str(self))
 
 
 def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:

@@ -45,7 +45,7 @@ NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
 
 
 def read(file: HeadFile) -> BlockHead:
-    """A DFlash, DFlash2 or DSpark head; see `HeadKind.read`."""
+    """A DFlash, DFlash2 or DSpark head; see `read_head`."""
     parsed, target = _parsed(file), file.target
     tokens = file.take_tokens(parsed.draft_vocabulary, parsed.vocabulary)
     # A smaller vocabulary's output layer cannot be the verifier's.

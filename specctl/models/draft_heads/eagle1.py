@@ -88,7 +88,7 @@ NAMES = {"blocks.": "layers."}  # How names of weights begin in a file, where th
 
 
 def read(file: HeadFile) -> Eagle1Head:
-    """An EAGLE-1 head; see `HeadKind.read`."""
+    """An EAGLE-1 head; see `read_head`."""
     table = HeadConfig(file.config, file.subject)
     vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
     shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)

@@ -159,7 +159,7 @@ TRAINING = frozenset(
 
 
 def read(file: HeadFile) -> Eagle3Head:
-    """An EAGLE-3 or P-EAGLE head; see `HeadKind.read`."""
+    """An EAGLE-3 or P-EAGLE head; see `read_head`."""
     parsed = _parsed(file)
     tokens = file.take_tokens(parsed.draft_vocabulary, parsed.vocabulary)
     shared = file.borrowed_embeddings(parsed.shape)

@@ -236,6 +236,28 @@ class HeadFile:
         return shared
 
 
+def read_head(
+    kind: str,
+    config: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    target: PreTrainedModel,
+    subject: str = "The draft head",
+) -> ChainHead | BlockHead:
+    """A head in the dtype of its file, in eval mode, on the weights' device.
+
+    Args:
+        kind: one of `HEAD_KINDS`.
+        config: the contents of config.json.
+        weights: the tensors of its file.
+        target: its verifier, whose embeddings and output layer are used where the file has none.
+        subject: the head, for messages.
+
+    Raises:
+        ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
+    """
+    return HEAD_KINDS[kind].read(HeadFile(config, weights, target, subject))
+
+
 Value = TypeVar("Value", bool, int, float, str)
 
 ROPE_THETA = 10000.0  # What transformers' Llama and the code of EAGLE and GliDe use where a configuration has none

@@ -334,7 +334,7 @@ NAMES = {"lm_head.": "lm_head.", "blocks.": "model.layers.", "": "model."}
 
 
 def read(file: HeadFile) -> GlideHead:
-    """A GliDe head; see `HeadKind.read`."""
+    """A GliDe head; see `read_head`."""
     table = HeadConfig(file.config, file.subject)
     table.demand("use_remap", (False,))
     table.demand("attention_bias", (False,))

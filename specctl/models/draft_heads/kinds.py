@@ -13,11 +13,10 @@ from specctl.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.draft_heads.file_layout import Verifier
+    from specctl.models.draft_heads.file_layout import HeadFile, Verifier
     from specctl.models.draft_heads.training import Given, Lesson
 
 Config = Mapping[str, Any]  # The contents of a config.json
@@ -59,27 +58,9 @@ class HeadKind:
     recipe: Recipe | None = None  # the published settings of its training; None where it is not trained here
     flags: frozenset[str] = frozenset()  # fields of the recipe that a user may set
 
-    def read(
-        self,
-        config: Config,
-        weights: "Mapping[str, torch.Tensor]",
-        target: "PreTrainedModel",
-        subject: str = "The draft head",
-    ) -> "ChainHead | BlockHead":
-        """A head in the dtype of its file, in eval mode, on the weights' device.
-
-        Args:
-            config: the contents of config.json.
-            weights: the tensors of its file.
-            target: its verifier, whose embeddings and output layer are used where the file has none.
-            subject: the head, for messages.
-
-        Raises:
-            ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
-        """
-        from specctl.models.draft_heads.file_layout import HeadFile
-
-        head: ChainHead | BlockHead = self._own().read(HeadFile(config, weights, target, subject))
+    def read(self, file: "HeadFile") -> "ChainHead | BlockHead":
+        """See `read_head`."""
+        head: ChainHead | BlockHead = self._own().read(file)
         return head
 
     def describe(

@@ -205,7 +205,7 @@ NAMES = {
 
 
 def read(file: HeadFile) -> MtpHead:
-    """A target's MTP head from tensors in any of the known layouts; see `HeadKind.read`.
+    """A target's MTP head from tensors in any of the known layouts; see `read_head`.
 
     The configuration is the target's own, or speculators'. Only the first MTP layer is used, also on its own output.
     """

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
 from specctl.models.draft_heads.chain import ChainPass
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.file_layout import read_head
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.mtp_tensors import read_mtp
 from specctl.models.files.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def config_of(folder: Path) -> dict[str, object]:
 
 
 def head_of(kind: str) -> MtpHead:
-    return HEAD_KINDS["mtp"].read(config_of(FOLDER / kind), shards_of(kind), target_of(kind))
+    return read_head("mtp", config_of(FOLDER / kind), shards_of(kind), target_of(kind))
 
 
 def alone(kind: str) -> tuple[dict[str, object], dict[str, torch.Tensor]]:

@@ -20,9 +20,9 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockPasses, BlockRounds, GraphBlockPasses
 from specctl.models.draft_heads.dflash import spread_layers
-from specctl.models.draft_heads.file_layout import Verifier, described, write_head
+from specctl.models.draft_heads.file_layout import Verifier, described, read_head, write_head
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
+from specctl.models.draft_heads.kinds import recognise
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.export import CannotExport
 from specctl.models.onnx_heads.engine import graphs_of
@@ -66,7 +66,7 @@ def files(name: str) -> tuple[dict[str, Any], Tensors, Tensors]:
 
 def recorded(name: str) -> tuple[BlockHead, Tensors]:
     config, weights, given = files(name)
-    return HEAD_KINDS["dflash"].read(config, weights, verifier(given)), given
+    return read_head("dflash", config, weights, verifier(given)), given
 
 
 def states(given: Tensors, start: int, end: int) -> dict[int, torch.Tensor]:
@@ -210,7 +210,7 @@ def test_a_dflash2_head_is_written_as_it_is_read() -> None:
     config, tensors = described(head, Verifier("some/model", ("Qwen3ForCausalLM",)))
     assert tensors.keys() - weights.keys() == {"embed_tokens.weight", "lm_head.weight"}, "of a head that borrows none"
     assert recognise(config, ()) == recognise({}, tensors) == "dflash2"
-    again = HEAD_KINDS["dflash2"].read(config, dict(tensors), verifier(given))
+    again = read_head("dflash2", config, dict(tensors), verifier(given))
     assert isinstance(again, BlockHead)
     assert (again.kind, replace(again.config, context=0)) == (
         "dflash2",
@@ -307,7 +307,7 @@ def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_pa
     assert config.keys() <= published.keys()
     inner = published["transformer_layer_config"].keys()
     assert config["transformer_layer_config"].keys() <= inner
-    again = HEAD_KINDS["dflash"].read(config, weights, verifier(given))
+    again = read_head("dflash", config, weights, verifier(given))
     assert again.config == head.config
     rows = drafted(ready(again, given), given["ids"].tolist()[ANCHOR], [1, 2])
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
@@ -321,7 +321,7 @@ def test_specforge_puts_the_keys_of_dspark_into_a_table(architecture: str) -> No
     config |= {"architectures": [architecture], "dflash_config": {**moved, "projector_type": "dspark"}}
     assert recognise(config, ()) == "dspark"
     given["embeddings"], given["output"] = weights.pop("embed_tokens.weight"), weights.pop("lm_head.weight")
-    head = HEAD_KINDS["dflash"].read(config, weights, verifier(given))
+    head = read_head("dflash", config, weights, verifier(given))
     rows = drafted(ready(head, given), given["ids"].tolist()[ANCHOR], given["first.drawn"].tolist())
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
 
@@ -373,18 +373,18 @@ def test_kinds_are_recognised(name: str) -> None:
 def test_what_specctl_does_not_run_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
     config, weights, given = files(name)
     with pytest.raises(ModelError, match=message):
-        HEAD_KINDS["dflash"].read(config | changes, weights, verifier(given))
+        read_head("dflash", config | changes, weights, verifier(given))
 
 
 def test_every_tensor_is_needed_and_no_other_is_known() -> None:
     config, weights, given = files("dspark-speculators")
     target = verifier(given)
-    assert HEAD_KINDS["dflash"].read(config, weights | {"verifier_norm.weight": torch.ones(16)}, target)
+    assert read_head("dflash", config, weights | {"verifier_norm.weight": torch.ones(16)}, target)
     with pytest.raises(ModelError, match=r"unknown tensors: layers.0.self_attn.g_proj.weight"):
-        HEAD_KINDS["dflash"].read(config, weights | {"layers.0.self_attn.g_proj.weight": torch.ones(1)}, target)
+        read_head("dflash", config, weights | {"layers.0.self_attn.g_proj.weight": torch.ones(1)}, target)
     for missing in ("hidden_norm.weight", "markov_head.joint_proj.bias", "lm_head.weight", "d2t"):
         with pytest.raises(ModelError, match=f"lacks .*{missing}"):
-            HEAD_KINDS["dflash"].read(config, {name: part for name, part in weights.items() if name != missing}, target)
+            read_head("dflash", config, {name: part for name, part in weights.items() if name != missing}, target)
 
 
 def test_layers_that_a_file_does_not_name_are_spread_as_z_lab_does() -> None:
@@ -393,7 +393,7 @@ def test_layers_that_a_file_does_not_name_are_spread_as_z_lab_does() -> None:
     config, weights, given = files("dflash")
     config["dflash_config"] = {"mask_token_id": 39}
     weights["fc.weight"] = weights["fc.weight"][:, :32].contiguous()  # two layers, as the head has
-    assert HEAD_KINDS["dflash"].read(config, weights, verifier(given)).layers == (2, 6)
+    assert read_head("dflash", config, weights, verifier(given)).layers == (2, 6)
 
 
 def test_passes_are_captured_once_and_say_the_same() -> None:

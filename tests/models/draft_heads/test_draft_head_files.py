@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head
-from specctl.models.draft_heads.file_layout import Verifier, write_head
-from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
+from specctl.models.draft_heads.file_layout import Verifier, read_head, write_head
+from specctl.models.draft_heads.kinds import recognise
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import Hub, save_model
@@ -210,7 +210,7 @@ def test_what_is_written_computes_the_same(name: str, shared: bool, tmp_path: Pa
     assert (again.kind, again.verifier) == ("eagle3", "some/model")
     weights = again.read()
     assert ("embed_tokens.weight" in weights) != shared
-    back = HEAD_KINDS["eagle3"].read(again.config, weights, data.verifier())
+    back = read_head("eagle3", again.config, weights, data.verifier())
     assert back.config == head.config
     assert_close(all_logits(back, data), all_logits(head, data), atol=1e-5, rtol=1e-5)
     for tensor in {"d2t", "t2d"} & data.weights.keys():

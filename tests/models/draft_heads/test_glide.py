@@ -31,10 +31,10 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import ChainPasses, GraphChainPasses
 from specctl.models.draft_heads.checkpoint import draft_head
-from specctl.models.draft_heads.file_layout import Verifier, write_head
+from specctl.models.draft_heads.file_layout import Verifier, read_head, write_head
 from specctl.models.draft_heads.glide import GlideHead, VerifierKeys
 from specctl.models.draft_heads.head_layers import LayerShape, rotated
-from specctl.models.draft_heads.kinds import HEAD_KINDS, recognise
+from specctl.models.draft_heads.kinds import recognise
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.cache import cache_argument
@@ -328,7 +328,7 @@ def test_the_layout_is_that_of_the_papers_code(tmp_path: Path) -> None:
         "vocab_size": 64,
     }
     assert recognise(config, ()) == recognise({}, weights) == "glide"
-    assert HEAD_KINDS["glide"].read(config, weights, model).config.shape == head.config.shape
+    assert read_head("glide", config, weights, model).config.shape == head.config.shape
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_what_a_configuration_may_not_say(changes: dict[str, Any], message: str,
     _, model = written(tmp_path)
     config, weights = stored(tmp_path)
     with pytest.raises(ModelError, match=message):
-        HEAD_KINDS["glide"].read({**config, **changes}, weights, model)
+        read_head("glide", {**config, **changes}, weights, model)
 
 
 def test_every_tensor_is_needed_and_no_other_is_known(tmp_path: Path) -> None:
@@ -359,9 +359,9 @@ def test_every_tensor_is_needed_and_no_other_is_known(tmp_path: Path) -> None:
     config, weights = stored(tmp_path)
     for name in weights:
         with pytest.raises(ModelError, match=f"lacks tensors: {name}"):
-            HEAD_KINDS["glide"].read(config, {key: weight for key, weight in weights.items() if key != name}, model)
+            read_head("glide", config, {key: weight for key, weight in weights.items() if key != name}, model)
     with pytest.raises(ModelError, match=r"holds unknown tensors: model\.layers\.0\.cross_attn\.k_proj"):
-        HEAD_KINDS["glide"].read(config, {**weights, "model.layers.0.cross_attn.k_proj.weight": torch.zeros(1)}, model)
+        read_head("glide", config, {**weights, "model.layers.0.cross_attn.k_proj.weight": torch.zeros(1)}, model)
 
 
 def test_a_profile_names_a_glide_head(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain_runner import ChainPasses
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.file_layout import read_head
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
@@ -49,7 +49,7 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
 @pytest.mark.parametrize("kind", WITH_SPECULATORS)
 def test_logits_are_those_of_speculators(kind: str, layout: str) -> None:
     expected = expected_of(kind)
-    head = head_of(kind) if layout == "shards" else HEAD_KINDS["mtp"].read(*alone(kind), target_of(kind))
+    head = head_of(kind) if layout == "shards" else read_head("mtp", *alone(kind), target_of(kind))
     rows = head.fuse({-1: expected["states"]})
     for step in range(3):
         # Each step is trained over the whole text, with the rows of the step before for all of its places.
@@ -62,7 +62,7 @@ def test_logits_are_those_of_speculators(kind: str, layout: str) -> None:
 
 @pytest.mark.parametrize("kind", WITH_SPECULATORS)
 def test_both_layouts_give_the_same_head(kind: str) -> None:
-    first, second = head_of(kind).state_dict(), HEAD_KINDS["mtp"].read(*alone(kind), target_of(kind)).state_dict()
+    first, second = head_of(kind).state_dict(), read_head("mtp", *alone(kind), target_of(kind)).state_dict()
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -127,7 +127,7 @@ def test_own_embeddings_and_output_layer() -> None:
     assert not any(name.startswith(("embed_tokens", "lm_head")) for name in shared.state_dict())
     weights[names["shared_head.head"]] = 2 * weights[names["shared_head.head"]]
     weights[names["embed_tokens"]] = weights[names["embed_tokens"]].roll(1, 0)
-    own = HEAD_KINDS["mtp"].read(config_of(FOLDER / kind), weights, target_of(kind))
+    own = read_head("mtp", config_of(FOLDER / kind), weights, target_of(kind))
     assert isinstance(own.lm_head, nn.Linear)
     expected = expected_of(kind)
     ids, rows = expected["ids"][1:9], expected["states"][:8]

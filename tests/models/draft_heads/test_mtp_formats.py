@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.checkpoint import draft_head, head_in_target
-from specctl.models.draft_heads.kinds import HEAD_KINDS
+from specctl.models.draft_heads.file_layout import read_head
 from specctl.models.draft_heads.mtp_tensors import mtp_in, mtp_tensors, read_mtp
 from specctl.models.files.checkpoint import INDEX
 from specctl.models.files.skeleton import skeleton
@@ -86,7 +86,7 @@ def test_experts_in_one_tensor() -> None:
     together = {name: weight for name, weight in weights.items() if name not in apart}
     for part in ("gate_up_proj", "down_proj"):
         together[f"mtp.layers.0.mlp.experts.{part}"] = getattr(block, part).detach()
-    other = HEAD_KINDS["mtp"].read({}, together, target_of("qwen3_next")).block.mlp.experts
+    other = read_head("mtp", {}, together, target_of("qwen3_next")).block.mlp.experts
     assert torch.equal(other.gate_up_proj, block.gate_up_proj)
     assert torch.equal(other.down_proj, block.down_proj)
 
@@ -115,7 +115,7 @@ def test_a_head_of_speculators_is_recognised(kind: str) -> None:
 def test_what_a_head_needs_is_known_from_its_targets_shapes(kind: str) -> None:
     """Doctor builds heads on targets without weights."""
     place = checkpoint(FOLDER / kind)
-    bare = HEAD_KINDS["mtp"].read({}, shards_of(kind), skeleton(place))
+    bare = read_head("mtp", {}, shards_of(kind), skeleton(place))
     whole = head_of(kind)
     assert [weight.shape for weight in bare.parameters()] == [weight.shape for weight in whole.parameters()]
     read = Passes(whole)
@@ -189,7 +189,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     weights = shards_of(kind)
     change(weights)
     with pytest.raises(ModelError, match=message):
-        HEAD_KINDS["mtp"].read(config_of(FOLDER / kind), weights, target_of(kind))
+        read_head("mtp", config_of(FOLDER / kind), weights, target_of(kind))
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_configurations_of_speculators_that_do_not_fit(change: dict[str, object]
     else:
         config |= change
     with pytest.raises(ModelError, match=message):
-        HEAD_KINDS["mtp"].read(config, weights, target_of("qwen3_next"))
+        read_head("mtp", config, weights, target_of("qwen3_next"))
 
 
 def test_a_head_of_another_target_is_refused() -> None:
     with pytest.raises(ModelError, match=r"kind 'qwen3_5_text'; the verifier's are 'qwen3_next'"):
-        HEAD_KINDS["mtp"].read(*alone("qwen3_5_text"), target_of("qwen3_next"))
+        read_head("mtp", *alone("qwen3_5_text"), target_of("qwen3_next"))
