@@ -250,6 +250,13 @@ def test_files_and_modules_exist() -> None:
     assert [one for one in named if not any(is_there(at / one[1]) for at in (ROOT, ROOT / "specctl"))] == []
 
 
+def test_tests_that_their_readme_names_exist() -> None:
+    folder = ROOT / "tests"
+    named = re.findall(r"`([\w/*]+(?:\.py|/))(?:::\w+)?`", (folder / "README.md").read_text("utf-8"))
+    assert len(named) > 50
+    assert [one for one in named if not (any(folder.glob(one)) or any(ROOT.glob(one)))] == []
+
+
 def is_there(path: Path) -> bool:
     """Whether there is such a file, or a package that runs by that name."""
     return path.exists() or (path.with_suffix("") / "__main__.py").exists()
