@@ -32,7 +32,7 @@ def usable_cores(topology: Path = TOPOLOGY, quota: Path = QUOTA) -> int:
     """How many cores this process can keep busy: physical ones that it may run on, as far as its quota reaches.
 
     Args:
-        topology: tells which logical processors are one core; where it does not, each counts.
+        topology: says which logical processors are one core; without it, each counts.
         quota: the process's share of the machine, as Linux writes it for a control group: microseconds of processor
             time in each period, then the period.
     """
@@ -73,7 +73,7 @@ class CoreTime:
 
     @classmethod
     def now(cls, stat: Path = STAT) -> "CoreTime | None":
-        """This moment; None where the system does not tell."""
+        """This moment; None where the system does not say."""
         try:
             lines = stat.read_text(encoding="ascii").splitlines()
         except OSError:
@@ -82,7 +82,7 @@ class CoreTime:
         return cls(perf_counter(), busy_seconds(lines, allowed_cpus()), spent.user + spent.system)
 
     def others_until(self, later: "CoreTime") -> float | None:
-        """How many cores other processes kept busy in between; None if too little time passed to tell."""
+        """How many cores other processes kept busy in between; None if too little time passed."""
         elapsed = later.at - self.at
         if elapsed < 0.2:  # clock ticks are 10 ms
             return None
@@ -99,15 +99,15 @@ def busy_seconds(lines: list[str], cpus: Set[int]) -> float:
 
 
 class Arrivals:
-    """Tells of every signal that Python handles, from a thread of its own, whatever the main thread is in.
+    """Reports every signal that Python handles, from its own thread, whatever the main thread does.
 
-    Outside of the main thread, and where something else listens already, nothing is told.
+    Outside of the main thread, and where something else listens already, it does nothing.
 
     Args:
-        heard: called with a signal's number, in that thread.
+        report: called with a signal's number, in that thread.
     """
 
-    def __init__(self, heard: Callable[[int], None]) -> None:
+    def __init__(self, report: Callable[[int], None]) -> None:
         self._ear: int | None = None
         if threading.current_thread() is not threading.main_thread():
             return
@@ -120,10 +120,10 @@ class Arrivals:
             os.close(self._mouth)
             return
         self._ear = ear
-        threading.Thread(target=_listen, args=(ear, heard), name="signals", daemon=True).start()
+        threading.Thread(target=_listen, args=(ear, report), name="signals", daemon=True).start()
 
     def close(self) -> None:
-        """Tell no more. Outside of the main thread this does nothing: only there can it be changed."""
+        """Report no more. Outside of the main thread this does nothing: only there can it be changed."""
         if self._ear is not None and threading.current_thread() is threading.main_thread():
             current = signal.set_wakeup_fd(-1)
             if current != self._mouth:  # something else listens since
@@ -132,10 +132,10 @@ class Arrivals:
             self._ear = None
 
 
-def _listen(ear: int, heard: Callable[[int], None]) -> None:
+def _listen(ear: int, report: Callable[[int], None]) -> None:
     while arrived := os.read(ear, 64):
         for number in arrived:
-            heard(number)
+            report(number)
     os.close(ear)
 
 
@@ -203,7 +203,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def exceeded(error: BaseException) -> tuple[str, str] | None:
-    """Which limit an exception tells of, and how to raise it; None where it tells of none."""
+    """The limit that an exception is about, and how to raise it; None for other exceptions."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return (
             "too many files are open: this process may open no more",

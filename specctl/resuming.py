@@ -37,7 +37,7 @@ def content_of(data: Mapping[str, Any]) -> int:
 
 
 class Identities:
-    """Maps texts, of which only `hash_of` is kept, to numbers of 32 bits: 20 to 40 bytes for each.
+    """Maps texts to numbers of 32 bits; only `hash_of` a text is stored, 20 to 40 bytes for each.
 
     A dictionary of Python objects would take five times that.
     """
@@ -83,7 +83,7 @@ class Identities:
 
 
 def distinct(records: Iterable[Record]) -> Iterator[Record]:
-    """The records; one with the id of an earlier one gets an error, for its result could not be told from the other."""
+    """The records; one with the id of an earlier one gets an error, for its result would look like the other."""
     lines = Identities()
     for record in records:
         if record.id is None:
@@ -228,7 +228,7 @@ class _Written:
 
 
 def _written(path: Path, *marks: str) -> Iterator[_Written | None]:
-    """The lines that this command has written into a file; None for the start of one behind them."""
+    """The lines that this command has written into a file; None for the start of one after them."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -413,7 +413,7 @@ class MadeBy:
             drafting |= {f"{key}.{name}": each for name, each in _settings(level.model_dump(mode="json")).items()}
         try:
             hashes = Contents.of(profile.model_copy(update={"draft": at_work})).hashes()
-        except (ModelError, OSError):  # whoever loads the models says why, or has them on another machine
+        except (ModelError, OSError):  # loading the models says why, or they are on another machine
             hashes = {}
         return cls(decides, drafting, names, hashes, profile.sampling.temperature > 0)
 
@@ -508,7 +508,7 @@ class RunFile:
             anyway: let it go on whatever differs.
 
         Returns:
-            What differs nevertheless, to be told.
+            What differs nevertheless, to be reported.
 
         Raises:
             UsageError: something differs that decides the text, or what made the results is not known.

@@ -204,7 +204,7 @@ class Decoder:
     def stream(self, prompt: Prompt, **sampling: Unpack[SamplingSettings]) -> Iterator[str]:
         """`generate` piece by piece: text as rounds end, together the completion's text.
 
-        Closing the iterator ends the text. Errors as of `generate`, when the first piece is asked for.
+        Closing the iterator ends the text. Errors as in `generate`, when the first piece is asked for.
         """
         request = self._request(prompt, sampling)
         stream = TextStream(self.pair.tokenizer, request.prompt, self.pair.eos)
@@ -229,7 +229,7 @@ class Decoder:
         """Complete several prompts, several at once where that is faster; closing the iterator ends them all.
 
         Args:
-            prompts: each as of `generate`, or a mapping with a ``prompt`` and settings of its own. They are taken as
+            prompts: each as in `generate`, or a mapping with a ``prompt`` and settings of its own. They are taken as
                 they are needed, some ahead of the texts that are written.
             batch: how many texts are written at once; ``"auto"`` for as many as memory and times of passes allow.
             sampling: settings in place of the profile's. To the seed, a prompt's number is added, from 0, unless it has

@@ -492,7 +492,7 @@ class _Target:
         return compose_for(target, stages, self._setting)
 
     def plain_cache(self, text: Sequence[int]) -> DynamicCache:
-        """A cache of transformers' own layers that holds this text, of which a beginning is cached here."""
+        """A cache of transformers' own layers that holds this text; its beginning is cached here."""
         self._inner.rollback(len(text))
         if pending := text[self._inner.length :]:
             self._inner.extend(pending, keep=0)
@@ -586,7 +586,7 @@ def sampling_and_rules(
 
 
 def _without_idle_normalization(processors: list[Any]) -> list[Any]:
-    """The processors without each `LogitNormalization` behind the last rule.
+    """The processors without each `LogitNormalization` after the last rule.
 
     It moves all scores of a row alike, which no filter and no draw sees; a rule that depends on a score's sign or size,
     such as a repetition penalty, does.

@@ -51,7 +51,7 @@ class _Text(Generic[T]):
     Attributes:
         row: whose caches it has.
         run: what writes it, up to where it waits for a pass.
-        clock: seconds of its own work and of its shares of passes, as `working_seconds` tells them to it.
+        clock: seconds of its own work and of its shares of passes, as `working_seconds` returns them to it.
     """
 
     row: int
@@ -71,11 +71,11 @@ class Hub(Generic[T]):
 
     Attributes:
         order: what is shared, a draft's passes before those of what verifies it.
-        told: of each row in which a text begins, before anything is asked for.
+        begins: called with each row in which a text begins, before it asks for anything.
     """
 
     order: Sequence[Shared[Any, Any]]
-    told: Callable[[int], None] = lambda _: None
+    begins: Callable[[int], None] = lambda _: None
     _asked: list[list[tuple[_Text[T], Request]]] = field(init=False, repr=False)
     _texts: dict[greenlet, _Text[T]] = field(init=False, repr=False, default_factory=dict)
     _ended: list[tuple[int, T]] = field(init=False, repr=False, default_factory=list)
@@ -108,7 +108,7 @@ class Hub(Generic[T]):
             found = write()  # before the list is looked up, which `advance` replaces
             self._ended.append((row, found))
 
-        self.told(row)
+        self.begins(row)
         text: _Text[T] = _Text(row, greenlet(work))
         self._texts[text.run] = text
         self._resume(text)
@@ -136,7 +136,7 @@ class Hub(Generic[T]):
                 if len(self._texts) > 1 and out_of_memory(error):
                     self._asked[number] = asked
                     raise CrowdedError from error
-                # whoever failed is told it alone
+                # the error is raised in the text that failed
                 found = [_alone(shared, request) for _, request in asked]
             each = (working_seconds() - began) / sum(request.size for _, request in asked)
             for (text, request), answer in zip(asked, found, strict=True):
@@ -145,7 +145,7 @@ class Hub(Generic[T]):
         ended, self._ended = self._ended, []
         return ended
 
-    @in_inference_mode  # as the text was, which leaves behind the mode that it began in
+    @in_inference_mode  # as the text was, which leaves the mode that it began in
     def give_up(self, row: int) -> None:
         """End the text of a row before its end; the row is free then."""
         for waiting in self._asked:
@@ -185,7 +185,7 @@ def _alone(shared: Shared[Asked, Given], request: Asked) -> Given | Exception:
 class Decisions:
     """`Shared` of a hub: how far texts draft, decided when all that draft have asked.
 
-    Its place in the hub's order is behind the drafts' passes and before the target's.
+    Its place in the hub's order is after the drafts' passes and before the target's.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Decisions:
 
         Rows of one setting share what decides for them together. A row that asks again begins anew, and shares with
         those that do so too. In a chain each row decides for itself: a round of copies asks and teaches its policy
-        nothing, and a decision for all would wait for what no row tells it.
+        nothing, and a decision for all would wait for a row that does not ask.
 
         Args:
             setting: of one draft.

@@ -228,7 +228,7 @@ class NamedDrafters:
         return found if drafts else None
 
     def of(self, policy: str | None, *, drafts: bool = True, place: str = "policy") -> Drafter | None:
-        """The drafter for a text, as of `setting`; None where nothing is to be drafted."""
+        """The drafter for a text, see `setting`; None where nothing is to be drafted."""
         setting = self.setting(policy, drafts=drafts, place=place)
         if policy is None:
             return self._own if drafts else None
@@ -244,7 +244,7 @@ class NamedDrafters:
         """The drafter for a record: of the ``policy`` that it names, and None where its ``draft`` is false.
 
         Raises:
-            RecordError: the policy is none, or cannot stop this draft; or ``draft`` seems to say whether to draft, and
+            RecordError: the policy is unknown or cannot stop this draft; or ``draft`` seems to be an answer, and
                 is not true or false.
         """
         policy, drafts = data.get("policy"), data.get("draft") is not False

@@ -25,7 +25,7 @@ ONE_TEXT = "Take all of one text, or close it, before the next one."
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text that is to be written, whoever asks for it.
+    """A text that is to be written.
 
     Attributes:
         prompt: ids, at least one.
@@ -118,7 +118,7 @@ class Session:
                     on_round(round_)
                 stops = enough()
 
-    # Applied to the generator so that the mode ends wherever it waits for who takes its rounds.
+    # Applied to the generator, so that the mode ends where it waits for its caller.
     @in_inference_mode
     def play(
         self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
@@ -142,7 +142,7 @@ class Session:
         text: str | None = None
         arrivals: list[float] = []
         interrupted = False
-        watching = worked_first = 0.0  # seconds of who takes the rounds, and of the first one's own work
+        watching = worked_first = 0.0  # seconds of the caller, and of the first round's own work
         before = TURNS.get(id(pair.target))
         if before is not self._turn:
             self._cached = ()  # another session has used the caches

@@ -13,7 +13,7 @@ class Advance(Protocol):
 
 
 def ignored(tokens: int = 0) -> None:
-    """An `Advance` for work that nobody watches."""
+    """An `Advance` for work without a display."""
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ class Candidate:
         return f"{family} on drafts {', '.join(map(str, self.drafts))}"
 
     def ran_on(self, engines: Mapping[str, str]) -> str | None:
-        """On which engine its passes ran, of those of the models; None where they do not tell.
+        """On which engine its passes ran, given those of the models; None where that is not known.
 
         Where its models ran on several, each is named with its model: ``target graph, draft eager``.
         """
@@ -106,7 +106,7 @@ class Candidate:
         used = () if self.setting == NONE else self.drafts
         # Levels have the names they have in a profile; loaded drafts have those that they would have as levels.
         keys = {"target": "target", **{level_key(place): level_key(draft) for place, draft in enumerate(used)}}
-        # Behind the name may stand, in parentheses, why it is no other.
+        # After the name may stand, in parentheses, why it is not another one.
         ran = {level: engines[key].partition(" (")[0] for level, key in keys.items() if key in engines}
         if len(set(ran.values())) > 1:
             return ", ".join(f"{key} {engine}" for key, engine in ran.items())
@@ -659,7 +659,7 @@ def scikit_learn() -> str:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model; its architecture where the system does not tell the model."""
+    """The processor's model; its architecture where the system does not name the model."""
     try:
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")

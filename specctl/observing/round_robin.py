@@ -44,7 +44,7 @@ stand idle for much of the time."""
 
 
 def turns(prompts: int, batch: int) -> list[range]:
-    """The prompts, by number, that each candidate runs before the next one's turn, so many of them at once."""
+    """The prompts, by number, that each candidate runs before the next one's turn."""
     size = 1 if batch == 1 else AT_ONCE * batch
     return [range(first, min(first + size, prompts)) for first in range(0, prompts, size)]
 
@@ -222,7 +222,7 @@ class RoundRobin:
                     self._compare(prompt, repeat, length)
 
     def _warm(self, lane: _Lane, number: int) -> bool:
-        """Let a candidate run a prompt, and other rows those behind it; whether it could run one.
+        """Let a candidate run a prompt, and other rows the prompts after it; whether it could run one.
 
         The same in all rows would teach a policy that they accept and reject together.
         """

@@ -208,7 +208,7 @@ def as_finished(engine: TextEngine, tasks: Iterable[Asked[T]]) -> Iterator[tuple
 
 
 def arriving(source: Iterable[T], wake: Callable[[], None] = lambda: None, ahead: int = 64) -> Iterator[T | None]:
-    """What a source gives, with None whenever it has nothing yet: for pipes, whose next line may be long in coming.
+    """What a source gives, with None whenever it has nothing yet: for pipes, where the next line may come late.
 
     Args:
         source: is read by a thread of its own.

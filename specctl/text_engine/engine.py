@@ -27,7 +27,7 @@ class Lost:
 
     Attributes:
         why: how it ended.
-        alone: whether no other question was lost with it, any of which may be the reason.
+        alone: whether no other question was lost with it; else any of them may be the reason.
     """
 
     place: int
@@ -153,7 +153,7 @@ class Places:
         return wanted
 
     def lost(self) -> list[int]:
-        """The process ended: the places whose questions have no answer, the first last, for it is put before others."""
+        """The process ended: the places whose questions have no answer, each to be put before those ahead of it."""
         lost = sorted(self.asked, reverse=True)
         self.failures, self.careful = self.failures + 1, len(lost) if len(lost) > 1 else self.careful
         wanted = [place for place in lost if place not in self.cancelled]

@@ -77,7 +77,7 @@ class Rows:
 
     @property
     def places(self) -> list[int]:
-        """Those whose texts are being written."""
+        """Places whose texts are being written."""
         return [place for place, _ in self._asked.values()]
 
     @property
@@ -119,7 +119,7 @@ class Rows:
         return happened
 
     def cancel(self, place: int) -> None:
-        """Drop the text of a place, whose row is idle then."""
+        """Drop the text of a place; its row is idle then."""
         for row in [row for row, (its_place, _) in self._asked.items() if its_place == place]:
             del self._asked[row]
             self._again = deque(one for one in self._again if one != row)
@@ -161,7 +161,7 @@ class HereEngine:
         prepare: called with a question before it is begun; what waits for its future does not hold up others. An error
             of it is the answer.
         places: questions that may be taken at once where ``make`` is given.
-        about: what those who ask another process's engine have to know of it; it is pickled.
+        about: sent to the process that uses this engine from outside; it is pickled.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ class Job:
     """What every replica does.
 
     Attributes:
-        maker: ``package.module:function``, imported in the replica alone, so that who hands out the work need not
-            import torch. It is called once with the setup and the replica's ``number``, loads what answers need, and
+        maker: ``package.module:function``, imported in the replica alone, so that the command need not import
+            torch. It is called once with the setup and the replica's ``number``, loads what answers need, and
             gives the function that answers.
         setup: its keyword arguments; they are pickled.
         passing: names of those that differ from command to command and make no other replica.
@@ -41,7 +41,7 @@ class Job:
     restarts: bool = False
 
     def begin(self, number: int) -> Answer | TextEngine:
-        """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would.
+        """Load what answers need; ``number`` is the replica's, from 0: one is enough to say what all would.
 
         Returns:
             A function that answers one question after the other; or an engine of the replica's own, which answers
@@ -231,7 +231,7 @@ def gpus_here(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def gpus_needed(profile: Profile, there: int) -> int:
-    """How many of so many GPUs a replica of a profile's pair uses: as many as its devices name or its models have
+    """How many of these GPUs a replica of a profile's pair uses: as many as its devices name or its models have
     shards, all for models that are spread, one for ``auto``, none on the CPU."""
     tables = (profile.target, *(profile.draft.levels if profile.draft else ()))
     needed = max((table.shards or 0 for table in tables if table.device != "cpu"), default=0) if there else 0
@@ -291,9 +291,9 @@ def shares(
 
 
 def require_gpus(profile: Profile, there: int) -> None:
-    """Raise UsageError unless replicas of a profile's pair compute on GPUs alone, of which so many are there.
+    """Raise UsageError unless replicas of a profile's pair compute on GPUs alone, given the number of GPUs.
 
-    Cores are never one replica's own: memory and caches are everyone's.
+    Cores are never exclusive to a replica: memory and caches are shared.
     """
     if "cpu" in _devices(profile) or not gpus_needed(profile, there):
         raise UsageError(

@@ -132,7 +132,7 @@ def _token_is_there() -> bool:
 GONE = "gone"
 """What a call says that was meant for an earlier process of the actor."""
 STALE = "stale"
-"""What an actor says that has loaded what is no longer in the models' files."""
+"""Answer of an actor that has loaded what is no longer in the models' files."""
 RELEASE = 3.0
 """Seconds that actors get to end their calls before they are killed."""
 
@@ -193,7 +193,7 @@ class RayEngine:
             address: as --cluster takes it.
             workers: how many; ``auto`` for as many as the cluster's GPUs carry, or CPUs where no GPU is needed.
             profile: of the pair.
-            job: what each of so many replicas does.
+            job: what each does, given their number.
             warn, warm_seconds, places: as above.
             exclusive: whether nothing may share a replica's devices.
 
@@ -361,7 +361,7 @@ class RayEngine:
 
 
 def fingerprint(job: Job) -> str:
-    """What tells replicas apart that may serve each other: the job and versions, a dash, its models' files."""
+    """Equal for replicas that may stand in for each other: the job and versions, a dash, its models' files."""
     setup = {
         name: value.model_dump(mode="json") if isinstance(value, Profile) else value
         for name, value in job.setup.items()
@@ -380,7 +380,7 @@ def _hash(value: Any) -> str:
 
 
 def _make_room(ray: Any, known: str) -> None:
-    """End the idle replicas of a job whose models' files have been replaced: they would hold their devices in vain."""
+    """End idle replicas of a job whose models' files have been replaced: they would hold their devices for nothing."""
     job = known.partition("-")[0]
     for name in ray.util.list_named_actors():
         if name.startswith(f"specctl-{job}-") and not name.startswith(f"specctl-{known}-"):
@@ -476,7 +476,7 @@ def described(ray: Any) -> type[Actor]:
     """`Actor` with what Ray has to know of its methods: one that watches holds up nothing, and nothing its release."""
 
     class Replica(Actor):
-        """An `Actor` with threads for `watch`, `release` and `retire`, and for answers, of which each is waited for."""
+        """An `Actor` with threads for `watch`, `release`, `retire` and each answer."""
 
         @ray.method(concurrency_group="answers")  # type: ignore[untyped-decorator]
         def answer(self, life: str, question: Any) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""How many texts a pair writes at once: as memory and the times of passes have it."""
+"""How many texts a pair writes at once, chosen from free memory and measured pass times."""
 
 from collections.abc import Callable, Sequence
 from math import log2, sqrt
@@ -21,14 +21,14 @@ Batch = int | Literal["auto"]
 MOST = 64
 """The most texts that are tried; a hub of more waits longer for its host than for its passes."""
 GAIN = 1.1
-"""Twice as many at once must write all texts so many times as fast: each takes memory, and its result comes later."""
+"""How much faster twice as many at once must be: each takes memory, and its result comes later."""
 FIRST = 16
 """How many texts are tried first; then twice as many, or half as many where that brings too little."""
 ENDING = 0.3
 """How long places stand empty at the end of a run, where no text is left for them, in times of one text."""
 WRITTEN = 128
-"""The most tokens that a text holds behind its prompt while passes are timed, else half of those that it may write:
-attention to them is most of what one text more takes a small model."""
+"""The most tokens that a text holds after its prompt while passes are timed, else half of those that it may write:
+attention to them is most of the cost of one more text for a small model."""
 DRAFTED, EMITTED = 3, 2.0
 """Draft tokens before the verification in a round with drafts that stands for decoding, and tokens that it writes."""
 ENOUGH = 0.01
@@ -57,7 +57,7 @@ def chosen_passes(
         texts: how many there are to write.
         limit: new tokens of each.
         settings: of the drafts at work.
-        warn: told why a number that was asked for cannot be.
+        warn: receives the reason why the number asked for is not possible.
     """
     if rows == 1:
         return None
@@ -75,7 +75,7 @@ def chosen_passes(
 
 
 def worthwhile(pair: Pair, tokens: int) -> bool:
-    """Whether so many tokens take a pair long enough for several texts at once to be tried."""
+    """Whether this number of tokens takes a pair long enough for several texts at once to be tried."""
     try:
         return tokens * _seconds(pair, [pair.target.bare.passes], [0], 0)[0] >= WORTH
     finally:
@@ -110,7 +110,7 @@ def most_rows(pair: Pair, limit: int) -> int:
 
 
 def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes] | None:
-    """Passes over the number of texts beyond which twice as many bring little; None for one text at a time.
+    """Passes over as many texts as are fastest, where twice as many bring little; None for one text at a time.
 
     Args:
         pair: of which `why_alone` says nothing; its caches are emptied.
@@ -124,7 +124,7 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes
     found = _seconds(pair, [runner.bare.passes for runner in read_models(pair)], ways, written)
 
     def needed(rows: int, seconds: float) -> float:
-        """Seconds for all texts, so many of them at once, of which a token of each takes so long."""
+        """Seconds for all texts with this many at once, if a token of each takes these seconds."""
         return limit * seconds * (texts / rows + ENDING * (1 - 1 / rows))
 
     rows, factor, fewer = 1, FIRST, min(found.values())
@@ -169,7 +169,7 @@ def _seconds(pair: Pair, passes: Sequence[Passes], ways: Sequence[int], written:
     """The least seconds for a token of each text, by how many tokens are drafted in a round; 0 is a pass alone.
 
     Args:
-        written: tokens that each text holds behind a short prompt.
+        written: tokens that each text holds after a short prompt.
     """
     cached = CONTEXT + written
     tokens = ordinary_tokens(cached + max(ways) + 1, pair.vocabulary, pair.eos)
