@@ -115,12 +115,12 @@ class DraftLearner(Learner):
     def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:  # noqa: ARG002 - the step is enough
         """Add up the gradients of a batch's mean loss by answer token."""
         generator = torch.Generator().manual_seed(random.Random(f"step/{self._seed}/{step}").getrandbits(63))
-        kind, answers = HEAD_KINDS[self._recipe.kind], [self._answers[index] for index in batch]
+        kind, answers = HEAD_KINDS[self._recipe.kind].module, [self._answers[index] for index in batch]
         tokens, total = sum(len(answer.tokens) for answer in answers), 0.0
         for answer in answers:
             lesson = self._teacher.lesson(answer.prompt, answer.tokens)
             loss = kind.loss(self.head, lesson, self._recipe, generator) / tokens
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += float(loss.detach())
         self.loss = total
 

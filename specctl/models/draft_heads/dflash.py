@@ -56,7 +56,7 @@ def read(file: HeadFile) -> BlockHead:
 
 
 def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A DFlash, DFlash2 or DSpark head in speculators' layout; see `HeadKind.describe`.
+    """A DFlash, DFlash2 or DSpark head in speculators' layout; see `HeadKind`.
 
     Raises:
         ValueError: the head's layers are not Qwen3's, or have what only flat files can say.
@@ -248,7 +248,7 @@ TOKEN_WEIGHT, DISTANCE_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
 
 
 def new(recipe: "Recipe", given: "Given") -> BlockHead:
-    """A head to train; see `HeadKind.new`. DSpark's sequential head begins by adding nothing."""
+    """A head to train; see `HeadKind`. DSpark's sequential head begins by adding nothing."""
     from specctl.models.draft_heads.training import drawn
 
     layers = given.existing(layer + 1 for layer in spread_layers(max(given.depth, 4), SOURCES))
@@ -279,7 +279,7 @@ def new(recipe: "Recipe", given: "Given") -> BlockHead:
 
 
 def loss(head: BlockHead, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
-    """The loss of blocks from random places of an answer; see `HeadKind.loss`."""
+    """The loss of blocks from random places of an answer; see `HeadKind`."""
     from specctl.models.draft_heads.training import drafted_blocks
 
     count = min(recipe.anchors, lesson.length - 1)

@@ -107,7 +107,7 @@ def read(file: HeadFile) -> Eagle1Head:
 
 
 def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """An EAGLE-1 head as SafeAILab's files, but for the format of the weights; see `HeadKind.describe`."""
+    """An EAGLE-1 head as SafeAILab's files, but for the format of the weights; see `HeadKind`."""
     config = head.config
     described = {
         "architectures": ["LlamaForCausalLM"],
@@ -125,7 +125,7 @@ FEATURE_WEIGHT, DISTRIBUTION_WEIGHT = 1.0, 0.1
 
 
 def new(recipe: "Recipe", given: "Given") -> Eagle1Head:
-    """A head to train; see `HeadKind.new`."""
+    """A head to train; see `HeadKind`."""
     from specctl.models.draft_heads.training import drawn
 
     config = Eagle1Config(given.shape, given.vocabulary, recipe.depth, context=given.shape.max_positions)
@@ -133,7 +133,7 @@ def new(recipe: "Recipe", given: "Given") -> Eagle1Head:
 
 
 def loss(head: Eagle1Head, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
-    """The loss of an answer; see `HeadKind.loss`."""
+    """The loss of an answer; see `HeadKind`."""
     from specctl.models.draft_heads.training import drafted_steps
 
     def noisy(features: torch.Tensor) -> torch.Tensor:

@@ -168,7 +168,7 @@ def read(file: HeadFile) -> Eagle3Head:
 
 
 def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """An EAGLE-3 head in speculators' layout; see `HeadKind.describe`."""
+    """An EAGLE-3 head in speculators' layout; see `HeadKind`."""
     config = head.config
     if config.window or config.mask_token is not None:
         raise ValueError("writing windows or masks is not supported")
@@ -297,7 +297,7 @@ def new(recipe: "Recipe", given: "Given") -> Eagle3Head:
 
 
 def loss(head: Eagle3Head, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
-    """The loss of an answer; see `HeadKind.loss`."""
+    """The loss of an answer; see `HeadKind`."""
     from specctl.models.draft_heads.training import drafted_steps
 
     longer = torch.rand(lesson.length, generator=generator).to(lesson.ids.device) < recipe.rounds

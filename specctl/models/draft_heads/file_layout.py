@@ -65,7 +65,9 @@ def write_head(folder: Path, head: ChainHead | BlockHead, verifier: Verifier) ->
 def described(head: ChainHead | BlockHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The whole of a head's config.json, and the tensors of its file; see `write_head`."""
     row = HEAD_KINDS[head.kind]
-    config, weights = row.describe(head, verifier)
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    config, weights = row.module.describe(head, verifier)
     if head.tokens is not None:
         ids = head.tokens.cpu()
         weights["d2t"] = ids - torch.arange(len(ids))
@@ -255,7 +257,8 @@ def read_head(
     Raises:
         ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
     """
-    return HEAD_KINDS[kind].read(HeadFile(config, weights, target, subject))
+    head: ChainHead | BlockHead = HEAD_KINDS[kind].module.read(HeadFile(config, weights, target, subject))
+    return head
 
 
 Value = TypeVar("Value", bool, int, float, str)

@@ -360,7 +360,7 @@ def read(file: HeadFile) -> GlideHead:
 
 
 def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A GliDe head as the paper's code writes it; see `HeadKind.describe`."""
+    """A GliDe head as the paper's code writes it; see `HeadKind`."""
     config, keys = head.config, head.keys
     described = {
         "architectures": ["smallLlamaForCausalLM"],
@@ -391,7 +391,7 @@ def new(recipe: "Recipe", given: "Given") -> GlideHead:
 
 
 def loss(head: GlideHead, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
-    """Cross-entropy with the answer's tokens (arXiv 2402.02082); see `HeadKind.loss`."""
+    """Cross-entropy with the answer's tokens (arXiv 2402.02082); see `HeadKind`."""
     from specctl.models.draft_heads.training import text_loss
 
     offset = int(torch.randint(recipe.steps, (), generator=generator))

@@ -7,17 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specctl.errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
-
-    from specctl.models.draft_heads.block import BlockHead
-    from specctl.models.draft_heads.chain import ChainHead
-    from specctl.models.draft_heads.file_layout import HeadFile, Verifier
-    from specctl.models.draft_heads.training import Given, Lesson
 
 Config = Mapping[str, Any]  # The contents of a config.json
 
@@ -44,57 +36,32 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of draft head."""
+    """A kind of draft head. Its `module` has what follows, the last two where it is trained here.
+
+    - ``read(file: HeadFile)``: a head, see `read_head`.
+    - ``describe(head, verifier: Verifier)``: the config.json and the tensors that ``read`` reads, but for what all
+      kinds share (`write_head`); a ValueError where the layout cannot describe the head.
+    - ``new(recipe, given: Given)``: a head to train, with weights from torch's default generator, on the CPU but for
+      what it shares.
+    - ``loss(head, lesson: Lesson, recipe, generator)``: the loss ``()`` of an answer of at least two tokens, a sum
+      over its tokens; the generator is on the CPU, for noise and anchors.
+    """
 
     kind: str  # its name in flags, files and reports
     title: str  # its name in prose
     paper: str  # where it was published
-    module: str  # of this package, with `read`, `describe` and, where it is trained here, `new` and `loss` of this kind
+    name: str  # of its module in this package
     # whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown
     is_one: Callable[[Config, Set[str]], bool]
-    # whether speculators has this kind, by the same name, and heads are written in its layout
-    speculators: bool = False
+    speculators: bool = False  # whether speculators has this kind, by the same name; then heads have its layout
     blocks: bool = False  # whether one pass drafts several tokens
     recipe: Recipe | None = None  # the published settings of its training; None where it is not trained here
     flags: frozenset[str] = frozenset()  # fields of the recipe that a user may set
 
-    def read(self, file: "HeadFile") -> "ChainHead | BlockHead":
-        """See `read_head`."""
-        head: ChainHead | BlockHead = self._own().read(file)
-        return head
-
-    def describe(
-        self, head: "ChainHead | BlockHead", verifier: "Verifier"
-    ) -> "tuple[dict[str, Any], dict[str, torch.Tensor]]":
-        """What `read` reads, but for the keys and tensors that all kinds share (`write_head`).
-
-        Raises:
-            ValueError: the layout cannot describe the head.
-        """
-        found: tuple[dict[str, Any], dict[str, torch.Tensor]] = self._own().describe(head, verifier)
-        return found
-
-    def new(self, recipe: Recipe, given: "Given") -> "ChainHead | BlockHead":
-        """A head to train, with weights from torch's default generator, on the CPU but for what it shares."""
-        head: ChainHead | BlockHead = self._own().new(recipe, given)
-        return head
-
-    def loss(
-        self, head: "ChainHead | BlockHead", lesson: "Lesson", recipe: Recipe, generator: "torch.Generator"
-    ) -> "torch.Tensor":
-        """The loss ``()`` of one answer of at least two tokens, a sum over its tokens.
-
-        Args:
-            head: of this kind.
-            lesson: the answer.
-            recipe: of its training.
-            generator: on the CPU, for noise and anchors.
-        """
-        found: torch.Tensor = self._own().loss(head, lesson, recipe, generator)
-        return found
-
-    def _own(self) -> Any:
-        return import_module(f"{__package__}.{self.module}")
+    @property
+    def module(self) -> Any:
+        """It needs torch, and is imported here."""
+        return import_module(f"{__package__}.{self.name}")
 
 
 def _eagle1(_: Config, names: Set[str]) -> bool:

@@ -244,7 +244,7 @@ def read(file: HeadFile) -> MtpHead:
 
 
 def describe(head: MtpHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """An MTP head without embeddings and output layer of its own in speculators' layout; see `HeadKind.describe`."""
+    """An MTP head without embeddings and output layer of its own in speculators' layout; see `HeadKind`."""
     described = {
         "architectures": ["MTPDraftModel"],
         "transformer_layer_config": dict(verifier.layers),
@@ -320,7 +320,7 @@ STEP_DECAY = 0.6  # Weight in the loss of a step against the one before it (Fast
 
 
 def new(_: "Recipe", given: "Given") -> MtpHead:
-    """A head to train; see `HeadKind.new`."""
+    """A head to train; see `HeadKind`."""
     from specctl.models.draft_heads.training import drawn
 
     head = MtpHead(given.target).float()
@@ -329,7 +329,7 @@ def new(_: "Recipe", given: "Given") -> MtpHead:
 
 
 def loss(head: MtpHead, lesson: "Lesson", recipe: "Recipe", _: torch.Generator) -> torch.Tensor:
-    """The loss of an answer; see `HeadKind.loss`."""
+    """The loss of an answer; see `HeadKind`."""
     from specctl.models.draft_heads.training import drafted_steps
 
     steps = drafted_steps(head, lesson, recipe.steps)

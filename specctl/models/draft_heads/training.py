@@ -317,5 +317,5 @@ def new_head(
     given = Given.of(target, tokens, mask_token)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.Random(f"draft head/{seed}/{recipe.kind}").getrandbits(63))
-        head = HEAD_KINDS[recipe.kind].new(recipe, given)
+        head: ChainHead | BlockHead = HEAD_KINDS[recipe.kind].module.new(recipe, given)
     return head.to(given.embeddings.weight.device)
