@@ -1,6 +1,8 @@
+import importlib
 import io
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from specctl.terminal import display
 from specctl.terminal.display import Bottom, FullScreen
 from specctl.terminal.progress import TerminalProgress
 
@@ -211,3 +214,28 @@ def test_the_cursor_of_a_bar_does_not_wait_behind_a_full_line() -> None:
     console = terminal(40, 24)
     with TerminalProgress(console).counting("things", 3):
         assert taken(console).endswith("\r")
+
+
+class Picture:
+    def hide(self) -> None: ...
+
+    def show(self) -> None: ...
+
+    def resized(self) -> None: ...
+
+
+@pytest.fixture
+def without_job_control(monkeypatch):
+    """The module as a system has it whose Python knows nothing of job control, such as Windows."""
+    for module, names in ((signal, ("SIGTSTP", "SIGCONT", "SIGWINCH")), (os, ("tcgetpgrp", "getpgrp", "getsid"))):
+        for name in names:
+            monkeypatch.delattr(module, name)
+    yield importlib.reload(display)
+    monkeypatch.undo()
+    importlib.reload(display)
+
+
+def test_a_system_without_job_control_draws_all_the_same(without_job_control):
+    assert without_job_control.in_foreground(0)
+    with without_job_control.obeyed(Picture()):
+        assert signal.set_wakeup_fd(-1) == -1  # no thread reads signals

@@ -1,6 +1,8 @@
 import os
 import re
 import sys
+import unicodedata
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
@@ -10,12 +12,29 @@ from typing import Any
 
 import pexpect
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment
 
 from specctl.metrics import Metrics
+from specctl.printable import one_line
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
-from specctl.terminal.live import LiveView, Origin, Piece, ShownText, recall
+from specctl.terminal.live import (
+    COLUMN_WIDTH,
+    KEPT_LINES,
+    LiveView,
+    Origin,
+    Piece,
+    ShownText,
+    TextTail,
+    bar,
+    printable,
+    recall,
+    strip,
+    tree,
+)
 from specctl.terminal.output import WordWrap
 from specctl.terminal.progress import loading
 from tests.support.hostile import Terminal
@@ -364,3 +383,202 @@ def test_in_a_pseudo_terminal_that_is_resized(tmp_path: Path) -> None:
     assert any("finished stop (end of sequence or stop string)" in line for line in left)
     assert left[-1] == "the completion stands whole"
     assert output.rindex("\x1b[?25h") < output.rindex("the completion")
+
+
+def drafted_round(
+    index: int, accepted: int, drafted: int, stop: StopReason | None = StopReason.POLICY, **more
+) -> Round:
+    steps = tuple(DraftStep(position + 1, 7) for position in range(drafted))
+    kind = ExtraToken.BONUS if accepted == drafted else ExtraToken.CORRECTION
+    return Round(index, steps, accepted, 9, kind, stop, **more)
+
+
+def hierarchy(index: int, accepted: int, handed_up: list[int]) -> Round:
+    inner = tuple(drafted_round(number, tokens - 1, tokens) for number, tokens in enumerate(handed_up))
+    return drafted_round(index, accepted, sum(handed_up), inner=inner)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "drafted", "expected"), [(4, 6, "████▒▒"), (0, 2, "▒▒"), (3, 3, "███"), (0, 0, "")]
+)
+def test_bar_counts_accepted_out_of_drafted(accepted: int, drafted: int, expected: str) -> None:
+    assert bar(drafted_round(0, accepted, drafted)).plain == expected
+
+
+def test_bar_of_a_hierarchy_has_a_segment_per_inner_round() -> None:
+    assert bar(hierarchy(0, 5, [3, 3, 2])).plain == "███ ██▒ ▒▒"
+    assert bar(hierarchy(0, 3, [3, 1])).plain == "███ ▒"
+
+
+def test_bar_of_a_cut_block_stays_as_long_as_what_was_drafted() -> None:
+    inner = (drafted_round(0, 2, 3), drafted_round(1, 3, 4))
+    assert bar(drafted_round(0, 4, 5, StopReason.BUDGET, inner=inner)).plain == "███ █▒"
+
+
+def test_a_scaled_bar_never_looks_full_when_a_token_was_rejected() -> None:
+    assert bar(drafted_round(0, 39, 40), 0.25).plain == "█████████▒"
+    assert bar(drafted_round(0, 40, 40), 0.25).plain == "█" * 10
+    assert bar(drafted_round(0, 1, 2), 0.1).plain == "▒"
+
+
+def test_strip_shows_the_last_rounds_newest_last() -> None:
+    rounds = [drafted_round(8, 4, 6), drafted_round(9, 2, 2, StopReason.MAX_DRAFT), drafted_round(10, 0, 0, None)]
+    assert [line.plain.rstrip() for line in strip(rounds, 5, 40)] == [
+        " 9 ████▒▒ 4/6 policy",
+        "10 ██ 2/2 max_draft",
+        "11 0/0 target only",
+    ]
+    assert [line.plain.split()[0] for line in strip(rounds, 2, 40)] == ["10", "11"]
+    assert strip(rounds, 0, 40) == []
+    assert strip([], 5, 40) == []
+
+
+def test_strip_uses_columns_where_there_is_room() -> None:
+    lines = strip([drafted_round(index, 1, 2) for index in range(30)], 3, 2 * COLUMN_WIDTH)
+    assert [[word for word in line.plain.split() if word.isdigit()] for line in lines] == [
+        ["25", "28"],
+        ["26", "29"],
+        ["27", "30"],
+    ]
+
+
+@pytest.mark.parametrize("width", [10, 24, 40, 80, 200])
+def test_long_drafts_are_scaled_alike_and_keep_their_labels(width: int) -> None:
+    rounds = [
+        drafted_round(97, 20, 40),
+        drafted_round(98, 10, 20),
+        hierarchy(99, 7, [1] * 20),
+        hierarchy(100, 9, [20, 20]),
+    ]
+    lines = strip(rounds, 4, width)
+    assert {cell_len(line.plain) for line in lines} == {width}
+    if 40 <= width < 2 * COLUMN_WIDTH:
+        assert [line.plain.rstrip().rpartition(" ")[0].rpartition(" ")[2] for line in lines] == [
+            "20/40",
+            "10/20",
+            "7/20",
+            "9/40",
+        ]
+        cells = [line.plain.count("█") + line.plain.count("▒") for line in lines]
+        assert cells[0] == cells[3]
+        assert cells[1] == cells[2] == pytest.approx(cells[0] / 2, abs=1)
+
+
+def test_a_tree_that_does_not_fit_is_left_out() -> None:
+    long = drafted_round(0, 1, 30, tree=(1,) * 30)
+    (line,) = strip([long], 1, 40)
+    assert "1111" not in line.plain
+    assert "1/30 policy" in line.plain
+
+
+def test_a_dynamic_tree_shows_the_tokens_of_each_level() -> None:
+    grown = drafted_round(0, 2, 5, tree=(10, 24, 7, 1, 0), path=(4, 5))
+    assert [line.plain.rstrip() for line in strip([grown], 1, 40)] == ["1 ██▒▒▒ ++71· 2/5 policy"]
+    assert [(span.start, span.end) for span in tree(grown).spans if span.style == "green"] == [(0, 1), (1, 2)]
+
+
+def test_copies_behind_a_models_tokens_stand_apart() -> None:
+    chained = drafted_round(0, 3, 5, copied=3)
+    assert bar(chained).plain == "██ █▒▒"
+    assert [str(span.style) for span in bar(chained).spans] == ["green", "blue", "dim"]
+    alone = drafted_round(0, 1, 2, copied=2)
+    assert bar(alone).plain == "█▒"
+    assert str(bar(alone).spans[0].style) == "blue"
+    assert "█▒▒" in strip([chained], 1, 30)[0].plain
+
+
+WIDE_AND_HOSTILE = st.text(
+    st.characters() | st.sampled_from("\x1b\x9b\r\n\t \u200d\u202e\u0301\ufe0f世🚢"), max_size=60
+)
+
+
+def console() -> Console:
+    return Console(file=StringIO(), width=80, height=24, force_terminal=True, color_system="standard")
+
+
+def plain(lines: Iterable[list[Segment]]) -> list[str]:
+    return ["".join(segment.text for segment in line) for line in lines]
+
+
+@given(WIDE_AND_HOSTILE)
+def test_printable_text_contains_no_control_characters(text: str) -> None:
+    shown = printable(text)
+    assert all(char == "\n" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in shown)
+    shown.encode()
+
+
+def test_printable_keeps_words_and_shows_escapes() -> None:
+    assert printable("日本 a\tb\r\n\x1b[2J\x9b5n\ud800") == "日本 a    b\n␛[2J�5n�"
+    assert one_line("a\nb") == "a b"
+
+
+@settings(deadline=None)
+@given(st.lists(WIDE_AND_HOSTILE, max_size=8), st.integers(2, 40), st.integers(1, 12))
+def test_lines_have_the_asked_size(texts: list[str], width: int, rows: int) -> None:
+    tail = TextTail("prompt ")
+    tail.append(console(), [Piece(text, Origin.ACCEPTED) for text in texts])
+    lines = plain(tail.lines(console(), width, rows))
+    assert 1 <= len(lines) <= rows
+    assert {cell_len(line) for line in lines} == {width}
+
+
+@pytest.mark.parametrize("width", [7, 12, 40])
+def test_text_laid_out_as_it_grows_reads_like_text_laid_out_at_once(width: int) -> None:
+    text = "The quick brown fox, antidisestablishmentarianism and\n  世界世界世界世界 jump  over it " * 3
+    growing, whole = TextTail(""), TextTail("")
+    growing.lines(console(), width, 1)
+    for char in text:
+        growing.append(console(), [Piece(char, Origin.BONUS)])
+    whole.append(console(), [Piece(text, Origin.BONUS)])
+    grown = plain(growing.lines(console(), width, 200))
+    assert grown == plain(whole.lines(console(), width, 200))
+    assert "".join("".join(grown).split()) == "".join(text.split())
+
+
+def test_words_stay_whole_and_parted() -> None:
+    tail = TextTail("")
+    tail.lines(console(), 10, 1)
+    tail.append(console(), [Piece(text, Origin.ACCEPTED) for text in ("one two ", "th", "ree ", "four")])
+    assert plain(tail.lines(console(), 10, 5)) == ["one two   ", "three four"]
+
+
+def test_a_line_never_moves_once_finished() -> None:
+    tail = TextTail("")
+    seen: list[str] = []
+    for _ in range(40):
+        tail.append(console(), [Piece("several words more ", Origin.ACCEPTED)])
+        finished = plain(tail.lines(console(), 23, KEPT_LINES))[:-1]
+        assert finished[: len(seen)] == seen
+        seen = finished
+    assert len(seen) > 20
+
+
+def test_a_new_width_lays_the_text_out_again() -> None:
+    tail = TextTail("one two three")
+    assert plain(tail.lines(console(), 20, 5)) == ["one two three       "]
+    assert plain(tail.lines(console(), 5, 5)) == ["one  ", "two  ", "three"]
+
+
+def test_the_newest_text_is_what_remains_of_a_long_one() -> None:
+    tail = TextTail("start ")
+    tail.lines(console(), 20, 4)
+    for number in range(20_000):
+        tail.append(console(), [Piece(f"word{number}\n", Origin.ACCEPTED)])
+    assert [line.strip() for line in plain(tail.lines(console(), 20, 4))] == ["word19997", "word19998", "word19999", ""]
+    assert len(tail.lines(console(), 20, 10**6)) <= KEPT_LINES + 1
+    assert len(tail.lines(console(), 21, 10**6)) <= KEPT_LINES + 1
+
+
+def test_zero_width_characters_do_not_pile_up_on_one_line() -> None:
+    tail = TextTail("")
+    tail.append(console(), [Piece("\N{COMBINING ACUTE ACCENT}" * 5000, Origin.ACCEPTED)])
+    assert max(len(line) for line in plain(tail.lines(console(), 20, 300))) <= 4 * 20 + 20
+
+
+def test_each_origin_has_its_own_style() -> None:
+    tail = TextTail("prompt")
+    tail.append(console(), [Piece(origin.value, origin) for origin in Origin])
+    (line,) = tail.lines(console(), 60, 3)
+    styles = {segment.text: str(segment.style) for segment in line if segment.text.strip()}
+    assert list(styles) == ["prompt", "accepted", "copied", "correction", "bonus"]
+    assert len(set(styles.values())) == 5

@@ -1,3 +1,5 @@
+"""Progress of long work: lines now and then, and what is reported after an interrupt."""
+
 import io
 import re
 from threading import Event
@@ -6,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from specctl.terminal import progress
-from specctl.terminal.progress import INTERVAL, PATIENCE, SHARE, Count, ProgressLines, TerminalProgress
+from specctl.terminal.progress import INTERVAL, PATIENCE, SHARE, Count, ProgressLines, TerminalProgress, resumable
 from tests.support.hostile import HOSTILE, commands
 
 
@@ -113,3 +115,22 @@ def test_both_times_of_a_bar_are_labelled() -> None:
         console.print()
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
     assert re.search(r"2/4 0:00:0\d elapsed 0:00:0\d left", shown), shown
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("out.jsonl", "note: interrupted; what was finished is in out.jsonl; go on\n"), (None, "")]
+)
+def test_an_interrupt_says_where_finished_work_is_and_goes_on_up(path, said):
+    stream = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), resumable(Console(file=stream), path, "go on"):
+        raise KeyboardInterrupt
+    assert stream.getvalue() == said
+
+
+def test_nothing_is_said_without_an_interrupt():
+    stream = io.StringIO()
+    with pytest.raises(ValueError, match="other"), resumable(Console(file=stream), "out.jsonl", "go on"):
+        raise ValueError("other")
+    with resumable(Console(file=stream), "out.jsonl", "go on"):
+        pass
+    assert stream.getvalue() == ""
