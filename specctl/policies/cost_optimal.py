@@ -319,8 +319,8 @@ class JointCostOptimal:
         sum of g_i over S - rho (d(|S|) + v(N + |S|) - v(N)),
 
     and drafting ends where no set is above 0. g_i is the probability that the next token of text i and all before it
-    are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts, and v(N) that of a verification of
-    N tokens. What a set costs depends on its size alone, so the best set of each size has the texts with the largest
+    are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts, and v(N) that of a verification
+    of N tokens. What a set costs depends on its size alone, so the best set of each size has the texts with the largest
     gains. With one text it is the rule of `CostOptimal`, which learns from each round at once.
 
     Acceptance is learned from all texts. What a round takes is learned as in `CostOptimal`, of all texts together: a
