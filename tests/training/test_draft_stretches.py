@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from made import MASK, VOCABULARY, answer, recipe, spread_head
-from test_drafted_rounds import in_a_round
+from test_draft_rounds import in_a_round
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.checkpoint import draft_head
