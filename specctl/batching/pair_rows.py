@@ -7,6 +7,7 @@ from typing import Any
 
 from specctl.batching.hub import Decisions, Hub
 from specctl.models.passes.forward import Forward
+from specctl.models.passes.tree_sight import grown_tree
 from specctl.models.running.context import WORTH_KEEPING, common_beginning
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes, Request
@@ -38,6 +39,7 @@ class SharedBeginnings(Passes):
         self._rotated = [0] * passes.slots  # how what each row holds was
         self.kept = [0] * passes.slots
         self._read = [0] * passes.slots
+        self._trees: list[Sequence[int]] = [()] * passes.slots  # the tokens of each row's last tree
 
     def copy(self, source: int, slot: int, start: int, stop: int) -> None:
         self._passes.copy(source, slot, start, stop)
@@ -62,9 +64,17 @@ class SharedBeginnings(Passes):
             self._rotated[request.slot] = request.rotated_as
         found = self._passes.forward(requests)
         for request in requests:
-            self._held[request.slot] += request.tokens
-            self._read[request.slot] += len(request.tokens)
+            slot, tokens = request.slot, request.tokens
+            self._read[slot] += len(tokens)
+            if request.parents is None:
+                self._held[slot] += tokens
+            else:
+                self._trees[slot] = grown_tree(self._trees[slot], self._held[slot], tokens, request.before)
         return found
+
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:
+        self._held[slot] += [self._trees[slot][place] for place in path[1:]]
+        return self._passes.keep_path(slot, start, path)
 
     def _behind_what_is_held(self, request: Request) -> Request:
         """A request for what comes behind the longest beginning that a row holds, which its own row has then."""
@@ -141,8 +151,6 @@ def why_alone(pair: Pair, *settings: Setting) -> str | None:
     """
     if any(one.parallel for one in settings):
         return "a draft that writes while the target verifies has a thread of its own"
-    if any(one.tree is not None for one in settings):
-        return "several texts are read in chains, without trees"
     if (why := pair.target.no_rows) is not None:
         return f"the target runs on {pair.target.engine}, and {why}"
     for draft in pair.drafts:

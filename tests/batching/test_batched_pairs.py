@@ -18,6 +18,7 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.trees import TreeDrafter
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.pair import Pair
@@ -25,6 +26,7 @@ from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import POLICIES
+from specctl.policies.setting import TreeSize
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
 from tests.support.toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded
@@ -53,6 +55,8 @@ def of(target: Slot, *drafts: Slot) -> Pair:
 def drafter_of(pair: Pair, name: str) -> Drafter | None:
     if name == "none":
         return None
+    if name == "tree":
+        return TreeDrafter(pair.drafts[0], POLICIES["constant"](draft_length=3), TreeSize(12, 3))
     policy = POLICIES[name](**STOPPING.get(name, {}))
     if isinstance(pair.drafts[0].passes, LookupPasses):
         return LookupDrafter(pair.drafts[0], policy)
@@ -74,10 +78,12 @@ def written(pair: Pair, name: str, number: int, sampling: Sampling) -> list[int]
     return [token for played in rounds for token in played.emitted]
 
 
-def batched(pair: Pair, name: str, sampling: Sampling, order: Sequence[int] = range(len(PROMPTS))) -> list[list[int]]:
+def batched(
+    pair: Pair, name: str, sampling: Sampling, order: Sequence[int] = range(len(PROMPTS)), *, kept: bool = False
+) -> list[list[int]]:
     """All texts in a batch of three, the last in the place of the first that ends."""
     assert why_alone(pair) is None
-    hub, pairs = split(pair, passes_of(pair, 3))
+    hub, pairs = split(pair, passes_of(pair, 3), kept=kept)
     found: dict[int, list[int]] = {}
     todo = [*order]
 
@@ -117,6 +123,17 @@ def test_deterministic_texts_in_bfloat16_hang_on_neither_neighbours_nor_policy(e
     found = batched(pair, "none", GREEDY)
     assert batched(pair, name, GREEDY, [3, 1, 0, 2]) == found
     assert batched(pair, name, GREEDY, [2]) == found[2:3], "one alone has passes of the same shape"
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["read", "kept"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0)], ids=["greedy", "T=1"])
+@pytest.mark.representatives("greedy-kept", "T=1-read")
+def test_texts_with_trees_are_those_of_each_alone(sampling: Sampling, kept: bool) -> None:
+    pair = torch_pair(EagerPasses)
+    expected = [written(pair, "tree", number, sampling) for number in range(len(PROMPTS))]
+    assert batched(pair, "tree", sampling, kept=kept) == expected
+    if sampling.greedy:
+        assert expected == [written(pair, "none", number, sampling) for number in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize("kind", ["lookup", "hierarchy"])

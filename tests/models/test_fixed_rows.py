@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specctl.models.passes.fixed_buffers import RowLayer
+from specctl.models.passes.tree_sight import path_to
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.passes import Request
@@ -192,3 +193,42 @@ def test_passes_of_one_shape_give_a_text_the_same_bit_for_bit_whatever_the_other
     assert {(shape.count, shape.width) for shape in shapes if shape.width <= WIDTH} == {(ROWS, WIDTH)}
     spans = {shape.span for shape in shapes if shape.width == WIDTH}
     assert spans == {256, 512}, "by classes of a text's own length"
+
+
+@pytest.mark.parametrize("engine", [EagerPasses, StaticPasses, "graph"])
+@pytest.mark.representatives("graph")
+def test_trees_of_several_texts_are_those_of_each_alone(engine: Any) -> None:
+    """Grown in several passes, with other texts' chains beside them, and gone on from along a path."""
+    model, draws = random_model("llama"), random.Random(7)
+    made = GraphPasses(model, VOCABULARY, Replays()) if engine == "graph" else engine(model, VOCABULARY)
+    passes = made.over(ROWS)
+    assert passes.no_trees is None
+    alone = [Slot(EagerPasses(model, VOCABULARY)) for _ in range(ROWS)]
+    for row in range(ROWS):
+        text = [draws.randrange(VOCABULARY) for _ in range(5 + 30 * row)]
+        passes.run([Request(row, 0, text, 0)])
+        alone[row].extend(text, keep=0)
+    for turn in range(6):
+        trees = draws.sample(range(ROWS), 2) if turn else range(ROWS)
+        starts = {row: alone[row].length for row in trees}
+        sizes, above = dict.fromkeys(trees, 0), {row: list[int]() for row in trees}
+        for _ in range(3):
+            requests, expected = [], {}
+            for row in trees:
+                before, count = sizes[row], draws.randint(1, 20 if turn == 2 else 4)
+                tokens = [draws.randrange(VOCABULARY) for _ in range(count)]
+                parents = [draws.randrange(token) for token in range(max(before, 1), before + count)]
+                requests.append(Request(row, alone[row].length, tokens, count, parents=parents, before=before))
+                expected[row] = alone[row].extend_tree(tokens, parents, before=before).logits
+                sizes[row] += count
+                above[row] += parents
+            for row in set(range(ROWS)) - set(trees):
+                requests.append(Request(row, alone[row].length, [3, 4], 2))
+                expected[row] = alone[row].extend([3, 4], 2).logits
+            passes.run(requests)  # repeated, as where memory ran out in one of them
+            for request, found in zip(requests, passes.run(requests), strict=True):
+                torch.testing.assert_close(found.logits, expected[request.slot], rtol=0, atol=2e-4)
+        for row, start in starts.items():
+            path = path_to(above[row], draws.randrange(sizes[row]))
+            alone[row].keep_path(path)
+            assert passes.keep_path(row, start, path) == alone[row].length

@@ -142,6 +142,10 @@ class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
         for buffer in (self.keys, self.values):
             buffer[row, :, start:stop] = buffer[source, :, start:stop]
 
+    def move(self, row: int, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the slots of a row."""
+        gather_path((self.keys[row : row + 1], self.values[row : row + 1]), start, path)
+
 
 SPARE = 256
 STEP = 64

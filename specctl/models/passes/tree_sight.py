@@ -32,9 +32,9 @@ class TreeSight:
         Returns:
             ``(T, B + T)`` bool; with B = 0 the first row is the root's.
         """
-        old = self._seen if before > 1 else self._seen[:1, :1]
-        known = len(old)
-        assert known == max(before, 1), "the passes before this one read another tree"
+        known = max(before, 1)
+        assert len(self._seen) >= known, "the passes before this one read another tree"
+        old = self._seen[:known, :known]  # a pass may be repeated
         seen = np.eye(known + len(parents), dtype=bool)
         seen[:known, :known] = old
         for token, parent in enumerate(parents, start=known):

@@ -117,7 +117,7 @@ class Request(NamedTuple):
 
 FACTS = tuple(Facts.__annotations__)
 """The names of all `Facts`."""
-SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary")
+SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary", "no_trees")
 """What passes over several sequences have in common with those over one."""
 
 

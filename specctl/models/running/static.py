@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
@@ -25,6 +26,7 @@ from specctl.models.passes.forward import Forward, TokenReader
 from specctl.models.passes.masks import additive, aligned, mask_obstacle
 from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.trimmed_output import vocabulary_of
 from specctl.models.passes.watching import LAST, LayerWatch, joined_states
 from specctl.models.passes.weights import Where, device_of
@@ -197,7 +199,8 @@ class StaticBatch(Passes):
 
     Sequences of a pass are padded on the left to the widest, so that their last tokens stand in one column; padding is
     written to a slot that nothing attends to. Sequences that do not take part are not in the pass, or padding in it
-    where it is over all rows: each then has the place of its row, and no keys have to be picked.
+    where it is over all rows: each then has the place of its row, and no keys have to be picked. Trees have passes of
+    their own.
 
     Args:
         model: in eval mode, on one device.
@@ -232,18 +235,20 @@ class StaticBatch(Passes):
         self._rotation = rotation_of(model)
         self._watch, self._last = watch, last
         self._width = width
+        self._sights = [TreeSight() for _ in range(slots)]
 
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
         found: dict[int, Forward] = {}
-        wide: list[Request] = []
-        together: dict[int, list[Request]] = {}
+        wide: dict[bool, list[Request]] = {False: [], True: []}
+        together: dict[tuple[bool, int], list[Request]] = {}
         for request in requests:
+            tree = request.parents is not None
             if len(request.tokens) > WIDE:
-                wide.append(request)
+                wide[tree].append(request)
             else:
                 span = 0 if self._width is None else self._span(request.after + len(request.tokens))
-                together.setdefault(span, []).append(request)
-        for part in (*self._wide(wide), *together.values()):
+                together.setdefault((tree, span), []).append(request)
+        for part in (*self._wide(wide[False]), *self._wide(wide[True]), *together.values()):
             found |= self._pass(part)
         return [found[request.slot] for request in requests]
 
@@ -262,15 +267,27 @@ class StaticBatch(Passes):
         for layer in self._layers:
             layer.copy(source, slot, start, stop)
 
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:
+        for layer in self._layers:
+            layer.move(slot, start, path)
+        return start + len(path)
+
     def _pass(self, requests: Sequence[Request]) -> dict[int, Forward]:
         """One pass; what each row is given."""
         hidden = any(request.hidden for request in requests)
         ends = [request.after + len(request.tokens) for request in requests]
-        shape = self._shape(requests, max(ends))
+        trees = requests[0].parents is not None
+        shape = self._tree_shape(requests, max(ends)) if trees else self._shape(requests, max(ends))
         self._reserve(shape.span)
         if hidden:
             self._last.watch([LAST])
-        logits, states, last = self._results(shape, self._packed(requests, shape), hidden)
+        packed = self._packed(requests, shape)
+        if trees:
+            logits, states, last = self._network(
+                shape, sent(packed, self._device), hidden, self._trees(requests, shape)
+            )
+        else:
+            logits, states, last = self._results(shape, packed, hidden)
         found = {}
         for number, request in enumerate(requests):
             place = request.slot if self._whole(shape) else number
@@ -290,6 +307,23 @@ class StaticBatch(Passes):
         if width > self._width:
             return Shape(1, width, self._span(longest), keep)
         return Shape(self.slots, self._width, self._span(longest), self._width)
+
+    def _tree_shape(self, requests: Sequence[Request], longest: int) -> Shape:
+        """The shape of a pass over trees, which is never captured: their sizes are too many."""
+        width = max(len(request.tokens) for request in requests)
+        return Shape(len(requests), width, aligned(longest), width)
+
+    def _trees(self, requests: Sequence[Request], shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+        """The lengths ``(n, 1)`` before the trees, and ``(n, W, N)`` which of a tree's N tokens each token sees."""
+        grown = [self._sights[request.slot].grown(request.parents or (), request.before) for request in requests]
+        seen = np.zeros((shape.count, shape.width, max(sight.shape[1] for sight in grown)), dtype=bool)
+        seen[:, :, 0] = True  # for padding
+        starts = [0] * shape.count
+        for number, (request, sight) in enumerate(zip(requests, grown, strict=True)):
+            place = request.slot if self._whole(shape) else number
+            seen[place, shape.width - len(sight) :, : sight.shape[1]] = sight
+            starts[place] = request.after - request.before
+        return sent(starts, self._device)[:, None], sent(torch.from_numpy(seen), self._device)
 
     def _span(self, slots: int) -> int:
         """The class of so many slots."""
@@ -313,14 +347,28 @@ class StaticBatch(Passes):
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> BatchOutputs:
         return self._network(shape, sent(packed, self._device), hidden)
 
-    def _network(self, shape: Shape, packed: torch.Tensor, hidden: bool) -> BatchOutputs:
+    def _network(
+        self,
+        shape: Shape,
+        packed: torch.Tensor,
+        hidden: bool,
+        trees: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> BatchOutputs:
         width = shape.width
         numbers = packed.view(shape.count, 2 * width + 2)
         slots = numbers[:, width : 2 * width]  # (n, W)
         self._cursor.rows, self._cursor.slots, self._cursor.span = numbers[:, -1], slots, shape.span
         self._cursor.whole = self._whole(shape)
-        positions = slots.masked_fill(slots == self._capacity, 0)
-        seen = torch.arange(shape.span, device=self._device) <= positions[:, :, None]  # (n, W, S)
+        every = torch.arange(shape.span, device=self._device)
+        if trees is None:
+            positions = slots.masked_fill(slots == self._capacity, 0)
+            seen = every <= positions[:, :, None]  # (n, W, S)
+        else:
+            starts, own = trees
+            positions = starts + own.sum(-1) - 1
+            place = (every - starts)[:, None]  # (n, 1, S) in the tree; below 0 in the sequence before it
+            within = place.clamp(0, own.shape[2] - 1).expand(-1, width, -1)
+            seen = (place < 0) | ((place < own.shape[2]) & own.gather(2, within))
         with rotated_by(self._rotation, numbers[:, -2:-1]):  # (n, 1)
             output = self._model(
                 input_ids=numbers[:, :width],
