@@ -192,7 +192,7 @@ class BenchRequest:
     @property
     def batch(self) -> "Batch":
         """How many prompts run at once."""
-        return self.replicas.rows or 1
+        return self.replicas.at_once or 1
 
     @property
     def limits(self) -> list[int]:

@@ -125,7 +125,7 @@ class CalibrateRequest:
             raise UsageError(f"{flag} goes with neither --trace, --from, --head nor --export", hint)
         if self.against and self.tokens:
             raise UsageError("use either --against or --tokens, not both")
-        if self.replicas.replication is not None and self.rows != 1:
+        if self.replicas.replication is not None and self.at_once != 1:
             raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
         if self.sizes and (self.several or self.head):
             what = "--batch with numbers of texts goes with neither --against, --tokens nor --head"
@@ -137,7 +137,7 @@ class CalibrateRequest:
         return bool(self.against or self.tokens)
 
     @property
-    def rows(self) -> "Batch":
+    def at_once(self) -> "Batch":
         """How many prompts are answered at once."""
         return batch_sizes(self.batch)[0]
 
@@ -346,7 +346,7 @@ def _decide(
                 others = [own.draft.model_copy(update={"head": head}) for head in heads] if own.draft else []
                 tracers = partial(start_replicas, replication, own, REPLICA, setup, progress, others=others, spare=True)
             files = traced, progress, earlier
-            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, request.rows, sizes)
+            traces = collect_traces(loaded, own, prompts, asked.depth, heads, *files, tracers, request.at_once, sizes)
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")

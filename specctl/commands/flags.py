@@ -130,7 +130,7 @@ def text_of(path: Path, what: str) -> str:
 
 
 def schema_of(path: Path) -> Any:
-    """The JSON schema in a file; raises UsageError where it is none."""
+    """The JSON schema in a file; raises UsageError where it is not one."""
     try:
         schema = json.loads(text_of(path, "the JSON schema"))
     except (ValueError, RecursionError) as error:
@@ -426,7 +426,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """What the flags ask for.
+    """Replicas as the flags describe them.
 
     Attributes:
         workers: how many replicas.
@@ -464,8 +464,8 @@ class ReplicaOptions:
     )
 
     @property
-    def rows(self) -> "Batch | None":
-        """What --batch asks for; None without it. Raises UsageError for another word."""
+    def at_once(self) -> "Batch | None":
+        """The value of --batch; None without it. Raises UsageError for another word."""
         if self.batch is None:
             return None
         if self.batch == "auto":
@@ -476,12 +476,12 @@ class ReplicaOptions:
 
     def check_one(self) -> None:
         """Raise UsageError for an invalid value, and for replicas together with --batch."""
-        if self.replication is not None and self.rows not in (None, 1):
+        if self.replication is not None and self.at_once not in (None, 1):
             raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
 
     @property
     def replication(self) -> Replication | None:
-        """What they ask for; None without any of them.
+        """The replicas; None without any of the flags.
 
         Raises:
             UsageError: a value is invalid, or --keep-warm is given without --cluster.
@@ -512,8 +512,8 @@ def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
         UsageError: the text is neither a list of numbers nor ``auto``.
     """
     if text is None or "," not in text:
-        rows = ReplicaOptions(batch=text).rows or 1
-        return rows, [] if rows == "auto" or rows == 1 else [rows]
+        at_once = ReplicaOptions(batch=text).at_once or 1
+        return at_once, [] if at_once == "auto" or at_once == 1 else [at_once]
     sizes = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in sizes):
         raise UsageError(f"--batch needs numbers with commas, not {text}", "e.g. --batch 1,4,16")
@@ -522,9 +522,9 @@ def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
 
 
 FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]
-"""Of a command whose replicas end with it."""
+"""For commands that end their replicas."""
 BareReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm", "batch"))]
-"""Of one that has a --batch of its own."""
+"""For commands that end their replicas and have a --batch of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class GenerateRequest:
         if self.replicas.replication is not None and (results.live or not from_records):
             what = "--live" if from_records else "a PROMPT"
             raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
-        if self.replicas.rows not in (None, 1, "auto") and not from_records:
+        if self.replicas.at_once not in (None, 1, "auto") and not from_records:
             raise UsageError("use either --batch or a PROMPT, not both")
         if records.anyway and not records.resume:
             raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
@@ -168,8 +168,8 @@ class GenerateRequest:
         """How many records are answered at once."""
         # Where results and a panel share the terminal, it is left to each of them in turn.
         in_turn = bool(self.results.live) and self.records.output == "-" and sys.stdout.isatty()
-        rows = self.replicas.rows
-        return 1 if in_turn or (rows is None and self.replicas.replication is not None) else rows or "auto"
+        asked = self.replicas.at_once
+        return 1 if in_turn or (asked is None and self.replicas.replication is not None) else asked or "auto"
 
     def resolve(self) -> "ResolvedProfile":
         """The profile as the flags change it; raises UsageError for a system prompt without a chat template."""

@@ -89,7 +89,7 @@ class ServeRequest:
         if given is not None and given != given.strip():
             what = "the API key has white space around it, which no client can send"
             raise UsageError(what, "leave it out of the key")
-        _ = self.replicas.rows, self.replicas.replication
+        _ = self.replicas.at_once, self.replicas.replication
 
 
 @grouped(usual=USUAL)
@@ -118,7 +118,7 @@ def serve(request: ServeRequest) -> None:
     from specctl.terminal.progress import TerminalProgress, note
 
     clients, bounds, quiet, console = request.clients, request.bounds, request.show.quiet, Console(stderr=True)
-    batch, replication = request.replicas.rows or "auto", request.replicas.replication
+    batch, replication = request.replicas.at_once or "auto", request.replicas.replication
     with bound(clients.host, clients.port) as listening, ExitStack() as stack:
         shown = TerminalProgress(console, False if quiet else request.show.progress)
         limits = Limits(bounds.max_body, bounds.most_tokens, bounds.max_waiting, bounds.timeout)

@@ -128,7 +128,7 @@ class _TrainRequest:
         replicas = None
         if (replication := self.replicas.replication) is not None:
             replicas = partial(start_replicas, replication, subject.profile, subject.maker, subject.setup, progress)
-        suite, batch = self.prompts.chosen(self.seed), self.replicas.rows or 1
+        suite, batch = self.prompts.chosen(self.seed), self.replicas.at_once or 1
         source = subject.collect(self.output, suite, progress, resume=self.resume, batch=batch, replicas=replicas)
         for identity, reason in source.material.left_out.items():
             warn(f"prompt {identity} is left out: {reason}")
