@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+Head = TypeVar("Head", bound=nn.Module)
 CACHED = 64
 """Places of the caches in the pass that is traced."""
 
@@ -123,17 +124,19 @@ def state_names(head: DraftHead) -> list[str]:
     return [f"states.{index}" for index in range(len(head.layers))]
 
 
+class _OfHead(nn.Module, Generic[Head]):
+    """A pass of a head, to be traced."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.head = head
+
+
 SEEN = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """A GliDe head's tokens see all that they can: attention that appends hides what comes after them."""
 
 
-class _ChainPass(nn.Module):
-    def __init__(self, head: ChainHead) -> None:
-        super().__init__()
-        self.head = head
-        # The first token of a sequence, to which no other attends, has no slot of its own.
-        self._first = 0 if head.sees_first else 1
-
+class _ChainPass(_OfHead[ChainHead]):
     def forward(
         self,
         ids: torch.Tensor,
@@ -152,9 +155,11 @@ class _ChainPass(nn.Module):
             depth = len(past) // 2
             where[depth:] = [(shown_before, shown_total)] * depth
             more = {"seen": SEEN, "places": places[0]}
+        # The first token of a sequence, to which no other attends, has no slot of its own.
+        first = 0 if self.head.sees_first else 1
         appending = Appending(past, where, causal=True)
         with appending:
-            found = self.head(ids, given, positions[0] + self._first, None, appending.cache, rows, **more)
+            found = self.head(ids, given, positions[0] + first, None, appending.cache, rows, **more)
         written = () if found.features is found.hidden or places is not None else (found.features[None],)
         return (found.logits[None], found.hidden[None], *written, *appending.present)
 
@@ -205,12 +210,8 @@ def _tried(head: ChainHead) -> tuple[CacheShapes, ChainPass]:
     return CacheShapes([mode.shapes[layer] for layer in sorted(mode.shapes)]), found
 
 
-class _Fusing(nn.Module):
+class _Fusing(_OfHead[ChainHead]):
     """Rows ``(T, R)`` of states ``(T, D)``, one for each layer that the head reads."""
-
-    def __init__(self, head: ChainHead) -> None:
-        super().__init__()
-        self.head = head
 
     def forward(self, states: list[torch.Tensor]) -> torch.Tensor:
         return self.head.fuse(dict(zip(self.head.layers, states, strict=True)))
@@ -227,12 +228,8 @@ def fusing(head: ChainHead) -> "ir.Model":
     return as_graph(_Fusing(head), (states,), ([{0: width} for _ in states],), state_names(head), ["rows"])
 
 
-class _Remembering(nn.Module):
+class _Remembering(_OfHead[BlockHead]):
     """Keys and values of T places, ``(1, heads, T, size)`` each, made of their states."""
-
-    def __init__(self, head: BlockHead) -> None:
-        super().__init__()
-        self.head = head
 
     def forward(self, positions: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         kept: list[torch.Tensor] = []
@@ -263,11 +260,7 @@ def remembering(head: BlockHead) -> "ir.Model":
     return as_graph(_Remembering(head), given, sizes, ["positions", *state_names(head)], names)
 
 
-class _BlockPass(nn.Module):
-    def __init__(self, head: BlockHead) -> None:
-        super().__init__()
-        self.head = head
-
+class _BlockPass(_OfHead[BlockHead]):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, before: torch.Tensor, total: torch.Tensor, past: list[Pair]
     ) -> tuple[torch.Tensor, ...]:
@@ -302,11 +295,7 @@ def block_pass(head: BlockHead) -> "ir.Model":
     return as_graph(_BlockPass(head), given, sizes, names, made)
 
 
-class _Row(nn.Module):
-    def __init__(self, head: BlockHead) -> None:
-        super().__init__()
-        self.head = head
-
+class _Row(_OfHead[BlockHead]):
     def forward(
         self, base: torch.Tensor, hidden: torch.Tensor, token: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -329,11 +318,7 @@ def block_row(head: BlockHead) -> "ir.Model":
     return as_graph(_Row(head), given, None, ["base", "hidden", "token", "memory"], ["logits", "next"])
 
 
-class _Confidence(nn.Module):
-    def __init__(self, head: BlockHead) -> None:
-        super().__init__()
-        self.head = head
-
+class _Confidence(_OfHead[BlockHead]):
     def forward(self, hidden: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         return self.head.accept_prob(hidden, token)
 
