@@ -190,7 +190,7 @@ class Round:
         return sum(self.tree) if self.tree else self.drafted
 
     @property
-    def kept_tokens(self) -> tuple[int, ...]:
+    def accepted_tokens(self) -> tuple[int, ...]:
         """The accepted tokens."""
         return self.path if self.tree else tuple([step.token for step in self.steps[: self.accepted]])
 
@@ -207,7 +207,7 @@ class Round:
     @property
     def emitted(self) -> tuple[int, ...]:
         """The tokens this round adds to the sequence."""
-        return self.kept_tokens if self.extra is None else (*self.kept_tokens, self.extra)
+        return self.accepted_tokens if self.extra is None else (*self.accepted_tokens, self.extra)
 
     @property
     def summary(self) -> RoundSummary:

@@ -90,7 +90,7 @@ class Watcher:
             self._trace(turn, prompt, round_)
         if self._text is None or turn != self._turn:
             self._turn, self._text = turn, self._stream(prompt)
-        kept, drafted = round_.kept_tokens, round_.drafted - round_.copied
+        kept, drafted = round_.accepted_tokens, round_.drafted - round_.copied
         groups = (
             ((kept[:drafted], Origin.ACCEPTED), (kept[drafted:], Origin.COPIED))
             if round_.copied

@@ -96,9 +96,9 @@ def verified_round(
         found = _verified_chain(verifier, draft, sequence, sampling, generator, hidden)
     verdict = found.verdict
     assert verdict.extra is not None, "the pass has read the place behind the draft"
-    ended = bool(found.kept) and found.kept[-1] in eos
+    ended = bool(found.accepted) and found.accepted[-1] in eos
     if read is not None:
-        read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
+        read(found.forward, found.probs, found.accepted if ended else [*found.accepted, verdict.extra])
     drafting, verifying = drafted - began - draft.prompt_seconds, working_seconds() - drafted
     if unread:
         verifying *= share_of_round(unread, 1 + len(draft.tokens))
@@ -116,7 +116,7 @@ def verified_round(
         inner=draft.inner,
         chances=verdict.chances if chances else None,
         tree=found.tree,
-        path=tuple(found.kept) if found.tree else (),
+        path=tuple(found.accepted) if found.tree else (),
         context=len(sequence),
         copied=draft.copied,
     )
@@ -167,7 +167,7 @@ class Verified(NamedTuple):
         start: how many tokens were cached before the pass.
         forward: the pass.
         verdict: on the draft.
-        kept: ids of the accepted tokens.
+        accepted: ids of the accepted tokens.
         rows: those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain.
         probs: the verifier's distributions on a chain, see `ReadPass`.
         tree: see `Round`.
@@ -176,7 +176,7 @@ class Verified(NamedTuple):
     start: int
     forward: Forward
     verdict: Verdict
-    kept: Sequence[int]
+    accepted: Sequence[int]
     rows: slice | list[int]
     probs: Numbers | None = None
     tree: tuple[int, ...] = ()
@@ -214,8 +214,8 @@ def _verified_tree(
     tree, levels = DraftTree(sequence[-1], draft), len(draft.steps)
     start, forward = _read_tree(verifier, drafter, sequence, tree)
     verdict, path = verify_tree(tree, levels, forward, sampling, eos, generator)
-    kept = [tree.tokens[number] for number in path[1:]]
-    return Verified(start, forward, verdict, kept, path, tree=tree.levels(levels))
+    accepted = [tree.tokens[number] for number in path[1:]]
+    return Verified(start, forward, verdict, accepted, path, tree=tree.levels(levels))
 
 
 def _read_tree(

@@ -236,13 +236,13 @@ class TreeDrafter(ModelDrafter):
         self.policy.observe(round_)
         if self.runner.reads_states:
             # A draft head goes back to what it was shown by itself, and it was shown the states of what stays.
-            self.runner.rollback(self._start + len(round_.kept_tokens))
+            self.runner.rollback(self._start + len(round_.accepted_tokens))
             return
         if len(self._places) == 1:  # no pass but the one over the text
             self.runner.rollback(self._start)
             return
         path, at = [0], ROOT
-        for token in round_.kept_tokens:
+        for token in round_.accepted_tokens:
             child = self._tree.child(at, token)
             if child is None or child not in self._places:
                 break  # of the last level, or not continued

@@ -17,9 +17,9 @@ from specctl.policies.estimators import (
     RunningLine,
     TokenRates,
     estimators,
+    expected_accepted,
     features,
     foreseen,
-    kept,
     log_odds,
 )
 from specctl.policies.round_times import COST_MEMORY, FEW, SPEED_MEMORY, RoundTimes
@@ -223,7 +223,7 @@ class CostOptimal(Rule):
     def _take_down(self) -> None:
         """Book what rounds saved that were passed over; all at once, since the code is in the cache then."""
         for round_ in self._passed:
-            self._allowance.pass_over(len(round_.steps), len(round_.steps), kept(round_))
+            self._allowance.pass_over(len(round_.steps), len(round_.steps), expected_accepted(round_))
             self._times.pass_over(drafted=True)
             self._read_on(round_)
         self._seen += len(self._passed)
@@ -246,7 +246,7 @@ class CostOptimal(Rule):
                 self._drafts.learn(round_)
         else:
             self._times.pass_over(bool(round_.steps))
-        allowance.book(len(round_.steps), len(round_.steps), kept(round_), unread)
+        allowance.book(len(round_.steps), len(round_.steps), expected_accepted(round_), unread)
         return self._read.missing(round_.context + emitted)
 
     def rests(self) -> int:
@@ -454,13 +454,13 @@ class JointCostOptimal:
         shared._allowance.idle += not total
         if not self._learn_times(ended, steps, unread):
             shared._times.pass_over(total > 0)
-        shared._allowance.book(steps, total / texts, sum(map(kept, rounds)) / texts, unread)
+        shared._allowance.book(steps, total / texts, sum(map(expected_accepted, rounds)) / texts, unread)
 
     def _pass_over(self, rounds: "Sequence[Round]") -> None:
-        """A round with drafts of which the balance alone is kept."""
+        """A round with drafts of which only the balance is noted."""
         shared, texts = self.shared, len(rounds)
         width = sum(len(round_.steps) for round_ in rounds) / texts
-        shared._allowance.pass_over(self._steps(rounds), width, sum(map(kept, rounds)) / texts)
+        shared._allowance.pass_over(self._steps(rounds), width, sum(map(expected_accepted, rounds)) / texts)
         shared._times.pass_over(drafted=True)
 
     def _steps(self, rounds: "Sequence[Round]") -> float:

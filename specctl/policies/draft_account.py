@@ -173,21 +173,21 @@ class DraftAllowance:
         routine = self.account.proven and not (self.probing or self.idle or self._resting)
         return EVERY if routine and self.times.timed >= SETTLED else 1
 
-    def pass_over(self, drafted: float, width: float, kept: float) -> None:
+    def pass_over(self, drafted: float, width: float, accepted: float) -> None:
         """Note what a draft saved whose round nothing else is learned from; as `book`.
 
         Each by itself: a long draft that is rejected as a whole loses more than several others save.
         """
         self.passed += 1
-        self._passed_gain += self._gained(drafted, width, kept)
+        self._passed_gain += self._gained(drafted, width, accepted)
 
-    def book(self, drafted: float, width: float, kept: float, unread: int) -> None:
+    def book(self, drafted: float, width: float, accepted: float, unread: int) -> None:
         """Book what a round's draft saved, and what those before it did that were passed over.
 
         Args:
             drafted: its tokens, 0 for none.
             width: of `RoundTimes`.
-            kept: how many of them stay, in expectation over the verdict where that is known.
+            accepted: how many of them were, in expectation over the verdict where that is known.
             unread: tokens of the text that the draft had to read first.
         """
         passed, self.passed = self.passed, 0
@@ -202,13 +202,13 @@ class DraftAllowance:
             self.account.book(gain, probe=False, rounds=self.part * (1 + self._skipped))
             self._skipped = 0
             return
-        gain = self._gained(drafted, width, kept)
+        gain = self._gained(drafted, width, accepted)
         self._booked += 1
         self._gain += max(GAIN_RATE, 1 / self._booked) * (gain - self._gain)
         self._unseen += 1 + passed
-        if not self.times.knows_target and (kept < UNLIKELY or self.times.widening):
+        if not self.times.knows_target and (accepted < UNLIKELY or self.times.widening):
             self._resting = RESTING
-            self._unbooked = drafted, width, kept  # what it lost is known when the target's time is
+            self._unbooked = drafted, width, accepted  # what it lost is known when the target's time is
             return
         if self.times.several:
             rests = self._unseen >= self._rest_after and self._gain < SMALL_OF_SEVERAL
@@ -220,9 +220,9 @@ class DraftAllowance:
         reading = 0.0 if self.account.proven and not self.probing else self.times.catching_up(unread)
         self.account.book(self.part * (gain - reading), probe=self.probing, rounds=self.part)
 
-    def _gained(self, drafted: float, width: float, kept: float) -> float:
+    def _gained(self, drafted: float, width: float, accepted: float) -> float:
         """Passes that a draft saved."""
-        return kept - self.times.lost(drafted, width)
+        return accepted - self.times.lost(drafted, width)
 
     def longest(self, pays: bool, unread: int) -> int:
         """The longest next draft that the account covers, in tokens; 0 for none.

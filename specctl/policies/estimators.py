@@ -432,7 +432,7 @@ def estimators(foresight: bool) -> list[OnlineLogistic]:
     return [OnlineLogistic(prior.mean, prior.variance, DRIFT) for prior in priors]
 
 
-def kept(round_: Round) -> float:
+def expected_accepted(round_: Round) -> float:
     """How many tokens of a draft stay, in expectation over the verdict where that is known."""
     return round_.accepted if round_.chances is None else sum(round_.chances)
 

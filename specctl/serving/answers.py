@@ -223,7 +223,7 @@ def usage(ended: Ended) -> dict[str, Any]:
 
 def round_json(round_: Round, texts: Sequence[str]) -> dict[str, Any]:
     """A round as JSON: each token that it wrote with what it adds to the text, and where it comes from."""
-    tokens = [(token, "accepted") for token in round_.kept_tokens]
+    tokens = [(token, "accepted") for token in round_.accepted_tokens]
     if round_.extra is not None:
         tokens.append((round_.extra, "corrected" if round_.extra_kind is ExtraToken.CORRECTION else "bonus"))
     return {

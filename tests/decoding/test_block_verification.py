@@ -20,7 +20,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.logits import device, host, judging
 from specctl.decoding.logits.device import DeviceLogits, draw
-from specctl.decoding.logits.host import Floats, Kept, by_block, by_token, passing
+from specctl.decoding.logits.host import Acceptance, Floats, by_block, by_token, passing
 from specctl.decoding.logits.judging import verify
 from specctl.decoding.logits.logits import Verdict
 from specctl.decoding.sampling import Sampling
@@ -155,7 +155,7 @@ def three_at_once() -> Drafter:
     return ModelDrafter(TableRunner(DRAFT), Constant(3))
 
 
-Rule = Callable[[Sequence[float], Sequence[float], Floats, Floats, Sequence[float]], Kept]
+Rule = Callable[[Sequence[float], Sequence[float], Floats, Floats, Sequence[float]], Acceptance]
 
 
 def breaks_at_the_first_failure(
@@ -165,11 +165,11 @@ def breaks_at_the_first_failure(
     target: Floats,
     coins: Sequence[float],
     _: None,
-) -> Kept:
+) -> Acceptance:
     """Unlawful on purpose: no beginning is looked at behind one that did not pass."""
     weights, chances = passing(target_of, draft_of, draft, target)
     accepted = int((np.array(coins) < np.array(chances)).cumprod().sum())
-    return Kept(accepted, weights[accepted], chances)
+    return Acceptance(accepted, weights[accepted], chances)
 
 
 def forgets_the_weight(
@@ -179,7 +179,7 @@ def forgets_the_weight(
     target: Floats,
     coins: Sequence[float],
     _: None,
-) -> Kept:
+) -> Acceptance:
     """Unlawful on purpose: the correction is drawn as after the rejection of a single token."""
     return by_block(target_of, draft_of, draft, target, coins)._replace(weight=1.0)
 
@@ -191,7 +191,7 @@ def corrects_as_a_block(
     target: Floats,
     coins: Sequence[float],
     _: None,
-) -> Kept:
+) -> Acceptance:
     """Unlawful on purpose: tokens are kept one by one, and the correction is that of a block."""
     kept, (weights, _) = by_token(target_of, draft_of, coins), passing(target_of, draft_of, draft, target)
     return kept._replace(weight=weights[kept.accepted])
@@ -336,7 +336,7 @@ def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     pair = load_pair(profile)
     expected: list[tuple[float, float]] = []  # accepted tokens of a draft by single tokens and as a block, on average
 
-    def by_both(*numbers: Any) -> Kept:
+    def by_both(*numbers: Any) -> Acceptance:
         target_of, draft_of, *_, coins, _ = numbers
         kept = by_block(*numbers)
         found = (float(np.cumprod(one.chances).sum()) for one in (by_token(target_of, draft_of, coins), kept))

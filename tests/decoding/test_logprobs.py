@@ -52,7 +52,7 @@ def test_they_are_a_plain_pass(name: str | None, temperature: float) -> None:
     assert [[token for token, _ in one.top] for one in told] == best.indices.tolist()
     assert [value for one in told for _, value in one.top] == pytest.approx(best.values.flatten().tolist(), abs=1e-6)
     if name is not None:
-        assert any(round_.kept_tokens for round_ in rounds)
+        assert any(round_.accepted_tokens for round_ in rounds)
         assert any(round_.extra_kind is ExtraToken.CORRECTION for round_ in rounds)
 
 

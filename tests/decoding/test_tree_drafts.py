@@ -397,7 +397,7 @@ def test_rounds_add_up(
             assert runner.tokens == sequence[: runner.length], "the cache holds refused tokens"
         assert target.length == len(sequence) - (round_.extra is not None)
         assert len(round_.tree) == round_.drafted
-        assert round_.kept_tokens == round_.path == tuple(sequence[before : before + round_.accepted])
+        assert round_.accepted_tokens == round_.path == tuple(sequence[before : before + round_.accepted])
         assert round_.nodes <= size.tokens - 1
         assert all(width <= size.beams ** (depth + 1) for depth, width in enumerate(round_.tree))
         assert round_.summary.nodes == round_.nodes

@@ -34,7 +34,7 @@ class Recipe:
     own_questions: int = 2000
     greedy_share: float = 0.8
     corpus_share: float = 0.1
-    kept_tokens: int = 48
+    accepted_tokens: int = 48
     argmax_weight: float = 1.0
 
 

@@ -69,7 +69,7 @@ def main() -> None:
     generated = generate_documents(recipe, corpus, target, tokenizer, args.work / "generated.pt")
     share = round(len(generated) * recipe.corpus_share / (1 - recipe.corpus_share))
     mixed = generated + random.Random(recipe.seed).sample(documents, min(share, len(documents)))
-    top = likeliest(target, mixed, recipe.kept_tokens, args.work / "likeliest.pt")
+    top = likeliest(target, mixed, recipe.accepted_tokens, args.work / "likeliest.pt")
     steps = {"target": recipe.target_steps, "mid": recipe.mid_steps, "draft": recipe.draft_steps}
     models = {"target": target} | {
         name: distil_student(name, steps[name], recipe, mixed, top, args.work, args.compile)

@@ -197,27 +197,27 @@ class DeviceLogits:
                 return above.clamp_min(0).sum(-1).view_as(weights)
 
             if verification == "block":
-                kept = by_block(target_of, draft_of, numbers[coin], surplus, last)
+                found = by_block(target_of, draft_of, numbers[coin], surplus, last)
             else:
-                kept = by_token(target_of, draft_of, numbers[coin])
-            accepted = kept.accepted
+                found = by_token(target_of, draft_of, numbers[coin])
+            accepted = found.accepted
             place = start + accepted
             if len(target) < len(ids) + texts:  # some have no row after their last token
                 place = place.minimum(last_row)
             extra_rows = target.index_select(0, place[:, 0])
             draft_rows = draft.index_select(0, (begin + accepted).minimum(last_token)[:, 0])
-            weighed = extra_rows if kept.weight is None else extra_rows * kept.weight
+            weighed = extra_rows if found.weight is None else extra_rows * found.weight
             residual = less(weighed, draft_rows, vocabulary).clamp_min(0)
             use_residual = (accepted < count) & (residual.sum(-1, keepdim=True) > 0)
             extra_rows = torch.where(use_residual, residual, extra_rows)
-            read += [accepted[:, 0].double(), kept.chances.double().flatten()]
+            read += [accepted[:, 0].double(), found.chances.double().flatten()]
         # float64 holds ids and probabilities alike
         extra = pick(extra_rows, numbers[last_number[:, 0]]).double()  # (B,)
-        found = iter(torch.cat([*read, extra]).tolist())
-        sums = [*islice(found, len(target))]
-        accepts = [int(number) for number in islice(found, texts if longest else 0)] or [0] * texts
-        chances = [[*islice(found, longest)] for _ in range(texts)]
-        extras = [int(number) for number in found]
+        numbers_read = iter(torch.cat([*read, extra]).tolist())
+        sums = [*islice(numbers_read, len(target))]
+        accepts = [int(number) for number in islice(numbers_read, texts if longest else 0)] or [0] * texts
+        chances = [[*islice(numbers_read, longest)] for _ in range(texts)]
+        extras = [int(number) for number in numbers_read]
         return [
             not_a_number(*sums[bounds[text] : bounds[text + 1]])
             or verdict_of(
@@ -412,9 +412,9 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (...
     return torch.minimum(index, torch.searchsorted(sums, whole)).clamp_max_(weights.shape[-1] - 1)[..., 0]
 
 
-class Kept(NamedTuple):
-    """`host.Kept` before the host has read it: int64 and float32 ``(..., 1)``, where a weight of None stands for 1;
-    floats ``(..., K)``."""
+class Acceptance(NamedTuple):
+    """`host.Acceptance` on the device: int64 and float32 ``(..., 1)``, a weight of None standing for 1; floats
+    ``(..., K)``."""
 
     accepted: torch.Tensor
     weight: torch.Tensor | None
@@ -461,7 +461,7 @@ def less(rows: torch.Tensor, draft: torch.Tensor, vocabulary: DraftVocabulary | 
     return rows - draft if vocabulary is None else vocabulary.less(rows, draft)
 
 
-def by_token(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tensor) -> Kept:
+def by_token(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tensor) -> Acceptance:
     """`host.by_token` by tensor operations alone, of one draft or of several.
 
     Args:
@@ -470,7 +470,7 @@ def by_token(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tenso
     """
     kept = (target_of >= draft_of) | (coins * draft_of < target_of)
     chances = (target_of / draft_of.clamp_min(TINY)).clamp_max(1)
-    return Kept(kept.int().cumprod(-1).sum(-1, keepdim=True), None, chances)
+    return Acceptance(kept.int().cumprod(-1).sum(-1, keepdim=True), None, chances)
 
 
 def by_block(
@@ -479,7 +479,7 @@ def by_block(
     coins: torch.Tensor,
     surplus: Callable[[torch.Tensor], torch.Tensor],
     last: torch.Tensor | None = None,
-) -> Kept:
+) -> Acceptance:
     """`host.by_block` by tensor operations alone: log w_i is a walk held below 0, S_i - max(S_0, ..., S_i).
 
     Args:
@@ -500,4 +500,4 @@ def by_block(
     accepted = ((coins < chances) * numbers).amax(-1, keepdim=True)
     at_least = 1 - (1 - chances).flip(-1).cumprod(-1).flip(-1)
     each = at_least / torch.cat([torch.ones_like(at_least[..., :1]), at_least[..., :-1]], -1).clamp_min(TINY)
-    return Kept(accepted, weights.gather(-1, accepted).float(), each)
+    return Acceptance(accepted, weights.gather(-1, accepted).float(), each)

@@ -565,7 +565,7 @@ def _passing(running: npt.NDArray[np.float64], part: float) -> int:
     return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
 
 
-class Kept(NamedTuple):
+class Acceptance(NamedTuple):
     """What a rule decides on K draft tokens.
 
     Attributes:
@@ -613,17 +613,17 @@ def verdict(
     target_of = [target.item(place, token) for place, token in enumerate(tokens)]
     draft_of = [probs.item(place, column) for place, column in enumerate(columns)]
     if verification == "block":
-        kept = by_block(target_of, draft_of, probs, target, coins, vocabulary)
+        found = by_block(target_of, draft_of, probs, target, coins, vocabulary)
     else:
-        kept = by_token(target_of, draft_of, coins)
-    if kept.accepted == len(target):
-        return verdict_of(count, None, kept.chances)
-    row = target[kept.accepted]  # (V,)
-    if kept.accepted < count:
-        residual = less(row * np.float32(kept.weight), probs[kept.accepted], vocabulary)
+        found = by_token(target_of, draft_of, coins)
+    if found.accepted == len(target):
+        return verdict_of(count, None, found.chances)
+    row = target[found.accepted]  # (V,)
+    if found.accepted < count:
+        residual = less(row * np.float32(found.weight), probs[found.accepted], vocabulary)
         np.maximum(residual, 0, out=residual)
         row = residual if residual[residual.argmax()] else row
-    return verdict_of(kept.accepted, picked(row[None], [last])[0], kept.chances)
+    return verdict_of(found.accepted, picked(row[None], [last])[0], found.chances)
 
 
 def less(rows: Floats, draft: Floats, vocabulary: DraftVocabulary | None) -> Floats:
@@ -631,7 +631,7 @@ def less(rows: Floats, draft: Floats, vocabulary: DraftVocabulary | None) -> Flo
     return np.subtract(rows, draft, out=rows) if vocabulary is None else vocabulary.less(rows, draft)
 
 
-def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Sequence[float]) -> Kept:
+def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Sequence[float]) -> Acceptance:
     """Keep token i with probability min(1, p_i / q_i) while all before it are kept (arXiv 2211.17192, Alg. 1).
 
     Args:
@@ -641,7 +641,7 @@ def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Seque
     pairs = list(zip(target_of, draft_of, strict=True))
     tossed = enumerate(zip(pairs, coins, strict=True))
     accepted = next((place for place, ((p, q), coin) in tossed if not (p >= q or coin * q < p)), len(pairs))
-    return Kept(accepted, 1.0, [float(np.float32(min(p / max(q, TINY), 1.0))) for p, q in pairs])
+    return Acceptance(accepted, 1.0, [float(np.float32(min(p / max(q, TINY), 1.0))) for p, q in pairs])
 
 
 def by_block(
@@ -651,7 +651,7 @@ def by_block(
     target_probs: Floats,
     coins: Sequence[float],
     vocabulary: DraftVocabulary | None = None,
-) -> Kept:
+) -> Acceptance:
     """Keep the longest beginning of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
 
     Whether one of the beginnings passes does not depend on the others, so later ones are looked at even if an early one
@@ -665,7 +665,7 @@ def by_block(
     weights, chances = passing(target_of, draft_of, draft_probs, target_probs, vocabulary)
     tossed = enumerate(zip(coins, chances, strict=True), start=1)
     accepted = max((number for number, (coin, chance) in tossed if coin < chance), default=0)
-    return Kept(accepted, weights[accepted], kept_in_turn(chances))
+    return Acceptance(accepted, weights[accepted], kept_in_turn(chances))
 
 
 def passing(
