@@ -1,7 +1,8 @@
 """Runs the most important settings of a calibration live, to compare predicted and measured speed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from specctl.batching.pair_rows import passes_of
 from specctl.calibration.compared_settings import ComparedSettings
@@ -12,7 +13,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import BASELINE, Header, Run, RunSet, evened, speedup
+from specctl.observing.results import BASELINE, Header, RunSet, evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
@@ -140,7 +141,13 @@ def check_live(
     pair = _with_predictors(pair, candidates)
     results, stopped = run_candidates(pair, profile, candidates, prompts, drafts, progress, passes)
     results = replace(results, runs=[replace(run, prompt=run.prompt.rpartition(" ")[0]) for run in results.runs])
-    return LiveRuns([replace(one, rows=rows) for one in _measured(results, predicted, labels)], stopped)
+    found = ran(results, [labels[setting] for setting in predicted])
+    measured = [
+        Measured(setting, before, *found[labels[setting]], rows)
+        for setting, before in predicted.items()
+        if labels[setting] in found
+    ]
+    return LiveRuns(measured, stopped)
 
 
 def run_candidates(
@@ -198,11 +205,6 @@ def _whole_prompts(results: RunSet, prompts: int) -> tuple[RunSet, tuple[int, in
     return replace(results, runs=[run for run in results.runs if run.prompt in whole]), (len(whole), prompts)
 
 
-def decode_speed(runs: Sequence[Run]) -> float:
-    """Tokens/s after the prompt, of at least one run."""
-    return 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
-
-
 def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
     """The pair with its heads reordered: a candidate that names no head uses the first head of its draft."""
     own: list[Mapping[str, TrainedPredictor]] = [
@@ -212,17 +214,33 @@ def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
     return replace(pair, named_predictors=(*own, *pair.named_predictors[len(own) :]))
 
 
-def _measured(
-    results: RunSet, predicted: Mapping[Setting, float | None], labels: Mapping[Setting, str]
-) -> list[Measured]:
-    found, runs_of = [], {setting: evened(results.of(labels[setting])) for setting in predicted}
-    for setting, runs in runs_of.items():
-        if runs:
-            speed = speedup(runs, results.of(BASELINE))
-            found.append(Measured(setting, predicted[setting], decode_speed(runs), speed and speed.of_totals))
-    known = [one for one in found if one.speedup is not None]
-    first = max(known, key=lambda one: one.speedup.value if one.speedup is not None else 0.0, default=None)
-    if first is None:
-        return found
-    behind = {one.setting: speedup(runs_of[first.setting], runs_of[one.setting]) for one in found}
-    return [replace(one, behind=ratio.of_totals) if (ratio := behind[one.setting]) else one for one in found]
+class Ran(NamedTuple):
+    """The live runs of a candidate.
+
+    Attributes:
+        tokens_per_second: after the prompt.
+        speedup: over target-only decoding, the time of the prompt included.
+        behind: the speed of the fastest candidate over its own, by the same prompts.
+    """
+
+    tokens_per_second: float
+    speedup: Interval | None
+    behind: Interval
+
+
+def ran(results: RunSet, labels: Iterable[str]) -> dict[str, Ran]:
+    """The candidates of these labels that ran, by label."""
+    runs_of = {label: runs for label in labels if (runs := evened(results.of(label)))}
+    speeds = {label: speedup(runs, results.of(BASELINE)) for label, runs in runs_of.items()}
+    known = {label: speed.of_totals.value for label, speed in speeds.items() if speed is not None}
+    first = max(known, key=lambda label: known[label], default=None)
+    found = {}
+    for label, runs in runs_of.items():
+        ratio = None if first is None else speedup(runs_of[first], runs)
+        speed = speeds[label]
+        found[label] = Ran(
+            1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs),
+            None if speed is None else speed.of_totals,
+            Interval(1.0) if ratio is None else ratio.of_totals,
+        )
+    return found

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from specctl.calibration.calibration_report import speedup_cells
 from specctl.calibration.decision import Decision
-from specctl.calibration.live_check import Measured, decode_speed, run_candidates, stopped_live
+from specctl.calibration.live_check import Measured, ran, run_candidates, stopped_live
 from specctl.calibration.search import Calibration, Ranked
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import BASELINE, evened, speedup
+from specctl.observing.results import BASELINE
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
@@ -135,24 +135,15 @@ def run_live(
         warnings.append(f"{len(missing)} prompts are left out of the live runs: not every profile reports on them")
     for one in entrants:
         one.found.warnings.extend(warnings)
-    labels = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
-    found = []
-    for one in entrants:
-        label = BASELINE if one.setting == NONE else next(labels)
-        runs = evened(results.of(label))
-        speed = speedup(runs, results.of(BASELINE)) if runs else None
-        if speed is None:
-            continue
-        found.append((Standing(one, decode_speed(runs), speed.of_totals, Interval(1.0)), runs))
-    if not found:
-        return [], stopped is not None
-    found.sort(key=lambda one: -one[0].speedup.value)
-    ratios = [speedup(found[0][1], runs) for _, runs in found]
+    drafting = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
+    labels = [BASELINE if one.setting == NONE else next(drafting) for one in entrants]
+    measured = ran(results, labels)
     standings = [
-        replace(one, behind=Interval(1.0) if ratio is None else ratio.of_totals)
-        for (one, _), ratio in zip(found, ratios, strict=True)
+        Standing(one, found.tokens_per_second, found.speedup, found.behind)
+        for one, label in zip(entrants, labels, strict=True)
+        if (found := measured.get(label)) is not None and found.speedup is not None
     ]
-    return standings, stopped is not None
+    return sorted(standings, key=lambda one: -one.speedup.value), stopped is not None
 
 
 def standings_table(standings: Sequence[Standing]) -> Table:

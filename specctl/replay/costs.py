@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
@@ -85,7 +85,6 @@ class Clock(Protocol):
         """
 
 
-Key = TypeVar("Key")
 DIGITS = 4
 """Decimals of milliseconds where a table is shown."""
 EVERY = 32
@@ -343,24 +342,8 @@ class CostTable:
 
     def as_record(self) -> dict[str, Any]:
         """The table as plain rounded numbers, to be shown as JSON or TOML."""
-        record: dict[str, Any] = _table().dump_python(
-            self._rounded(), mode="json", by_alias=True, exclude_defaults=True
-        )
+        record: dict[str, Any] = _rounded(_table().dump_python(self, mode="json", by_alias=True, exclude_defaults=True))
         return record
-
-    def _rounded(self) -> "CostTable":
-        return replace(
-            self,
-            draft_ms=np.round(self.draft_ms, DIGITS),
-            verify_ms=np.round(self.verify_ms, DIGITS),
-            signal_ms=_rounded(self.signal_ms),
-            overhead_ms=round(self.overhead_ms, DIGITS),
-            below=None if self.below is None else self.below._rounded(),
-            reading_ms=_rounded(self.reading_ms),
-            head_ms=_rounded(self.head_ms),
-            catch_up_ms=_rounded(self.catch_up_ms),
-            batches={rows: table._rounded() for rows, table in self.batches.items()},
-        )
 
     def verifying(self, context: float, drafted: float) -> float:
         """Milliseconds of a pass that verifies a draft; between measured lengths, too."""
@@ -397,8 +380,13 @@ class CostTable:
         return {}
 
 
-def _rounded(times: Mapping[Key, float]) -> dict[Key, float]:
-    return {key: round(ms, DIGITS) for key, ms in times.items()}
+def _rounded(value: Any) -> Any:
+    """Plain JSON values with rounded numbers."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value
 
 
 @cache
