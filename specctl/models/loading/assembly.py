@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -124,19 +125,17 @@ def load_pair(
     members = [PairMember(role, table, names) for (role, table), names in zip(tables, [[], *wanted], strict=True)]
     above = tuple(above or in_a_row(len(members) - 1))
 
-    def pair_of(ready: Sequence[PairMember]) -> Pair:
-        return _pair(
-            profile,
-            ready,
-            above,
-            settings,
-            began,
-            measured=measured,
-            torch_weights=torch_weights,
-            on_foreign_predictor=on_foreign_predictor,
-            progress=progress,
-        )
-
+    pair_of = partial(
+        _pair,
+        profile,
+        above=above,
+        settings=settings,
+        began=began,
+        measured=measured,
+        torch_weights=torch_weights,
+        on_foreign_predictor=on_foreign_predictor,
+        progress=progress,
+    )
     if not models:
         try:
             if (stored := find_stored(members, profile, settings)) is not None:
@@ -162,10 +161,10 @@ def load_pair(
 def _pair(
     profile: Profile,
     members: Sequence[PairMember],
+    *,
     above: tuple[int | None, ...],
     settings: EngineSettings,
     began: CoreTime | None,
-    *,
     measured: bool,
     torch_weights: bool,
     on_foreign_predictor: Callable[[str], None] | None,
@@ -352,10 +351,8 @@ def _runner(
     """A member's runner, and the member as that runs it; ``verifier`` is the runner above it, if there is one."""
     network = member.network
     if network is None:
-        table = member.table
-        return member, Slot(LookupPasses(vocabulary)) if table.is_lookup else Slot(
-            RegisteredPasses(table.model, vocabulary)
-        )
+        name = member.table.model
+        return member, Slot(LookupPasses(vocabulary) if member.table.is_lookup else RegisteredPasses(name, vocabulary))
     own = vocabulary if member.tokens is None else member.tokens.draft.whole
     runner: Slot
     if isinstance(network, StoredModel):

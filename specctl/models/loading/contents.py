@@ -8,8 +8,9 @@ from pathlib import Path
 
 from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, files_hash, locate, stored_weights
 from specctl.models.files.library_calls import ADAPTER
+from specctl.models.loading.model import model_tables
 from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
-from specctl.profile.schema import IN_TARGET, Profile
+from specctl.profile.schema import IN_TARGET, DraftTable, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,21 @@ class Contents:
     @classmethod
     def of(cls, profile: Profile) -> "Contents":
         """Find the files; from the hub, only small ones are downloaded. Raises ModelError if there is no such model."""
-        checkpoints = {"target": locate(profile.target, "target")}
+        checkpoints: dict[str, Checkpoint] = {}
         found: dict[str, list[Path]] = {}
         commits: dict[str, str] = {}
-        levels = profile.draft.levels if profile.draft is not None else ()
-        for depth, level in enumerate(levels, start=1):
-            key = ".".join(["draft"] * depth)
-            if level.has_files and level.model != IN_TARGET:
-                checkpoints[key] = locate(level, key)
-            if level.token_counts is not None:
-                found[f"{key}.token_counts"] = [Path(level.token_counts)]
-            if level.head is not None:
-                folder = locate_predictor(level.head).folder
+        for key, table in model_tables(profile):
+            if table.has_files and table.model != IN_TARGET:
+                checkpoints[key] = locate(table, key)
+            if not isinstance(table, DraftTable):
+                continue
+            if table.token_counts is not None:
+                found[f"{key}.token_counts"] = [Path(table.token_counts)]
+            if table.head is not None:
+                folder = locate_predictor(table.head).folder
                 names = (CONFIG, WEIGHTS, PUBLISHED_WEIGHTS)
                 found[f"{key}.head"] = [folder / name for name in names if (folder / name).is_file()]
-                if on_hub(level.head):
+                if on_hub(table.head):
                     commits[f"{key}.head"] = folder.name
         for key, checkpoint in checkpoints.items():
             found[key] = _of_checkpoint(checkpoint)

@@ -91,12 +91,9 @@ class LoadedModel:
 
 def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
     """Every model of a profile with its key, from the target down."""
-    tables: list[tuple[str, ModelTable]] = [("target", profile.target)]
-    key, draft = "draft", profile.draft
-    while draft is not None:
-        tables.append((key, draft))
-        key, draft = f"{key}.draft", draft.draft
-    return tables
+    levels = profile.draft.levels if profile.draft is not None else ()
+    drafts = ((".".join(["draft"] * depth), table) for depth, table in enumerate(levels, start=1))
+    return [("target", profile.target), *drafts]
 
 
 def loading_order(levels: Iterable[T]) -> list[T]:
