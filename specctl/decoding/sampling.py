@@ -105,7 +105,3 @@ class Sampling:
 
         probs = logits_over(logits.reshape(-1, logits.shape[-1])).distributions(self).numbers
         return (probs if isinstance(probs, torch.Tensor) else torch.from_numpy(probs)).reshape(logits.shape)
-
-
-UNPROCESSED = Sampling(1.0)
-"""The softmax of the logits as they are."""

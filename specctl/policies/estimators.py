@@ -180,14 +180,12 @@ class RunningLine:
         slope: additional seconds when k grows by 1, at least 0.
         anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
             varies goes through the origin, without them it is flat.
-        tolerance: the share of the expected value up to which an error is plausible whatever the typical error.
         restarts: while the earlier observations weigh less than this, it is learned anew from one that is far below:
             other programs may take time away and never give any, so that those before it took too long.
     """
 
     memory: float
     anchor: float = 0.0
-    tolerance: float = TOLERANCE
     restarts: float = 0.0
     base: float = field(init=False, default=0.0)
     slope: float = field(init=False, default=0.0)
@@ -232,7 +230,7 @@ class RunningLine:
             if count < self.restarts and seconds < FAR_BELOW * expected:
                 count = self._k = self._kk = self._t = self._kt = self._scale = 0.0
             else:
-                most = PLAUSIBLE * self._scale + self.tolerance * expected
+                most = PLAUSIBLE * self._scale + TOLERANCE * expected
                 error = seconds - expected
                 size = error if error > 0 else -error
                 if size > most:
