@@ -80,7 +80,7 @@ def test_every_module_has_tests_near_it() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 1e6])
 def test_tests_of_the_mirrored_folder_come_first(seconds: float) -> None:
     tests = near("text_engine/processes.py", seconds, {})
-    assert tests[0] == "tests/text_engine/test_processes.py"
+    assert tests[0] == "tests/text_engine/test_process_engine.py"
     assert (len(tests) == 1) == (not seconds)
 
 
