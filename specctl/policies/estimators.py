@@ -292,14 +292,6 @@ class WidthTimes:
         """Seconds for ``k``; an observation must have been added."""
         return self.line.base + self.line.slope * k + self.surplus.get(k, 0.0)
 
-    def upto(self, count: int) -> list[float]:
-        """Seconds for each k from 0 on, ``count`` of them."""
-        times = [self.line.base + self.line.slope * k for k in range(count)]
-        for k, surplus in self.surplus.items():
-            if k < count:
-                times[k] += surplus
-        return times
-
     def between(self, k: float) -> float:
         """Seconds for ``k`` that lies between two widths."""
         low = int(k)
