@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specctl.errors import UsageError
-from specctl.models.loading.model import loading_order, model_tables
+from specctl.models.loading.model import loading_order
 from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND_SIGNALS, locate_predictor
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal, nested
@@ -324,7 +324,7 @@ def recordable(profile: Profile) -> frozenset[Signal]:
     """
     if profile.draft is not None:
         require_models(profile.draft.levels, "calibrate", "compare policies of a lookup with specctl bench")
-    tables = loading_order(model_tables(profile))
+    tables = loading_order(profile.models)
     heads = [
         find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)
     ]

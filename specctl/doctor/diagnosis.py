@@ -12,7 +12,7 @@ from specctl.models.files.skeleton import skeleton
 from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.loading.assembly import large_draft
-from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model import load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model, kept_check
 from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.pair_members import PairMember
@@ -212,7 +212,7 @@ class _Examination:
 
     def __init__(self, profile: Profile, report: Diagnosis) -> None:
         self.profile, self.report, self.free = profile, report, report.devices
-        self.tables = dict(model_tables(profile))
+        self.tables = dict(profile.models)
         self.members = {role: PairMember(role, table) for role, table in self.tables.items()}
         self.facts = {
             role: ModelFacts(role, one.model, without_files=not one.has_files) for role, one in self.tables.items()

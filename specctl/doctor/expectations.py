@@ -9,7 +9,6 @@ from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.draft_heads import needed
-from specctl.models.loading.model import model_tables
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.passes.layer_sizes import largest
 from specctl.models.passes.weights import Where
@@ -135,7 +134,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
     context = report.models[0].context or min(contexts, default=0)
     found: list[Expectation] = []
     above: PairMember | None = None
-    for role, table in model_tables(profile):
+    for role, table in profile.models:
         member = PairMember(role, table)
         if not table.has_files:
             kind = "lookup" if table.is_lookup else "drafter"

@@ -528,6 +528,13 @@ class Profile(Table):
     prompt: PromptTable = PromptTable()
     provenance: dict[str, Any] | None = None
 
+    @property
+    def models(self) -> list[tuple[str, ModelTable]]:
+        """Every model with its key (``target``, ``draft``, ``draft.draft``), from the target down."""
+        levels = self.draft.levels if self.draft is not None else ()
+        drafts = ((".".join(["draft"] * depth), table) for depth, table in enumerate(levels, start=1))
+        return [("target", self.target), *drafts]
+
     @field_validator("target")
     @classmethod
     def _a_model(cls, target: ModelTable) -> ModelTable:

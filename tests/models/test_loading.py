@@ -10,7 +10,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import SMALL_FILES, locate
 from specctl.models.files.library_calls import explain
 from specctl.models.loading import model as loading
-from specctl.models.loading.model import load_model, load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model import load_model, load_tokenizer, loading_order
 from specctl.models.loading.pair_members import eos_of
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.memory import DeviceMemory
@@ -360,8 +360,8 @@ def test_models_are_loaded_from_the_innermost_draft_up() -> None:
     profile = Profile(target=target, draft=DraftTable(**middle.model_dump(), draft=DraftTable(**fast.model_dump())))
 
     tables = [("target", "target"), ("draft", "middle"), ("draft.draft", "fast")]
-    assert [(key, table.model) for key, table in model_tables(profile)] == tables
-    assert [(key, table.model) for key, table in loading_order(model_tables(profile))] == tables[::-1]
+    assert [(key, table.model) for key, table in profile.models] == tables
+    assert [(key, table.model) for key, table in loading_order(profile.models)] == tables[::-1]
 
 
 def test_a_hub_model_is_downloaded_and_then_loads_from_the_cache(hub: Hub, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, of_onnxruntime
 from specctl.models.files.tokenizer import difference, known_ids
-from specctl.models.loading.model import LoadedModel, load_tokenizer, loading_order, model_tables
+from specctl.models.loading.model import LoadedModel, load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.pair_members import (
@@ -118,7 +118,7 @@ def load_pair(
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
     engine_named(settings.engine).require()
-    tables = model_tables(profile)[: None if with_drafts else 1]
+    tables = profile.models[: None if with_drafts else 1]
     if drafts is not None:
         tables = [tables[0], *(("draft", table) for table in drafts)]
     wanted = [own_heads(table) if with_predictors else [] for _, table in tables[1:]] if heads is None else heads

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, files_hash, locate, stored_weights
 from specctl.models.files.library_calls import ADAPTER
-from specctl.models.loading.model import model_tables
 from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
 from specctl.profile.schema import IN_TARGET, DraftTable, Profile
 
@@ -31,7 +30,7 @@ class Contents:
         checkpoints: dict[str, Checkpoint] = {}
         found: dict[str, list[Path]] = {}
         commits: dict[str, str] = {}
-        for key, table in model_tables(profile):
+        for key, table in profile.models:
             if table.has_files and table.model != IN_TARGET:
                 checkpoints[key] = locate(table, key)
             if not isinstance(table, DraftTable):

@@ -12,7 +12,7 @@ from specctl.models.files.skeleton import load_config, text_only_class
 from specctl.models.placing.memory import device_memory, estimate
 from specctl.models.placing.placement import Placement, inspected, named_devices, placed_here
 from specctl.models.placing.quantization import Quantization
-from specctl.profile.schema import ModelTable, Profile
+from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
     import torch
@@ -87,13 +87,6 @@ class LoadedModel:
         from specctl.models.passes.recurrent_state import untested
 
         return untested(self.model)
-
-
-def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
-    """Every model of a profile with its key, from the target down."""
-    levels = profile.draft.levels if profile.draft is not None else ()
-    drafts = ((".".join(["draft"] * depth), table) for depth, table in enumerate(levels, start=1))
-    return [("target", profile.target), *drafts]
 
 
 def loading_order(levels: Iterable[T]) -> list[T]:
