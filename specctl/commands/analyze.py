@@ -36,11 +36,7 @@ USUAL = "profile target draft from_ suite input_ limit max_new_tokens temperatur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeRequest:
-    """What `specctl analyze` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl analyze`; UsageError for those that do not go together."""
 
     ctx: typer.Context
     models: PairOptions

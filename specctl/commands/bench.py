@@ -94,11 +94,7 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What `specctl bench` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl bench`; UsageError for those that do not go together."""
 
     ctx: typer.Context
     profile: list[str] | None = option(

@@ -54,11 +54,7 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateRequest:
-    """What `specctl calibrate` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl calibrate`; UsageError for those that do not go together."""
 
     models: PairOptions
     policy: str | None = option(

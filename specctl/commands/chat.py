@@ -34,11 +34,7 @@ USUAL = "profile target draft policy max_new_tokens temperature chat_ system liv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What `specctl chat` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl chat`; UsageError for those that do not go together."""
 
     ctx: typer.Context
     models: PairOptions

@@ -41,11 +41,7 @@ USUAL = "profile target draft set_ run devices memory find_draft folders json_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorRequest:
-    """What `specctl doctor` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl doctor`; UsageError for those that do not go together."""
 
     models: PairOptions
     options: Annotated[RunOptions, But(("check", "force", "foreign_head"))]

@@ -97,11 +97,7 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What `specctl generate` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl generate`; UsageError for those that do not go together."""
 
     prompt: Annotated[
         str | None,

@@ -50,11 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """What `specctl profiles new` is asked.
-
-    Raises:
-        UsageError: flags that do not go together, or that name files that cannot be written.
-    """
+    """The flags of `specctl profiles new`; UsageError for those that do not go together."""
 
     name: Annotated[
         str | None,

@@ -66,11 +66,7 @@ USUAL = "profile target draft policy max_new_tokens temperature host port api_ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """What `specctl serve` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl serve`; UsageError for those that do not go together."""
 
     models: PairOptions
     policy: PolicyOption = None

@@ -137,11 +137,7 @@ class _TrainRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainHeadRequest(_TrainRequest):
-    """What `specctl train-head` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl train-head`; UsageError for those that do not go together."""
 
     material: ClassVar[str] = "examples"
     ctx: typer.Context
@@ -252,11 +248,7 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainDraftRequest(_TrainRequest):
-    """What `specctl train-draft` is asked.
-
-    Raises:
-        UsageError: flags that do not go together.
-    """
+    """The flags of `specctl train-draft`; UsageError for those that do not go together."""
 
     material: ClassVar[str] = "answers"
     ctx: typer.Context
