@@ -7,10 +7,10 @@ import pytest
 from specctl.calibration import decision
 from specctl.calibration.compared_settings import ComparedSettings, grid
 from specctl.calibration.decision import decide
-from specctl.calibration.live_check import LiveRuns, Measured
+from specctl.calibration.live_check import LiveRuns, Measured, doubts
 from specctl.errors import UsageError
 from specctl.observing.progress import SILENT
-from specctl.policies import Setting
+from specctl.policies import NONE, Setting
 from specctl.profile import resolve
 from tests.support.made_traces import SIGNALS, flat_costs, traces
 
@@ -48,3 +48,29 @@ def test_a_replay_that_verifies_in_another_way_than_live_runs_is_said_so(
 def test_without_traces_or_costs_there_is_nothing_to_decide() -> None:
     with pytest.raises(UsageError, match="no prompt could be run"):
         decide(traces(6), ASKED, PROFILE, None, SILENT)
+
+
+SVIP = Setting("svip", (("threshold", 0.4),))
+
+
+def measured(*pairs: tuple[float | None, float]) -> list[Measured]:
+    return [Measured(setting, *pair, None) for setting, pair in zip((SVIP, NONE), pairs, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "off"),
+    [
+        ([(100.0, 298.0), (100.0, 110.0)], "+198%"),
+        ([(100.0, 90.0), (100.0, 60.0)], "-40%"),
+        ([(100.0, 119.0), (100.0, 60.0)], "-40%"),
+    ],
+)
+def test_a_machine_whose_speed_changed_is_noticed(pairs: list[tuple[float | None, float]], off: str) -> None:
+    (warning,) = doubts(measured(*pairs))
+    assert off in warning
+    assert "calibrate again" in warning
+
+
+@pytest.mark.parametrize("pairs", [[(100.0, 120.0), (100.0, 81.0)], [(None, 300.0)], [(100.0, 0.0)], []])
+def test_small_differences_and_unknown_predictions_are_no_reason(pairs: list[tuple[float | None, float]]) -> None:
+    assert doubts(measured(*pairs)) == []
