@@ -15,7 +15,6 @@ from specctl.decoding.logits.token_sampler import (
     predictors_read,
     signals_among,
     step_of,
-    unpack,
 )
 from specctl.decoding.lookup import Agreement
 from specctl.decoding.sampling import Sampling
@@ -119,7 +118,7 @@ class ModelDrafter:
         self._blind = replace(self._sampler, predictor=None)  # of steps without a state to predict from
         more = self._predictor is not None or tops  # than signals of the distribution
         self._taken = None if more else signals_among(self._sampler.fields, self._signals)
-        self._model.tells = self._sampler.takes_told and self.runner is self._model
+        self._model.tells = self._sampler.takes_pass_signals and self.runner is self._model
 
     def starts(self) -> bool:
         self.policy.reset()
@@ -223,7 +222,7 @@ class ModelDrafter:
         """A token as a record, from the sampler's numbers on the host."""
         if self._taken is not None:
             return DraftStep(index, int(numbers[0]), *self._taken((*numbers, None)))
-        found = unpack(numbers, sampler.fields)
+        found = dict(zip(sampler.fields, numbers, strict=True))
         if self._predictor is not None and index == 1:
             found["accept_prob"] = 1.0
         if self._disco is not None:

@@ -12,7 +12,6 @@ from specctl.decoding.logits.token_sampler import (
     own_accept_prob,
     predictors_read,
     step_of,
-    unpack,
 )
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling
@@ -155,7 +154,7 @@ class PreVerifiedDrafter(Drafter):
             return [DraftStep(first + position, token) for position, token in enumerate(tokens)]
         rows, last = logits_of(forward).describe(self._sampler, tokens, forward.hidden, self._previous)
         self._previous = last
-        found = [unpack(row, self._sampler.fields) for row in rows]
+        found = [dict(zip(self._sampler.fields, row, strict=True)) for row in rows]
         if self._predictor is not None and first == 1:
             found[0]["accept_prob"] = 1.0  # no draft token precedes it
         if self._disco is not None:

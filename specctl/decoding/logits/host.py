@@ -100,8 +100,8 @@ class HostLogits:
     ) -> tuple[list[list[float]], Floats | None]:
         logits, sampling, wanted = self.numbers, sampler.sampling, sampler.wanted
         greedy, unfiltered = uniforms[0] is None, sampler.unfiltered
-        told = self._signals if sampler.takes_told else None
-        softmax = Softmax(logits) if unfiltered or (wanted and told is None) or sampler.tops else None
+        given = self._signals if sampler.takes_pass_signals else None
+        softmax = Softmax(logits) if unfiltered or (wanted and given is None) or sampler.tops else None
         probs: Floats | None = None  # (R, V)
         if greedy:
             tokens = logits.argmax(-1).tolist() if softmax is None else softmax.best
@@ -110,8 +110,8 @@ class HostLogits:
             tokens = picked(probs, cast("Sequence[float]", uniforms))
         ids = sampler.vocabulary
         found: list[list[float]] = [[token if ids is None else ids.ids.item(token)] for token in tokens]
-        if told is not None:
-            columns = [told[place] for place, name in enumerate(DISTRIBUTION_SIGNALS[:2]) if name in wanted]
+        if given is not None:
+            columns = [given[place] for place, name in enumerate(DISTRIBUTION_SIGNALS[:2]) if name in wanted]
             for row, numbers in enumerate(found):
                 numbers += [column.item(row) for column in columns]
         elif softmax is not None and wanted:

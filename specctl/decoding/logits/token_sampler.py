@@ -1,4 +1,4 @@
-"""What is read of a draft token: the token, and every signal that a stopping policy may ask for."""
+"""What is sampled with a draft token: every signal that a stopping policy may ask for."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.forward import Forward, Numbers
 
-TOLD: frozenset[Signal] = frozenset({"entropy", "top_prob"})
+OF_PASSES: frozenset[Signal] = frozenset({"entropy", "top_prob"})
 """Those that `Forward.signals` has."""
 TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 """Names of the largest probabilities in a reading on the host, from the likeliest down."""
@@ -58,11 +58,6 @@ def predictors_read(
     if disco is None and "own_accept_prob" in signals:
         raise ValueError("own_accept_prob needs a DISCO head")
     return on_states, disco
-
-
-def unpack(values: Sequence[float], fields: Sequence[str]) -> dict[str, float]:
-    """The F numbers of one packed token by the names of their fields."""
-    return dict(zip(fields, values, strict=True))
 
 
 def packed_signals(packed: "Sequence[float] | torch.Tensor") -> "Sequence[float] | torch.Tensor":
@@ -119,9 +114,9 @@ class TokenSampler:
         return not (self.sampling.greedy or self.sampling.filters)
 
     @cached_property
-    def takes_told(self) -> bool:
-        """Whether `Forward.signals` are all that it wants to know of the distribution."""
-        return self.sampling.greedy and bool(self.wanted) and self.wanted <= TOLD and not self.tops
+    def takes_pass_signals(self) -> bool:
+        """Whether `Forward.signals` are all the signals that it wants."""
+        return self.sampling.greedy and bool(self.wanted) and self.wanted <= OF_PASSES and not self.tops
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
