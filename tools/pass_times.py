@@ -63,7 +63,7 @@ def onnx_runner(table: ModelTable) -> Slot:
     """The model run by onnxruntime alone."""
     profile = Profile(target=table, engine="onnx")
     settings = EngineSettings.of(profile, notice=print, progress=print)
-    pair = load_pair(profile, with_drafts=False, engines=settings, measured=False, torch_weights=False)
+    pair = load_pair(profile, drafts=[], engines=settings, measured=False, torch_weights=False)
     if not pair.target.engine.startswith("onnx"):
         raise SystemExit("onnxruntime does not run it")
     return pair.target

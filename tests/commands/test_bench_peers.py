@@ -57,7 +57,7 @@ def answers():
     from specctl.profile import resolve
 
     profile = resolve("embedded").profile
-    pair = load_pair(profile, with_drafts=False)
+    pair = load_pair(profile, drafts=[])
     format_ = PromptFormat.of(pair.tokenizer, profile.prompt)
     settings = profile.sampling.model_copy(update={"temperature": 0.0, "max_new_tokens": 16})
     found = {}

@@ -149,7 +149,7 @@ def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16
 def test_logits_of_a_fixed_width_do_not_depend_on_how_tokens_came() -> None:
     """Bit for bit, in bfloat16, where eager passes differ."""
     profile = resolve("embedded", overrides=["target.dtype=bfloat16"]).profile
-    pair = load_pair(profile, with_drafts=False)
+    pair = load_pair(profile, drafts=[])
     tokens = pair.tokenizer.encode(" ".join(2 * OPENINGS))[:22]
     fixed = Slot(FixedWidthPasses(pair.target))
     found = []

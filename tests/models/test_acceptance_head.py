@@ -202,7 +202,7 @@ def test_a_head_comes_with_the_pair_if_wanted(models: Path, folder: Path) -> Non
     assert pair.predictor is not None
     assert pair.predictor.hidden_size == WIDTH
     assert load_pair(profile(models, folder), with_predictors=False).predictor is None
-    assert load_pair(profile(models, folder), with_drafts=False).predictor is None
+    assert load_pair(profile(models, folder), drafts=[]).predictor is None
 
 
 def test_a_head_of_another_draft_is_refused_or_warned_about(models: Path, tmp_path: Path) -> None:

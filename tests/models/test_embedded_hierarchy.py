@@ -57,7 +57,7 @@ def answerer(profile: Profile, sampling: SamplingTable) -> tuple[Answerer, Draft
 @pytest.fixture(scope="module")
 def said() -> list[int]:
     """What transformers' own ``generate`` writes."""
-    pair = load_pair(resolve("embedded").profile, with_drafts=False)
+    pair = load_pair(resolve("embedded").profile, drafts=[])
     config = GenerationConfig(
         do_sample=False, max_new_tokens=LENGTH, eos_token_id=sorted(pair.eos), pad_token_id=min(pair.eos)
     )

@@ -67,7 +67,7 @@ def test_lookups_take_their_places_among_the_drafts(checkpoints):
 
 
 def test_the_target_alone_has_its_own_context(checkpoints):
-    pair = load_pair(profile(checkpoints["target"], checkpoints["draft"]), with_drafts=False)
+    pair = load_pair(profile(checkpoints["target"], checkpoints["draft"]), drafts=[])
     assert (pair.drafts, len(pair.models), pair.context) == ((), 1, 64)
 
 

@@ -241,11 +241,8 @@ def hush_imports() -> None:
 
 
 @contextmanager
-def hushed(verbose: bool = False) -> Iterator[None]:
-    """Suppress transformers' progress bars and warnings inside the block, unless ``verbose``."""
-    if verbose:
-        yield
-        return
+def hushed() -> Iterator[None]:
+    """Suppress transformers' progress bars and warnings inside the block."""
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()

@@ -77,7 +77,6 @@ def large_drafts(members: Sequence[PairMember], above: Sequence[int | None]) -> 
 def load_pair(
     profile: Profile,
     *,
-    with_drafts: bool = True,
     drafts: Sequence[ModelTable] | None = None,
     above: Sequence[int | None] = (),
     heads: Sequence[Sequence[str]] | None = None,
@@ -93,8 +92,8 @@ def load_pair(
 
     Args:
         profile: names the models.
-        with_drafts: whether to load the profile's drafts.
-        drafts: tables of the drafts to load instead of the profile's, in the order of `Pair.drafts`.
+        drafts: tables of the drafts to load instead of the profile's, in the order of `Pair.drafts`; none for the
+            target alone.
         above: as in `Pair`, for ``drafts``.
         heads: for each of ``drafts`` the names of the heads to load, instead of the head in its table.
         with_predictors: whether to load the heads in the drafts' tables.
@@ -118,7 +117,7 @@ def load_pair(
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
     engine_named(settings.engine).require()
-    tables = profile.models[: None if with_drafts else 1]
+    tables = profile.models
     if drafts is not None:
         tables = [tables[0], *(("draft", table) for table in drafts)]
     wanted = [own_heads(table) if with_predictors else [] for _, table in tables[1:]] if heads is None else heads

@@ -98,26 +98,21 @@ def loading_order(levels: Iterable[T]) -> list[T]:
     return list(levels)[::-1]
 
 
-def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> LoadedModel:
+def load_model(table: ModelTable, *, role: str) -> LoadedModel:
     """Load a causal language model on the devices of its table, after checking that it fits.
 
     Args:
         table: the model's profile table.
         role: the table's key in the profile: ``target``, ``draft``, ``draft.draft``.
-        verbose: let transformers show its progress and warnings on stderr.
 
     Raises:
         ModelError: the model cannot be loaded; the hint says how to fix it.
     """
     checkpoint = locate(table, role)
-    return load_inspected(
-        checkpoint, table, inspected(checkpoint, table, device_memory(named_devices(table))), verbose=verbose
-    )
+    return load_inspected(checkpoint, table, inspected(checkpoint, table, device_memory(named_devices(table))))
 
 
-def load_inspected(
-    checkpoint: Checkpoint, table: ModelTable, quantization: Quantization | None, *, verbose: bool = False
-) -> LoadedModel:
+def load_inspected(checkpoint: Checkpoint, table: ModelTable, quantization: Quantization | None) -> LoadedModel:
     """`load_model` for a model that was `inspected`, with the quantisation that this returned."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
@@ -125,7 +120,7 @@ def load_inspected(
     checkpoint.fetch_weights()
     prefer_own_attention(placement.devices)
     sharding = None
-    with explained(role, table.model), hushed(verbose):
+    with explained(role, table.model), hushed():
         if placement.sharded is None:
             model = _read(checkpoint, placement, quantization, table.trust_remote_code)
         else:
