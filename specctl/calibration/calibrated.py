@@ -12,6 +12,7 @@ from specctl.policies import NONE, Setting
 from specctl.printable import one_line
 from specctl.profile import ResolvedProfile
 from specctl.profile.schema import Engine
+from specctl.profile.writing import overlay
 from specctl.replay.trace_files import TraceSet
 
 MOST_RUNNER_UPS = 5
@@ -33,7 +34,7 @@ def calibrated_profile(
         decision: the outcome.
         facts: when, how and where, for the provenance.
         output: path of the file to write.
-        counts: of the file that tells how often tokens occur, for a draft that writes few.
+        counts: path of the token counts, for a draft that writes few tokens.
     """
     found, advice = decision.found, decision.advice
     setting = decision.setting
@@ -50,7 +51,7 @@ def calibrated_profile(
     table |= measured_engine(resolved.profile.engine, facts)
     draft = resolved.profile.draft
     assert draft is not None
-    _lay(table.setdefault("draft", {}), draft_table(setting, len(draft.levels)))
+    overlay(table.setdefault("draft", {}), draft_table(setting, len(draft.levels)))
     if counts is not None and draft.levels[-1].tokens is not None:
         _put(table, [*["draft"] * len(draft.levels), "token_counts"], str(counts.resolve()))
     used, predicted = advice.rival_used, advice.predicted(advice.setting)
@@ -191,11 +192,3 @@ def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         table = table.setdefault(name, {})
     table[path[-1]] = value
-
-
-def _lay(table: dict[str, Any], over: Mapping[str, Any]) -> None:
-    for key, value in over.items():
-        if isinstance(value, dict) and isinstance(table.get(key), dict):
-            _lay(table[key], value)
-        else:
-            table[key] = value

@@ -70,8 +70,8 @@ def calibration_tables(decision: "Decision") -> list[Table]:
 
 def warning_tables(found: Calibration) -> list[Table]:
     """The warnings, which a reader of a report has to know first."""
-    told = " ".join(f"{line[0].upper()}{line[1:]}." for line in found.warnings)
-    return [Table("Before you trust these numbers", (), (), note=told)] if told else []
+    note = " ".join(f"{line[0].upper()}{line[1:]}." for line in found.warnings)
+    return [Table("Before you trust these numbers", (), (), note=note)] if note else []
 
 
 def as_document(decision: "Decision") -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _ranking(decision: "Decision") -> Table:
         "Policies at their best settings",
         columns,
         [*found.ranking, *bounds],
-        note=f"{DEFINITIONS} {decision.prompts_told}. Predicted on {len(found.reported_on)} {where}; "
+        note=f"{DEFINITIONS} {decision.prompts_as_text}. Predicted on {len(found.reported_on)} {where}; "
         f"{found.candidates} settings were replayed on {len(found.chosen_on)}{_VERIFIED[found.verification]}. "
         f"The chosen setting (*) was within the noise of the fastest in {found.choice.share:.0%} of resamples.{passed}",
     )
@@ -228,8 +228,8 @@ def by_size(found: Calibration, sizes: Sequence[Best]) -> Table:
         columns,
         [found, *sizes],
         labels=2,
-        note="Of all texts together, predicted by replaying them so many at once with costs measured so. "
-        f"Replayed together: {replayed}.",
+        note="Of all texts together, predicted by replaying this number of texts with costs measured for it. "
+        f"Settings replayed together: {replayed}.",
     )
 
 

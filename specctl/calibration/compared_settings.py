@@ -208,15 +208,15 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSettings:
-    """The settings that compete, of one draft or of all drafts of a hierarchy.
+    """The settings that a calibration compares, of one draft or of all drafts of a hierarchy.
 
     Attributes:
         old: the profile's own setting.
         candidates: settings that may be chosen; all are replayed.
         also_ranked: settings that are ranked too, but not chosen.
-        space: for a hierarchy, the settings of each level, whose combinations are too many to replay all.
-        untuned: the policy that needs no calibration, with its defaults, which is run live beside the chosen setting.
-        at_least: a length of drafts that traces shall hold, whatever the settings draft.
+        space: for a hierarchy, the settings of each level; their combinations are too many to replay all.
+        untuned: the policy that needs no calibration, with its defaults; it is run live beside the chosen setting.
+        at_least: the least length of drafts that traces shall hold.
     """
 
     old: Setting
@@ -300,7 +300,7 @@ def compared_settings(
 
 
 def _in_chain(draft: DraftTable, settings: Iterable[Setting]) -> list[Setting]:
-    """Settings of a draft, where it is in a chain with a lookup those of the chain."""
+    """Settings of a draft, or of its chain with a lookup if it is in one."""
     return [
         replace(one, lookup=True, earlier=draft.earlier) if draft.lookup and one.drafts else one for one in settings
     ]
@@ -314,9 +314,9 @@ def settings_replayed(
 
 
 def recordable(profile: Profile) -> frozenset[Signal]:
-    """The signals that a trace with the profile's models can contain, if its draft has an acceptance head.
+    """The signals that a trace with the profile's models can contain if its draft has an acceptance head.
 
-    Told from the files, before a model is loaded.
+    They are read from files, before a model is loaded.
 
     Raises:
         ModelError: a draft cannot be found.
@@ -337,9 +337,9 @@ def computed_by(draft: DraftTable, heads: Iterable[str], header: TraceHeader | N
     """The signal that each head computes, by its name.
 
     Args:
-        draft: whose heads are meant, at every level.
+        draft: with its heads at every level.
         heads: further heads.
-        header: of the trace that is searched, which knows its DISCO heads; None to ask the heads' files.
+        header: of the trace that is searched, which lists its DISCO heads; None to read the heads' files.
 
     Raises:
         ModelError: a head cannot be found.
@@ -360,7 +360,7 @@ def _reader(choices: Mapping[str, Signal]) -> str:
 
 
 def heads_in(given: Iterable[str]) -> list[str]:
-    """The heads in ``given``, each once; a folder of heads, as a sweep writes it, is replaced by its heads.
+    """The heads in ``given``, each once; the folder of a sweep is replaced by the heads in it.
 
     Raises:
         UsageError: a folder contains no head.
@@ -390,7 +390,7 @@ def heads_among(given: Sequence[str], draft: DraftTable) -> list[str]:
 
 
 def _policies(policy: str | None, draft: DraftTable) -> list[str]:
-    """The name of the policy whose settings are wanted, for each level."""
+    """For each level, the name of the policy whose settings are candidates."""
     levels = draft.levels
     if policy is None:
         return [level.policy.name for level in levels]
@@ -441,10 +441,10 @@ def require_fits(
     prompts: Suite | None,
     path: Path,
 ) -> None:
-    """Check that an earlier trace fits a calibration: one to continue if there are prompts, else one to search in.
+    """Check that an earlier trace fits a calibration, which continues it if there are prompts, else searches in it.
 
     Raises:
-        UsageError: it does not; the message names the difference.
+        UsageError: it does not fit; the message names the difference.
     """
     if prompts is not None:
         require_same_request(header, profile, prompts, asked.depth, heads, path)

@@ -1,4 +1,4 @@
-"""The course of a calibration once its traces are there: search, then run what was chosen live."""
+"""The decision of a calibration from its traces: search, run the best settings live, and advise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from specctl.statistics import Interval, is_clear
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A setting that the chosen one has to be faster than, or the chosen one itself.
+    """The chosen setting, or one that it has to be faster than.
 
     Attributes:
         setting: with its policy and values.
@@ -40,12 +40,12 @@ class Advice:
     """What to use, and why.
 
     Attributes:
-        chosen: what the search chose.
+        chosen: the setting that the search chose.
         old: the profile's own setting.
-        rivals: the chosen setting, the profile's own, the best constant, `UNTUNED` and none, as far as they are known,
+        rivals: of the chosen setting, the profile's own, the best constant, `UNTUNED` and none those that are known,
             the fastest first.
-        measured: whether the rivals' speeds are of live runs; else they are predicted.
-        found: the search.
+        measured: whether the rivals' speeds are of live runs; otherwise they are predicted.
+        found: the outcome of the search.
     """
 
     chosen: Setting
@@ -56,7 +56,7 @@ class Advice:
 
     @classmethod
     def of(cls, found: Calibration, old: Setting | None, measured: "Sequence[Measured]") -> "Advice":
-        """From the live runs of one text at a time, or without any from the search."""
+        """Advice from the live runs of one text at a time, or from the search if there are none."""
         chosen = found.winner.score.setting
         live = [
             Rival(one.setting, one.measured, one.speedup, one.behind)
@@ -64,7 +64,7 @@ class Advice:
             if one.rows == 1 and one.speedup is not None
         ]
         known = live if any(one.setting == chosen for one in live) else _predicted(found, old)
-        # Of equally fast ones the chosen setting stands first.
+        # Of equally fast settings the chosen one comes first.
         order = sorted(known, key=lambda one: (-one.speedup.value, one.setting != chosen))
         return cls(chosen, old, order, known is live, found)
 
@@ -74,10 +74,12 @@ class Advice:
 
     @property
     def setting(self) -> Setting:
-        """What to use: never a setting that was slower than another rival, unless they are level.
+        """The setting to use: never one that was slower than another rival, unless they are level.
 
-        That is the chosen one if it was fastest; the profile's own if that was no slower than the chosen one and may
-        be as fast as the fastest; none if no other is clearly faster where the search chose none; else the fastest.
+        - The chosen one, if it was fastest.
+        - None, if the search chose none and no other is clearly faster.
+        - The profile's own, if it was no slower than the chosen one and may be as fast as the fastest.
+        - Otherwise the fastest.
         """
         first, mine = self.rivals[0], self.rival(self.chosen)
         own = None if self.old is None else self.rival(self.old)
@@ -98,7 +100,8 @@ class Advice:
 
     def predicted(self, setting: Setting) -> Interval | None:
         """The speedup that replay predicts for a setting; None where it was not replayed on these prompts."""
-        return next((one.speedup for one in self.found.ranking if one.score.setting == setting), None)
+        ranked = self.found.entry(setting)
+        return None if ranked is None else ranked.speedup
 
     @property
     def verdict(self) -> str:
@@ -106,12 +109,12 @@ class Advice:
         used, how = self.setting, "measured" if self.measured else "predicted"
         others = [one for one in self.rivals if one.setting not in (used, NONE)]
         if used == NONE:
-            other = f"; the best other setting is {self._told(others[0])}" if others else ""
+            other = f"; the best other setting is {self._figures(others[0])}" if others else ""
             if self.rivals[0].setting == NONE:
                 return f"use none: target-only decoding is the right choice here{other}"
             return f"draft nothing (none): no setting is clearly faster than target-only decoding{other}"
         verb, own = "keep" if used == self.old else "use", self.rival_used
-        parts = [f"{verb} {self._told(own)}"]
+        parts = [f"{verb} {self._figures(own)}"]
         if not is_clear(own.speedup) and own.speedup.low is not None:
             parts.append("level with none")
         for one in others:
@@ -120,7 +123,7 @@ class Advice:
         parts.append(f"oracle {self.found.oracle.speedup.value:.2f}x (predicted)")
         return "; ".join(parts)
 
-    def _told(self, one: Rival) -> str:
+    def _figures(self, one: Rival) -> str:
         how = "measured" if self.measured else "predicted"
         before = self.predicted(one.setting) if self.measured else None
         return f"{one.setting.label}: {how} {times(one.speedup)}" + (
@@ -128,7 +131,7 @@ class Advice:
         )
 
     def _level(self, one: Rival, other: Rival) -> bool:
-        """Whether two may be equally fast, as far as one of them is the fastest, which all are compared with."""
+        """Whether two may be equally fast; known if one is the fastest, because all are compared with that one."""
         first = self.rivals[0]
         later = other if one is first else one if other is first else None
         return later is not None and later.behind.low is not None and not is_clear(later.behind)
@@ -153,7 +156,7 @@ def _predicted(found: Calibration, old: Setting | None) -> list[Rival]:
 
 
 def fastest(chosen: Setting, measured: "Sequence[Measured]") -> Setting:
-    """Of settings for several texts at once the one to use: the chosen one, unless another measured faster."""
+    """The setting to use for several texts at once: the chosen one, unless another measured faster."""
     known = [one for one in measured if one.speedup is not None]
     best = max(known, key=lambda one: (one.measured, one.setting == chosen), default=None)
     return chosen if best is None else best.setting
@@ -207,7 +210,7 @@ class Decision:
         return {**counts, "left_out": given - used - failed}
 
     @property
-    def prompts_told(self) -> str:
+    def prompts_as_text(self) -> str:
         """`prompts` as a sentence, without its full stop."""
         counts = self.prompts
         parts = [f"{counts['chose']} chose the setting", f"{counts['reported']} report on it"]
@@ -226,9 +229,9 @@ def decide(
     sizes: Sequence[int] = (),
     given: int | None = None,
 ) -> Decision:
-    """`search` among the settings compared, and where there is a pair `check_live`, with the warnings of both.
+    """Search among the settings compared, and run the best ones live if there is a pair; collect the warnings of both.
 
-    The outcome warns too where live runs verify in another way than the replay.
+    A warning says so if live runs verify in another way than the replay.
 
     Args:
         traces: recorded with the profile.
@@ -236,12 +239,12 @@ def decide(
         profile: the pair's, with the sampling settings of live runs.
         pair: with the drafts and heads that the settings use; None to run nothing live.
         progress: receives counts of settings and of live runs.
-        noted: warnings to give besides, before those of the live runs.
+        noted: further warnings, given before those of the live runs.
         sizes: numbers of texts at once, ascending from 2, for which settings are chosen too.
         given: how many prompts there were to draw from.
 
     Raises:
-        UsageError: there is no trace, or no cost of so many texts.
+        UsageError: there is no trace, or no cost of a number of texts.
     """
     if not traces.traces or traces.costs is None:
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
@@ -260,7 +263,7 @@ def decide(
         )
         found.warnings.append(
             f"predictions are of draft tokens verified {played}, and live runs verify them {runs} "
-            "(sampling.verification): more are kept as a block"
+            "(sampling.verification): more are accepted as a block"
         )
     found.warnings += noted
     measured: list[Measured] = []

@@ -1,4 +1,4 @@
-"""Drafts of several profiles on one target, each calibrated, then run live in turn to say which to use."""
+"""Drafts of several profiles on one target: each is calibrated, then all run live in turn to choose between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Standing:
     """An entrant's setting.
 
     Attributes:
-        entrant: whose it is.
+        entrant: the profile and its calibration.
         measured: tokens/s after the prompt, live; None if it was not run.
         speedup: over target-only decoding: measured, the time of the prompt included, or else predicted.
         behind: the speed of the first over its own, by the same prompts.
@@ -115,7 +115,7 @@ def run_live(
 ) -> tuple[list[Standing], bool]:
     """Run every entrant's setting and none in turn, on the prompts that all reported on.
 
-    What is to be known before the outcome is trusted becomes a warning of each entrant.
+    What a reader has to know before trusting the outcome becomes a warning of each entrant.
 
     Returns:
         The standings, fastest first, empty where no prompt was run; and whether Ctrl-C ended the runs.

@@ -54,15 +54,15 @@ def new_profile(
         "prompt": {} if chat is None else {"chat": chat},
     }
     given = set_layer(values).table
-    _lay(table, given)
+    overlay(table, given)
     first = {"schema_version": 1, "description": f"{names}, {table['draft']['policy']['name']}"}
     lines = ["# `specctl profiles show` prints every key with its value, those that are not here too."]
     lines += _lines((), {**first, **table})
     return "\n".join(lines) + "\n"
 
 
-def _lay(table: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Lay values over a table; another policy takes nothing over of the one that it replaces."""
+def overlay(table: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Put values over those of a table; another policy keeps no values of the one that it replaces."""
     for key, value in over.items():
         old = table.get(key)
         if not isinstance(value, Mapping) or not isinstance(old, dict):
@@ -70,7 +70,7 @@ def _lay(table: dict[str, Any], over: Mapping[str, Any]) -> None:
             continue
         if key == "policy" and value.get("name", old.get("name")) != old.get("name"):
             old.clear()
-        _lay(old, value)
+        overlay(old, value)
 
 
 def checked(text: str, place: str) -> Profile:

@@ -293,9 +293,9 @@ def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampli
 
 
 class Asked(Constant):
-    """Drafts like `constant`, but is asked after each token, as policies are that read signals.
+    """Drafts like `constant`, but decides after each token, like policies that read signals.
 
-    Where a device need not wait for such an answer (`specctl.decoding.steps_ahead`), `constant` drafts faster.
+    Where a device need not wait for a decision (`specctl.decoding.steps_ahead`), `constant` drafts faster.
     """
 
     def should_stop(self, step: DraftStep) -> bool:  # noqa: ARG002 - signature of the interface
