@@ -23,6 +23,8 @@ from specctl.models.running.static import WIDE, BatchOutputs, Shape, StaticBatch
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
+CLASSES = tuple(next(known for known in WIDTHS if known >= width) for width in range(WIDEST + 1))
+"""The padded width of each width."""
 UNPADDED = sum(width == place for place, width in enumerate(WIDTHS, start=1))
 """Passes of up to so many tokens are not."""
 READERS = 8
@@ -30,7 +32,7 @@ READERS = 8
 
 
 def width_class(width: int) -> int:
-    return next(known for known in WIDTHS if known >= width)
+    return CLASSES[width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Capturing(FixedBuffers):
         runner: Any = super()
         runner.__init__(network, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
         self._capture: Capture | None = capture
+        self._widest = max(super().widest_read, UNPADDED)
         self._captured: dict[tuple[PassKind, int], Captured] = {}
         self._name, self._notice, self._progress = name, notice, progress
         self._seconds = 0.0
@@ -101,7 +104,7 @@ class Capturing(FixedBuffers):
     @property
     def widest_read(self) -> int:
         """Passes of more tokens than one are read too, as long as none of them is padded."""
-        return max(super().widest_read, 1 if self._capture is None else UNPADDED)
+        return self._widest if self._capture is not None else super().widest_read
 
     @property
     def runs_ahead(self) -> bool:
@@ -182,8 +185,9 @@ class Capturing(FixedBuffers):
             self._captured.clear()
 
     def _reserve(self, tokens: int) -> None:
-        if not self._holds(tokens):
-            self._captured.clear()  # captured passes write to the old buffers
+        if self._holds(tokens):
+            return
+        self._captured.clear()  # captured passes write to the old buffers
         super()._reserve(tokens)
 
 

@@ -81,11 +81,12 @@ class Slot(Facts):
         Returns:
             The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
         """
-        ids = cast("Sequence[int]", tokens)
+        ids: Any = tokens
         if self._is_shared and reader.hidden:  # over the last state: a network's, one text at a time
             return sampled_after(self.extend(ids, 1, hidden=True), reader, uniform, previous)
-        request = Request(self.number, self._at, ids, 1, False, self._rotated_to, reader, uniform, previous)
-        found: tuple[list[float] | torch.Tensor, Numbers | None] = self._ask(request)
+        found: tuple[list[float] | torch.Tensor, Numbers | None] = self._ask(
+            Request(self.number, self._at, ids, 1, False, self._rotated_to, reader, uniform, previous)
+        )
         self._at += len(tokens)
         return found
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from specctl.models.passes.fixed_buffers import (
     span_class,
     width_of,
 )
-from specctl.models.passes.forward import Forward, TokenReader
+from specctl.models.passes.forward import Forward
 from specctl.models.passes.masks import additive, aligned, mask_obstacle
 from specctl.models.passes.rotation import rotated_by, rotation_of
 from specctl.models.passes.synchronisation import sent
@@ -99,9 +99,9 @@ class StaticPasses(FixedBufferRunner, Passes):
             self._rotated_to = request.rotated_as
 
     def answer(self, request: Request) -> Any:
-        if request.reader is None:
+        reader: Any = request.reader
+        if reader is None:
             return self._answer(request)
-        reader = cast("TokenReader", request.reader)
         self._begin(request)
         with torch.inference_mode():
             kind = PassKind(width_of(request.tokens), reader.hidden, reader)
