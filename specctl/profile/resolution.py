@@ -200,14 +200,14 @@ def pair_policy(draft: str) -> dict[str, Any]:
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
     """Values of command-line flags by dotted key; None means that the flag was not given."""
     return _layer(
-        (_key(name.split(".")), value, f"flag {MODEL_FLAGS.get(name) or _flag_name(name)}")
+        (
+            _key(name.split(".")),
+            value,
+            f"flag {MODEL_FLAGS.get(name) or '--' + name.rpartition('.')[2].replace('_', '-')}",
+        )
         for name, value in flags.items()
         if value is not None
     )
-
-
-def _flag_name(name: str) -> str:
-    return "--" + name.rpartition(".")[2].replace("_", "-")
 
 
 def _key(parts: Sequence[str]) -> Key:

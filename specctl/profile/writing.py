@@ -120,10 +120,7 @@ def _write_table(lines: list[str], table: dict[str, Any], at: Key, origins: dict
     for name, value in table.items():
         if name not in tables and (key := dotted((*at, name))) in origins:  # a table without set keys has no origin
             assignment = tomli_w.dumps({name: value}).rstrip("\n")
-            lines.append(f"{assignment}  # {_comment(origins[key])}")
+            comment = "".join(char if char.isprintable() else "?" for char in origins[key])
+            lines.append(f"{assignment}  # {comment}")
     for name, inner in tables.items():
         _write_table(lines, inner, (*at, name), origins)
-
-
-def _comment(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)

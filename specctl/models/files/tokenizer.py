@@ -81,21 +81,19 @@ def _environment() -> "ImmutableSandboxedEnvironment":
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     for name in LEFT_OUT:
         del made.globals[name]
-    made.globals |= {"namespace": Names, "raise_exception": _refuse, "strftime_now": _now}
-    made.filters["tojson"] = _json
+    made.globals |= {
+        "namespace": Names,
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
+    made.filters["tojson"] = lambda value, ensure_ascii=False, **how: json.dumps(
+        value, ensure_ascii=ensure_ascii, **how
+    )
     return made
 
 
 def _refuse(message: str) -> None:
     raise CannotRender(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
 PROBES = (

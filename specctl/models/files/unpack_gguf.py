@@ -72,7 +72,8 @@ def unpack(file: Path, folder: Path) -> None:
     try:
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
-        os.chmod(made, 0o777 & ~_umask())
+        os.umask(mask := os.umask(0))
+        os.chmod(made, 0o777 & ~mask)
         made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -138,11 +139,6 @@ def _value(reader: Any, key: str) -> Any:
     """A file's metadata under a key; None where it has none."""
     field = reader.get_field(key)
     return None if field is None else field.contents()
-
-
-def _umask() -> int:
-    os.umask(mask := os.umask(0))
-    return mask
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -46,7 +46,9 @@ class Contents:
         for key, checkpoint in checkpoints.items():
             found[key] = _of_checkpoint(checkpoint)
             if checkpoint.source == "hub":
-                commits[key] = " with ".join([checkpoint.folder.name, *_of_adapter(checkpoint)])
+                commits[key] = checkpoint.folder.name
+                if (adapter := checkpoint.adapter) is not None:
+                    commits[key] += f" with {adapter.commit or files_hash(adapter.files)}"
         return cls(found, commits)
 
     def hashes(self) -> dict[str, str]:
@@ -109,12 +111,6 @@ def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:
     }
     found = sorted(path for path in {*small, *stored_weights(checkpoint)} if path.is_file())
     return found if checkpoint.adapter is None else [*found, *checkpoint.adapter.files]
-
-
-def _of_adapter(checkpoint: Checkpoint) -> list[str]:
-    """What identifies an adapter: its commit, or a hash."""
-    adapter = checkpoint.adapter
-    return [] if adapter is None else [adapter.commit or files_hash(adapter.files)]
 
 
 def _state(file: Path) -> tuple[str, int, int, int]:

@@ -69,7 +69,8 @@ def commands(models: Iterable[str]) -> list[str]:
     from huggingface_hub import constants, get_token
 
     names = list(models)
-    login = [] if get_token() else [f"  hf auth login  # first, if {_page(names[0])} asks you to accept a licence"]
+    page = f"https://huggingface.co/{names[0]}"
+    login = [] if get_token() else [f"  hf auth login  # first, if {page} asks you to accept a licence"]
     return [
         f"Get {'them' if names[1:] else 'it'} where there is a network:",
         *login,
@@ -113,10 +114,6 @@ def size_text(count: float) -> str:
         if count >= 1e8
         else f"{count / 1e6:.1f} MB"
     )
-
-
-def _page(name: str) -> str:
-    return f"https://huggingface.co/{name}"
 
 
 def _asked(table: ModelTable) -> set[str]:

@@ -215,7 +215,9 @@ def _spread(table: ModelTable, strategy: str, need: Estimate, free: Mapping[str,
     size = need.weight_bytes(dtype)
     if size > sum(limits.values()):
         raise _too_big(table, need, dtype, limits, free, role)
-    keys: dict[int | str, int] = {_accelerate_key(name): limit for name, limit in limits.items()}
+    keys: dict[int | str, int] = {  # accelerate numbers GPUs
+        int(name.removeprefix("cuda:")) if name.startswith("cuda:") else name: limit for name, limit in limits.items()
+    }
     return Placement(strategy, keys, dtype, _shares(size, limits, strategy))
 
 
@@ -254,10 +256,6 @@ def dtype_on(table: ModelTable, need: Estimate, device: str) -> str:
 
 def _device_name(key: str) -> str:
     return f"cuda:{key}" if key.isdecimal() else key
-
-
-def _accelerate_key(name: str) -> int | str:
-    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else name
 
 
 def _bytes(size: str, role: str) -> int:
