@@ -201,11 +201,11 @@ class ModelDrafter:
         uniform = None if self._sampling.greedy else self._uniforms.next()
         packed: list[float] | torch.Tensor
         probs: Numbers | None
-        if len(pending) <= self.runner.widest_read:
+        if len(pending) <= self.runner.widest_sample:
             sampler = self._sampler
             fed = pending if isinstance(pending, Sequence) else [pending[0]]
             previous = None if self._previous is None else numbers_on(self.runner.device, self._previous)
-            packed, probs = self.runner.read(fed, sampler, uniform, previous)
+            packed, probs = self.runner.sample(fed, sampler, uniform, previous)
         else:
             sampler = self._sampler if predicts else self._blind
             fed = cast("Sequence[int]", pending)  # a token on the device is read within its pass

@@ -89,7 +89,7 @@ def test_graphs_may_go_while_what_they_made_is_held() -> None:
         for length in (30, 600):
             runner.rollback(0)
             runner.extend(TEXT[:length], keep=0)
-            held.append(runner.read([TEXT[length]], TokenSampler(Sampling()), None))
+            held.append(runner.sample([TEXT[length]], TokenSampler(Sampling()), None))
         assert read(runner, 30) == read(eager, 30)
         assert heard == []
 
@@ -105,7 +105,7 @@ def test_a_draft_step_is_captured_whatever_leaves_tokens_out(filters: dict[str, 
         runner = graph(cuda, heard=heard)
         runner.extend(TEXT[:30], keep=0)
         for place in (30, 31):
-            runner.read([TEXT[place]], TokenSampler(Sampling(0.8, **filters), tops=True), 0.5)
+            runner.sample([TEXT[place]], TokenSampler(Sampling(0.8, **filters), tops=True), 0.5)
         assert heard == []
         assert any(one.replays for one in cuda.captures)
 
@@ -231,7 +231,7 @@ def test_readers_of_many_temperatures_do_not_pile_up(monkeypatch: pytest.MonkeyP
         most = 0
         for step in range(4):
             runner.rollback(20)
-            runner.read([3], TokenSampler(Sampling(1 + step / 100)), 0.5)
+            runner.sample([3], TokenSampler(Sampling(1 + step / 100)), 0.5)
             runner.rollback(20)
             runner.extend(TEXT[20:22], keep=2)
             most = max(most, len(runner.passes._captured))

@@ -72,7 +72,7 @@ def ahead(pays: Pays) -> AbstractContextManager[object]:
 class AheadTable(TableRunner):
     """A `TableRunner` that reads a token within its pass, also one that is a tensor yet."""
 
-    widest_read = 1
+    widest_sample = 1
     runs_ahead = True
 
     def __init__(self, logits: torch.Tensor, *, runs_ahead: bool = True) -> None:
@@ -80,7 +80,7 @@ class AheadTable(TableRunner):
         self.vocabulary = logits.shape[-1]
         self.runs_ahead = runs_ahead
 
-    def read(
+    def sample(
         self,
         tokens: Sequence[Token],
         reader: TokenReader,

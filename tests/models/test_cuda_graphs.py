@@ -66,7 +66,7 @@ def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling)
         for token in TOKENS[40:60]:
             draws = torch.Generator("cuda").manual_seed(token)
             noise = None if sampling.greedy else uniforms((), torch.device("cuda"), draws)
-            values, probs = graph.read([token], read, None if noise is None else noise.item())
+            values, probs = graph.sample([token], read, None if noise is None else noise.item())
             found, expected = read(eager.extend([token], keep=1).logits[0], noise)
             torch.testing.assert_close(values, found, atol=1e-4, rtol=1e-3)
             if expected is not None:

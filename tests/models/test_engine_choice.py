@@ -135,7 +135,7 @@ def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
                     each.rollback(each.length - width // 3)
     assert heard == []
     assert len(said) == 2 * len(models)
-    assert all(runner.widest_read and runner.preparing_seconds for runner in compiled)
+    assert all(runner.widest_sample and runner.preparing_seconds for runner in compiled)
 
 
 @pytest.mark.parametrize(("shape", "trees"), [({}, False), ({"tree": 16}, True)])

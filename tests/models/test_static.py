@@ -129,7 +129,7 @@ def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
     for start, end in pairwise(ends):
         tokens = TOKENS[start:end]
         noise = None if sampling.greedy else uniforms((), plain.device, seeded(start))
-        values, probs = fused.read(tokens, read, None if noise is None else noise.item(), previous)  # type: ignore[attr-defined]
+        values, probs = fused.sample(tokens, read, None if noise is None else noise.item(), previous)  # type: ignore[attr-defined]
         step = plain.extend(tokens, keep=1, hidden=True)
         assert step.hidden is not None
         found, expected = read(step.logits[0], noise, step.hidden[0], previous)
@@ -251,5 +251,5 @@ def test_a_compiler_is_told_which_passes_read_one_token() -> None:
 def test_tokens_that_are_read_one_by_one_outgrow_the_buffers() -> None:
     runner, reader = Slot(StaticPasses(random_model("llama"), VOCABULARY, capacity=8)), TokenSampler(Sampling())
     runner.extend(TOKENS[:60], keep=0)
-    found = [int(runner.read([token], reader, None)[0][0]) for token in TOKENS[60:75]]
+    found = [int(runner.sample([token], reader, None)[0][0]) for token in TOKENS[60:75]]
     assert found == from_scratch("llama", TOKENS[:75])[60:].argmax(-1).tolist()

@@ -69,7 +69,7 @@ class Runner(Slot, ABC):
         return None
 
     @property
-    def widest_read(self) -> int:
+    def widest_sample(self) -> int:
         return 0
 
     @property
@@ -80,7 +80,7 @@ class Runner(Slot, ABC):
     def runs_ahead(self) -> bool:
         return False
 
-    def read(
+    def sample(
         self,
         tokens: "Sequence[Token]",
         reader: "TokenReader",

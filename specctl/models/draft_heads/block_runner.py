@@ -188,7 +188,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
         return Forward(logits[:, : self._columns], row[None] if hidden else None, None, self.draft_vocabulary)
 
     @property
-    def widest_read(self) -> int:
+    def widest_sample(self) -> int:
         """Any number: those before a block's anchor are not read, and each later one moves to the next row."""
         return WIDEST
 
@@ -199,7 +199,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
         uniform: float | None,
         previous: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `Slot.read`.
+        """See `Slot.sample`.
 
         Raises:
             ValueError: the block has no further row.

@@ -105,7 +105,7 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
         uniform: float | None,
         previous: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `Slot.read`; the last token has a pass of its own if its features are not known before."""
+        """See `Slot.sample`; the last token has a pass of its own if its features are not known before."""
         self._inputs.take_pending()
         if len(tokens) > max(1, self._inputs.known(self.length)):
             self._extend([int(token) for token in tokens[:-1]], 0, hidden=False)

@@ -142,5 +142,5 @@ class DraftHeadPasses(Passes):
         uniform: float | None,
         previous: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `Slot.read`."""
+        """See `Slot.sample`."""
         raise NotImplementedError("its logits are read after the pass")

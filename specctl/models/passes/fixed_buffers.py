@@ -224,7 +224,7 @@ class FixedBuffers(ABC):
         return None if self._compiler is None else self._compiler.seconds
 
     @property
-    def widest_read(self) -> int:
+    def widest_sample(self) -> int:
         """The most tokens that are read within their pass: several would have another pass compiled."""
         return 1
 

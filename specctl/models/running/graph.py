@@ -87,7 +87,7 @@ class Capturing(FixedBuffers):
         runner: Any = super()
         runner.__init__(network, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
         self._capture: Capture | None = capture
-        self._widest = max(super().widest_read, UNPADDED)
+        self._widest = max(super().widest_sample, UNPADDED)
         self._captured: dict[tuple[PassKind, int], Captured] = {}
         self._name, self._notice, self._progress = name, notice, progress
         self._seconds = 0.0
@@ -102,9 +102,9 @@ class Capturing(FixedBuffers):
         return None if self._capture is None else self._seconds
 
     @property
-    def widest_read(self) -> int:
+    def widest_sample(self) -> int:
         """Passes of more tokens than one are read too, as long as none of them is padded."""
-        return self._widest if self._capture is not None else super().widest_read
+        return self._widest if self._capture is not None else super().widest_sample
 
     @property
     def runs_ahead(self) -> bool:

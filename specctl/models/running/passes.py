@@ -86,7 +86,7 @@ class Request(NamedTuple):
     Attributes:
         slot: the sequence's number, from 0.
         after: how many of its cached tokens the new ones follow; later ones are overwritten.
-        tokens: T ids, at least one; for a reader also a single one that is on the device, see `Slot.read`.
+        tokens: T ids, at least one; for a reader also a single one that is on the device, see `Slot.sample`.
         keep: the number of last tokens whose logits are wanted.
         hidden: whether their hidden states are wanted, too.
         rotated_as: the length of text whose rotation the tokens have, see `Slot.rotate_as`; 0 for most models.
@@ -149,7 +149,7 @@ class Passes(Facts, ABC):
     def answer(self, request: Request) -> Any:
         """The answer to a lone request; the next pass may overwrite it.
 
-        An engine that samples within its passes does so here, see `widest_read`.
+        An engine that samples within its passes does so here, see `widest_sample`.
         """
         (found,) = self.forward((request,))
         if request.reader is None:
@@ -254,7 +254,7 @@ class Passes(Facts, ABC):
         return None
 
     @property
-    def widest_read(self) -> int:
+    def widest_sample(self) -> int:
         """The most tokens of a request with a reader that `answer` samples from within the pass; 0 for none."""
         return 0
 

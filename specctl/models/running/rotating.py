@@ -111,8 +111,8 @@ class RotatingPasses(Transform):
         return self.inner.specialises
 
     @property
-    def widest_read(self) -> int:
-        return self.inner.widest_read
+    def widest_sample(self) -> int:
+        return self.inner.widest_sample
 
     def answer(self, request: Request) -> Any:
         reader, tokens = request.reader, request.tokens
@@ -123,7 +123,7 @@ class RotatingPasses(Transform):
             if self._crosses(len(tokens)):
                 found = self.extend(tokens, 1, hidden=sampler.hidden)
                 return sampled_after(found, sampler, request.about, request.previous)
-            answer: Any = self.inner.read(tokens, sampler, request.about, request.previous)
+            answer: Any = self.inner.sample(tokens, sampler, request.about, request.previous)
         elif self._crosses(len(tokens)):
             return judged_after(self.extend(tokens, request.keep, hidden=request.hidden), reader, request.about)
         else:

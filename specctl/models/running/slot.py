@@ -63,14 +63,14 @@ class Slot(Facts):
             parts.append(self.extend(piece, max(0, min(keep - after, len(piece))), hidden=hidden))
         return joined(parts)
 
-    def read(
+    def sample(
         self,
         tokens: "Sequence[Token]",
         reader: "TokenReader",
         uniform: float | None,
         previous: "torch.Tensor | None" = None,
     ) -> "tuple[list[float] | torch.Tensor, Numbers | None]":
-        """Extend by at most `widest_read` tokens and sample after the last of them in the same pass.
+        """Extend by at most `widest_sample` tokens and sample after the last of them in the same pass.
 
         Args:
             tokens: at least one, or a single one that is on the device.
@@ -223,9 +223,9 @@ class Slot(Facts):
         return self.passes.preparing_seconds
 
     @property
-    def widest_read(self) -> int:
+    def widest_sample(self) -> int:
         """The most tokens that `read` takes; 0 where it cannot be called."""
-        return PIECE if self._is_shared else self.passes.widest_read
+        return PIECE if self._is_shared else self.passes.widest_sample
 
     @property
     def specialises(self) -> bool:
@@ -294,7 +294,7 @@ class Slot(Facts):
 def sampled_after(
     forward: Forward, reader: "TokenReader", uniform: float | None, previous: "torch.Tensor | None"
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """What `Slot.read` gives, sampled after the pass over the last token and not within it."""
+    """What `Slot.sample` gives, sampled after the pass over the last token and not within it."""
     import torch
 
     draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)

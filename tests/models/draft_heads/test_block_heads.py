@@ -286,7 +286,7 @@ def test_a_block_has_an_end() -> None:
     head, given = recorded("dflash")
     runner = ready(head, given)
     assert runner.reads_states
-    assert runner.widest_read
+    assert runner.widest_sample
     drafted(runner, 4, [1, 2])
     with pytest.raises(ValueError, match="drafts 3 tokens"):
         runner.extend([3], keep=1)
@@ -409,7 +409,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
             one.rollback(end)
         token = ids[end]
         for _ in range(head.longest):
-            (found, _), (expected, _) = (one.read([token], reader, None) for one in (runner, plain))
+            (found, _), (expected, _) = (one.sample([token], reader, None) for one in (runner, plain))
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
             token = int(found[0])
         counts.append(capture.captured)
