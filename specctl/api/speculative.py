@@ -25,9 +25,9 @@ from specctl.models.loading.assembly import assembled, form_of, in_memory
 from specctl.models.passes.cache import CACHE_ARGUMENTS
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
+from specctl.models.running.config_rules import TokenRules
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.rules.ruled import RuledPasses
-from specctl.models.running.rules.token_rules import TokenRules
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.profile import Profile, ResolvedProfile, parse_policy, resolve

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from specctl.errors import ProfileError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.ruled import RuledPasses
-from specctl.models.running.rules.text_rules import TextRules
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
+from specctl.models.running.text_rules import TextRules
 from specctl.profile.schema import SamplingTable, Verification
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from specctl.models.passes.preparation_time import waited_seconds, working_secon
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.context import common_beginning
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.text_rules import text_rules
+from specctl.models.running.text_rules import text_rules
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 

@@ -38,7 +38,7 @@ from specctl.models.placing.quantization import rounding
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings, require_fixed_width
-from specctl.models.running.rules.text_rules import prompt_rules_in, rules_in
+from specctl.models.running.text_rules import prompt_rules_in, rules_in
 from specctl.models.running.transforms import PARD_TOKENS
 from specctl.models.translation import TokenMap, agreement
 from specctl.plugins import DRAFTER, DRAFTERS

@@ -16,7 +16,7 @@ from typing import Any, Self
 from specctl.decoding.text import decode_after
 from specctl.errors import ModelError, UsageError
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.ruled import RuledPasses
+from specctl.models.running.ruled import RuledPasses
 from specctl.peers.engines import Launch
 from specctl.peers.programs.worker import Answer
 from specctl.profile.schema import SamplingTable

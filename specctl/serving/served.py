@@ -10,9 +10,9 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import TextRequest
 from specctl.errors import ProfileError, UsageError
 from specctl.models.files.tokenizer import BareTokenizer, Spelling, Tokenizer, light
+from specctl.models.running.grammars.grammar import Compiled, grammars_of, source_of
 from specctl.models.running.pair import Pair, room_in
 from specctl.models.running.passes import Passes
-from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
 from specctl.policies import POLICIES
 from specctl.profile import Profile
 from specctl.profile.validation import settings_model

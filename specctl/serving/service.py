@@ -13,7 +13,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import TextRequest
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import light
-from specctl.models.running.rules.grammar import Compiled, grammars_of, source_of
+from specctl.models.running.grammars.grammar import Compiled, grammars_of, source_of
 from specctl.profile.schema import SamplingTable, with_one_grammar
 from specctl.record_settings import NAMES
 from specctl.serving.answers import Spellings

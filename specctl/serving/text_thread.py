@@ -12,8 +12,8 @@ from specctl.decoding.answers import NamedDrafters, failures_of_a_text
 from specctl.decoding.session import Session, TextRequest
 from specctl.errors import RecordError, SpecctlError
 from specctl.models.running.context import common_beginning
+from specctl.models.running.grammars.grammar import Compiled
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.grammar import Compiled
 from specctl.profile import Profile
 from specctl.records import Completion, Round
 from specctl.text_engine.dispatch import Dispatcher, GivenUp

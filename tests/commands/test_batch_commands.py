@@ -10,9 +10,8 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
-from specctl.models.running.grammars import trials
+from specctl.models.running.grammars import grammar, trials
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules import grammar
 from specctl.observing.prompt_answers import Answered
 from specctl.observing.results import read_results
 from specctl.prompts.suites import Suite, SuitePrompt

@@ -21,10 +21,10 @@ from specctl.decoding.trees import TreeDrafter
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.trimmed_output import TrimmedOutput, trim_output, trims, vocabulary_of
+from specctl.models.running.config_rules import TokenRules
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
-from specctl.models.running.rules.ruled import RuledPasses
-from specctl.models.running.rules.token_rules import TokenRules
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.models.running.transforms import NarrowPasses

@@ -20,9 +20,9 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import RecordError
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.forward import Forward, Numbers
+from specctl.models.running.grammars.grammar import GrammarRule
 from specctl.models.running.lookup import LookupPasses
-from specctl.models.running.rules.grammar import GrammarRule
-from specctl.models.running.rules.ruled import RuledPasses
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.policies.published import Constant
 from tests.support.toys import EOS, TableRunner

@@ -22,7 +22,7 @@ from specctl.models.draft_heads.block_runner import BlockPasses
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.rules.ruled import RuledPasses
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.models.running.transforms import ParallelPasses

@@ -45,11 +45,11 @@ from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST
+from specctl.models.running.config_rules import TokenRules
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules.ruled import RuledPasses
-from specctl.models.running.rules.token_rules import TokenRules
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.models.running.transforms import FixedWidthPasses

@@ -11,9 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from specctl.errors import RecordError
-from specctl.models.running.grammars import grammar_text, trials
-from specctl.models.running.rules import grammar
-from specctl.models.running.rules.grammar import Grammars
+from specctl.models.running.grammars import grammar, grammar_text, trials
+from specctl.models.running.grammars.grammar import Grammars
 from tests.support.waiting_grammars import gone
 
 pytest.importorskip("llguidance")

@@ -11,8 +11,8 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError, RecordError
 from specctl.models.loading.assembly import load_pair
+from specctl.models.running.grammars import grammar
 from specctl.models.running.pair import Pair
-from specctl.models.running.rules import grammar
 from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable

@@ -26,7 +26,7 @@ from specctl.models.placing.model_config import (
     is_plain_generation,
     require_runnable,
 )
-from specctl.models.running.rules.text_rules import rules_in, unsupported_in
+from specctl.models.running.text_rules import rules_in, unsupported_in
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from tests.support.checkpoints import save_model

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from specctl.errors import RecordError
-from specctl.models.running.rules.text_rules import Penalties
+from specctl.models.running.text_rules import Penalties
 from specctl.profile.schema import SamplingTable
 
 PROMPT, V = [3, 5, 3], 9

@@ -20,11 +20,11 @@ from specctl.decoding.session import Session
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
 from specctl.models.loading.assembly import load_pair
+from specctl.models.running.config_rules import TokenRules, config_rules
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.rules.ruled import RuledPasses
-from specctl.models.running.rules.text_rules import rules_in, unsupported_in
-from specctl.models.running.rules.token_rules import TokenRules, config_rules
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
+from specctl.models.running.text_rules import rules_in, unsupported_in
 from specctl.models.running.transforms import CheckedPasses, FixedWidthPasses
 from specctl.policies import Setting
 from specctl.policies.published import Constant, Svip

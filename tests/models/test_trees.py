@@ -14,10 +14,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from specctl.errors import ModelError
 from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.passes.tree_sight import WIDEST, TreeSight, path_to
+from specctl.models.running.config_rules import TokenRules
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.graph import GraphPasses
-from specctl.models.running.rules.ruled import RuledPasses
-from specctl.models.running.rules.token_rules import TokenRules
+from specctl.models.running.ruled import RuledPasses
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.models.running.transforms import CheckedPasses, FixedWidthPasses

@@ -23,9 +23,8 @@ import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.decoding.session import Session, TextRequest
 from specctl.errors import ModelError, UsageError
-from specctl.models.running.grammars import grammar_text
-from specctl.models.running.rules import grammar
-from specctl.models.running.rules.grammar import Grammars
+from specctl.models.running.grammars import grammar, grammar_text
+from specctl.models.running.grammars.grammar import Grammars
 from specctl.serving.answers import AnswerText, encoded
 from specctl.serving.endpoints import EventStream, application
 from specctl.serving.listening import Listener, address_of, bound

@@ -29,8 +29,7 @@ import specctl
 from specctl.commands.serve import _log as log
 from specctl.decoding.session import Session
 from specctl.errors import UsageError
-from specctl.models.running.grammars import trials
-from specctl.models.running.rules import grammar
+from specctl.models.running.grammars import grammar, trials
 from specctl.records import Round
 from specctl.serving import listening as listening_module
 from specctl.serving.endpoints import application

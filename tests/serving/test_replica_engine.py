@@ -19,8 +19,7 @@ import specctl
 from specctl.batching.pair_rows import passes_of
 from specctl.decoding.session import TextRequest
 from specctl.models.files.tokenizer import BareTokenizer
-from specctl.models.running.grammars import trials
-from specctl.models.running.rules import grammar
+from specctl.models.running.grammars import grammar, trials
 from specctl.serving.endpoints import application
 from specctl.serving.served import PairFacts, Served
 from specctl.serving.service import Limits, Service

@@ -34,9 +34,9 @@ from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.registered import RegisteredPasses
-from specctl.models.running.rules.ruled import RuledPasses, TokenRule
-from specctl.models.running.rules.text_rules import prompt_rules_in, repetition_rule
+from specctl.models.running.ruled import RuledPasses, TokenRule
 from specctl.models.running.slot import Slot
+from specctl.models.running.text_rules import prompt_rules_in, repetition_rule
 from specctl.models.running.threads import LARGE, choose, decided, share_of, tell_torch, threads_of
 from specctl.models.running.transforms import FixedWidthPasses, NarrowPasses, in_parallel
 from specctl.processes import CoreTime
@@ -248,7 +248,7 @@ def _rules(
         return [None if penalty == 1 else repetition_rule(penalty, vocabulary)] * len(runners)
     if (config := target.model.generation_config) is None:
         return [None] * len(runners)
-    from specctl.models.running.rules.token_rules import config_rules
+    from specctl.models.running.config_rules import config_rules
 
     return [config_rules(config, eos, vocabulary, runner.device) for runner in runners]
 

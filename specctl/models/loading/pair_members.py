@@ -140,7 +140,7 @@ def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, chec
     from specctl.models.passes.masks import attends_to_everything
     from specctl.models.passes.weights import weight_bytes
     from specctl.models.placing.model_config import generation_config
-    from specctl.models.running.rules.text_rules import lone_repetition_penalty, unsupported_in
+    from specctl.models.running.text_rules import lone_repetition_penalty, unsupported_in
 
     configs = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
     penalties = {None if unsupported_in(each) else lone_repetition_penalty(each) for each in configs} or {1.0}

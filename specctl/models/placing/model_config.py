@@ -10,7 +10,7 @@ from specctl.models.files.checkpoint import GENERATION, ITEM_BYTES, Checkpoint
 from specctl.models.files.library_calls import explain, explained, hushed
 from specctl.models.files.skeleton import is_wrapper, known_class, load_config, text_only_class
 from specctl.models.passes.layer_sizes import cached_values
-from specctl.models.running.rules.text_rules import unsupported_in
+from specctl.models.running.text_rules import unsupported_in
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

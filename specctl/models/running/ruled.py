@@ -8,7 +8,7 @@ import numpy as np
 from specctl.errors import RecordError
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.tree_sight import grown_tree, path_to
-from specctl.models.running.rules.grammar import FAILED
+from specctl.models.running.grammars.grammar import FAILED
 from specctl.models.running.slot import Slot
 from specctl.models.running.transforms import Transform
 

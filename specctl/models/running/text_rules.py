@@ -9,8 +9,8 @@ import numpy.typing as npt
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.passes.forward import Numbers
-from specctl.models.running.rules.grammar import UNFIT, grammars_of, source_of
-from specctl.models.running.rules.ruled import TokenRule
+from specctl.models.running.grammars.grammar import UNFIT, grammars_of, source_of
+from specctl.models.running.ruled import TokenRule
 from specctl.profile.schema import ABOUT_PROMPTS, GRAMMARS, SamplingTable
 
 Ids = npt.NDArray[np.int64]

@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from specctl.models.passes.forward import Numbers
-from specctl.models.running.rules.ruled import TokenRule
-from specctl.models.running.rules.text_rules import lone_repetition_penalty, repetition_rule, rules_in
+from specctl.models.running.ruled import TokenRule
+from specctl.models.running.text_rules import lone_repetition_penalty, repetition_rule, rules_in
 
 
 @dataclass(frozen=True, slots=True)

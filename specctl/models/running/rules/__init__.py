@@ -1,1 +1,0 @@
-"""Which tokens may follow a text, whatever the models say."""
