@@ -13,7 +13,7 @@ from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.loading.assembly import large_draft
 from specctl.models.loading.model import load_tokenizer, loading_order
-from specctl.models.loading.model_check import check_model, kept_check
+from specctl.models.loading.model_check import check_model, stored_check
 from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
@@ -521,7 +521,7 @@ class _Examination:
             return
         form = rounding(table, self.profile.engine)
         kind = next(iter(facts.devices)).partition(":")[0]
-        known = kept_check(checkpoint, table, kind, facts.dtype, None if form is not None else table.quantize)
+        known = stored_check(checkpoint, table, kind, facts.dtype, None if form is not None else table.quantize)
         if known is not None:
             known.require(table.model)
         ordinary = is_plain(checkpoint.settings()) and checkpoint.adapter is None and table.quantize is None

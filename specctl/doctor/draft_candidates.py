@@ -26,11 +26,11 @@ from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, Profile
 from specctl.profile.wording import short_name
 
 DEEPEST = 2
-"""Levels of folders in a folder that are looked into."""
+"""Levels of folders below a folder that are searched."""
 PATIENCE = 4.0
-"""Seconds that the hub has for an answer."""
+"""Seconds to wait for the hub's answer."""
 MOST = 10
-"""Models that are named of the hub's answer."""
+"""The most models of the hub's answer that are named."""
 EMBEDDED = ("embedded:mid", "embedded:draft", "embedded:eagle3", "embedded:dspark")
 
 

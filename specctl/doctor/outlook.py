@@ -47,11 +47,11 @@ PUBLISHED = {
 """GB/s (10^9 bytes) by the driver's name of a card without ``NVIDIA``, ``GeForce`` and ``Tesla``; from NVIDIA's data
 sheets of data centre and workstation cards and its GeForce specifications. Laptops' cards have names of their own."""
 MOST, LEAST = 1 << 28, 1 << 20
-"""Bytes that a measurement reads at once."""
+"""The most and the fewest bytes that a measurement reads at once."""
 REPEATS = 5
 
 Measure = Callable[[str, int], float]
-"""Bytes a second of a device, named as in torch, when it reads this many bytes."""
+"""Measures the bytes a second of a device, named as in torch, that reads a number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from specctl.profile.wording import Key, brief, did_you_mean, shown
 
 DEFAULT_PROFILE = "embedded"
 HERE = Path("profiles")
-"""Where profiles of the working directory are found by name."""
+"""The folder in the working directory where profiles are found by name."""
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -150,7 +150,7 @@ _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 
 _DEEPEST = 20
-"""Tables in tables that a profile may have; a profile of a hierarchy has one for each draft."""
+"""The most levels of nested tables in a profile; a hierarchy has one for each draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from specctl.profile.wording import Key, brief, dotted, shown
 _WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies", "json_schema", "logit_bias"}
 """Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
 OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
-"""Keys that say something about one checkpoint: they go when a later layer names another model."""
+"""Keys about one checkpoint: they are dropped when a later layer names another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:
 ENVIRONMENT_PREFIX = "SPECCTL_"
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG", "SPECCTL_API_KEY"}
 PAIR_POLICY = "cost-optimal"
-"""The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
-drafts next to nothing."""
+"""The policy of a pair without a profile: it has no threshold to tune, and drafts almost nothing where drafting does
+not pay."""
 MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}
 """The flags that name a model, by its key."""
 
@@ -199,15 +199,9 @@ def pair_policy(draft: str) -> dict[str, Any]:
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
     """Values of command-line flags by dotted key; None means that the flag was not given."""
-    return _layer(
-        (
-            _key(name.split(".")),
-            value,
-            f"flag {MODEL_FLAGS.get(name) or '--' + name.rpartition('.')[2].replace('_', '-')}",
-        )
-        for name, value in flags.items()
-        if value is not None
-    )
+    given = {name: value for name, value in flags.items() if value is not None}
+    words = {name: MODEL_FLAGS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}" for name in given}
+    return _layer((_key(name.split(".")), value, f"flag {words[name]}") for name, value in given.items())
 
 
 def _key(parts: Sequence[str]) -> Key:
@@ -299,7 +293,7 @@ def _kept_settings(files: Layers, merged: Layers) -> Iterator[Key]:
 BY_DEFAULT = "default"
 """The origin of a value that was not given."""
 APART = {"schema_version", "description", "draft", "provenance"}
-"""What each of several profiles in a run has for itself."""
+"""The keys in which several profiles of a run may differ."""
 
 
 @dataclass(frozen=True, slots=True)

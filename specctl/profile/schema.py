@@ -75,17 +75,17 @@ Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
 DEFAULT_POLICY = "svip"
 Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
-"""An id of the target's vocabulary: keys of tables are texts."""
+"""An id of the target's vocabulary, as a text: keys of tables are texts."""
 Repetition = Annotated[float, Field(ge=0.01, le=10)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-"""Of logits, as OpenAI's interface bounds the last two."""
+"""Added to logits, with OpenAI's bounds of the last two."""
 MOST_LOGPROBS = 20
 """The most ids whose log-probabilities a result has at each token."""
 FILTERS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """The keys of a sampling table that say which tokens may be drawn, by their probabilities."""
 ABOUT_PROMPTS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
-"""Those of a sampling table's rules that are about the prompt alone; generation_config.json may have them too."""
+"""Rules of a sampling table that depend only on the prompt; generation_config.json may have them too."""
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", *ABOUT_PROMPTS)
 """The keys of a sampling table that make tokens more or less likely, by what the text has."""
 GRAMMARS = ("json_schema", "regex", "grammar")
@@ -326,7 +326,7 @@ def require_whole(table: ModelTable, key: str, purpose: str) -> None:
 
 
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
-"""The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
+"""The default policy of a lookup: `DEFAULT_POLICY` reads signals that it does not have."""
 
 
 class DraftTable(ModelTable):

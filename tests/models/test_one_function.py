@@ -31,7 +31,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading import model_check
 from specctl.models.loading.assembly import assembled, in_memory, load_pair
-from specctl.models.loading.model_check import check_model, kept_check
+from specctl.models.loading.model_check import check_model, stored_check
 from specctl.models.passes import masks
 from specctl.models.passes.cache import cannot_go_back
 from specctl.models.passes.masks import mask_obstacle
@@ -175,7 +175,7 @@ def test_it_is_refused_with_the_number_and_known_from_then_on(folder: Path, monk
         load_pair(refused)
     assert first.value.exit_code == 3
     assert "Choose a causal language model" in first.value.hint
-    kept = kept_check(locate(refused.target, "target"), refused.target, "cpu", "float32", None)
+    kept = stored_check(locate(refused.target, "target"), refused.target, "cpu", "float32", None)
     assert kept is not None
     assert kept.fault in str(first.value.message)
     load_pair(profile(folder / "right"))

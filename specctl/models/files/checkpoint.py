@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Before the names of the base model's modules, in those of an adapter's tensors."""
+"""The prefix of the base model's module names in the names of an adapter's tensors."""
 TUNED = re.compile(r"^(.+?)(?:\.base_layer)*\.lora_")
-"""A tensor of a change, and before it the module that is changed; of several to one module, one stands in another."""
+"""The name of a change's tensor after that of the changed module; several changes to one module are nested."""
 DOWN_UP = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 
 
@@ -194,7 +194,7 @@ TOKENIZER_FILES = (
     *("tokenizer_config.json", "tokenizer.json", "vocab.json", "tekken.json"),
     *("*.model", "vocab*.txt", "*.tiktoken", "*.bpe", "*.vocab"),
 )
-"""Patterns of which a tokenizer has a file. One of bytes, or with code of its own, may have a configuration alone."""
+"""A tokenizer has a file of one of these patterns; one of bytes, or with its own code, may only have its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +490,7 @@ def _gguf(subject: str, role: str, file: Path) -> ModelError:
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""
 SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""By the names in the headers of safetensors files."""
+"""Dtypes by their names in the headers of safetensors files."""
 
 PICKLED = "pytorch_model.bin"
 """Weights of a draft head as torch pickles them."""

@@ -21,7 +21,7 @@ CONVERT = (
 ADAPTER = "adapter_config.json"
 """What peft writes beside an adapter's weights."""
 _PACKAGE = re.compile(r"pip install ([A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9])")
-"""In transformers' messages about a package that it lacks."""
+"""The package's name in transformers' messages about a missing package."""
 MEMORY_HINT = (
     "Free memory on the device, set quantize or a smaller dtype, choose a smaller checkpoint, or spread it with "
     'device = "balanced"; `specctl doctor` shows which model fits on which device.'

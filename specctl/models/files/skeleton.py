@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEPT = {"gemma3n": ("embed_audio", "embed_vision"), "qwen2_audio": ("audio_tower",)}
-"""Modules outside of the decoder that a wrapper asks for with text alone, by ``model_type``: Gemma 3n compares every
-token with the first id of each, and Qwen2-Audio moves its input to the device of one."""
+"""Modules outside the decoder that a wrapper needs for text too, by ``model_type``: Gemma 3n compares every token with
+the first id of each, and Qwen2-Audio moves its input to the device of one."""
 
 WRAPPED = frozenset({"emu3"})
 """Families whose class for the decoder alone does not find its weights in a wrapper's files, by ``model_type``."""

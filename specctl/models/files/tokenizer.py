@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OLDEST_JINJA = (3, 1, 6)
-"""Sandboxes of earlier versions have known ways out."""
+"""Sandboxes of earlier versions have known escapes."""
 LEFT_OUT = ("dict", "lipsum", "cycler", "joiner")
-"""Jinja's own functions that few templates call, and that a stranger's program need not have."""
+"""Jinja's functions that few templates call, and that an untrusted program should not have."""
 PARTS = {"role", "content"}
 
 
@@ -86,9 +86,7 @@ def _environment() -> "ImmutableSandboxedEnvironment":
         "raise_exception": _refuse,
         "strftime_now": lambda form: datetime.now().strftime(form),
     }
-    made.filters["tojson"] = lambda value, ensure_ascii=False, **how: json.dumps(
-        value, ensure_ascii=ensure_ascii, **how
-    )
+    made.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
     return made
 
 
@@ -110,9 +108,9 @@ CHATS = tuple(
 )
 """Conversations that templates write differently, or refuse."""
 TOGETHER = 64
-"""Neighbouring ids that are decoded together where two forms of a tokenizer are compared."""
+"""The number of neighbouring ids that are decoded together to compare two forms of a tokenizer."""
 OWN = ("__call__", "encode", "decode", "get_vocab", "_encode_plus", "_decode", "_switch_to_input_mode")
-"""Methods by which a tokenizer of transformers could be more than the library below it."""
+"""Methods by which a tokenizer of transformers could differ from the library below it."""
 
 
 class Tokenizer(Protocol):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONVERT = "Else use the checkpoint that the file was made from."
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of Llama 3.1 to 3.3, beside their factor; a GGUF file has the divisors of the frequencies that follow from them."""
+"""Settings of Llama 3.1 to 3.3 besides their factor; a GGUF file has only the frequency divisors that result."""
 
 
 def unpack(file: Path, folder: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.pair_members import PairMember
 
 SCHEMA_VERSION = 3
-"""Of the check; results of other versions are not read."""
+"""Version of stored checks; other versions are ignored."""
 ELSEWHERE = (
     "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
 )
@@ -83,7 +83,7 @@ def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary:
         rule_out_masks(network.model, known.no_buffers)
 
 
-def kept_check(
+def stored_check(
     checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None
 ) -> ModelCheck | None:
     """The result of an earlier check of a model, without loading it; None if there was none.
@@ -119,7 +119,7 @@ def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
 
 
 _MADE: "WeakKeyDictionary[Any, ModelCheck]" = WeakKeyDictionary()
-"""By model of transformers, for those that came without files."""
+"""Checks of this process by transformers model, which may have come without files."""
 
 
 def _is_quantised(network: "LoadedModel") -> bool:

@@ -152,7 +152,7 @@ class OnnxEngine(Engine):
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (OnnxEngine(), GraphEngine(), StaticEngine(), EagerEngine())
 }
-"""In the order in which they are asked where a person asked for none; the last takes any model."""
+"""In order of preference where no one asked for an engine; the last runs any model."""
 
 
 def engine_named(name: EngineName) -> Engine:

@@ -32,7 +32,7 @@ DRIVERS = {
     "hip": ("kfd", "dxg"),
     "xpu": ("dri/render*", "dxg"),
 }
-"""Device files of those that torch may be built for; the last one stands for all under Windows."""
+"""Device files by kind of accelerator that torch may be built for; ``dxg`` is that of all kinds under Windows."""
 
 
 def accelerator() -> "torch.device | None":
@@ -231,9 +231,9 @@ def _meant_dtype(dtype: str | None, headers: WeightHeaders | None) -> str:
 
 
 CUDA_CONTEXT = 512 * 1024**2
-"""Of a process on a CUDA device: its context and kernels. 300 to 500 MiB, by device and versions."""
+"""Bytes of a process on a CUDA device for its context and kernels: 300 to 500 MiB, by device and versions."""
 WORKSPACES = 64 * 1024**2
-"""Of one model: cuBLAS's workspaces on its streams (32 MiB each on Hopper, 8 on others)."""
+"""Bytes of one model for cuBLAS's workspaces on its streams (32 MiB each on Hopper, 8 on others)."""
 
 
 def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on_cuda: bool, first: bool) -> int:
@@ -256,7 +256,7 @@ def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on
 
 
 SECONDS = 5
-"""To wait for an answer of nvidia-smi."""
+"""Time limit for nvidia-smi."""
 WSL = "/usr/lib/wsl/lib"
 """Where Windows puts nvidia-smi, which is not on every PATH."""
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}

@@ -54,7 +54,7 @@ ROTATIONS: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings"),
 }
-"""Numbers that ways to rotate positions must have, by their names."""
+"""By name of a rotation of positions the numbers that it must have."""
 
 
 def _of(*kinds: type | None) -> Check:
@@ -156,7 +156,7 @@ _KEYS: dict[str, Check] = {
     "use_sliding_window": _of(bool),
     "vocab_size": _count,
 }
-"""What may stand in a file, by key."""
+"""By key the check of its value; a file with other keys is not plain."""
 _GENERATION: dict[str, Check] = {
     "_from_model_config": _of(bool),
     "bos_token_id": _id,

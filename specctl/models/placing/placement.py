@@ -312,7 +312,7 @@ PACKAGES = {
     "quanto": "optimum-quanto",
     "torchao": "torchao",
 }
-"""What to install for a method; transformers' own message may name one of several packages."""
+"""Packages to install for a quantisation method; transformers' message may name only one of several."""
 
 
 def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
@@ -403,7 +403,7 @@ WHY: dict[Kind, str] = {
     "pipeline": "the cards read their layers in turn; for heads that do not divide",
 }
 WHOLE = re.compile("replicated|all_reduce|mla_kv_a_proj|sequence_parallel")
-"""Styles of a tensor parallel plan whose weights every rank holds whole."""
+"""Styles in a tensor parallel plan of weights that every rank holds whole."""
 
 
 def weights_by_rank(model: "PreTrainedModel", kind: Kind, shards: int, role: str) -> tuple[int, ...]:
