@@ -15,7 +15,7 @@ from specctl.text_engine.engine import TextEngine, Writer, whole
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredPrompt:
     """A prompt with its completions, one for each turn.
 
     Attributes:
@@ -29,14 +29,14 @@ class Answered:
     completions: tuple[Completion, ...]
 
 
-def answer_prompt(answerer: Answerer, prompt: SuitePrompt, number: int) -> Answered | Skipped:
+def answer_prompt(answerer: Answerer, prompt: SuitePrompt, number: int) -> AnsweredPrompt | Skipped:
     """The answer to a prompt of an index in its suite, or why there is none."""
     record = prompt.record(number + 1)
     try:
         completions = tuple(answerer.answer(record))
     except RecordError as error:
         return Skipped(prompt.id, error.message)
-    return Answered(number, prompt, answerer.settings_of(record), completions)
+    return AnsweredPrompt(number, prompt, answerer.settings_of(record), completions)
 
 
 def prompt_writer(answerer: Callable[[int], Answerer]) -> Writer:
@@ -52,7 +52,7 @@ def answer_each(
     advance: Advance = ignored,
     *,
     first: int = 0,
-) -> Iterator[Answered | Skipped]:
+) -> Iterator[AnsweredPrompt | Skipped]:
     """Answer every prompt that is not done; a prompt that cannot be answered is yielded as skipped.
 
     The random draws of an answer depend on the prompt's index in the suite and on the seed, not on earlier prompts.
@@ -69,5 +69,5 @@ def answer_each(
     for _, found in in_order(engine, tasks):
         if found is not None:
             yield found
-        completions = found.completions if isinstance(found, Answered) else ()
+        completions = found.completions if isinstance(found, AnsweredPrompt) else ()
         advance(sum(len(completion.tokens) for completion in completions))

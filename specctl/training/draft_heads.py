@@ -23,7 +23,7 @@ from specctl.models.draft_heads.kinds import HEAD_KINDS, Recipe
 from specctl.models.draft_heads.training import Lesson, Teacher, drafted_blocks, drafted_steps, new_head
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
-from specctl.observing.prompt_answers import Answered
+from specctl.observing.prompt_answers import AnsweredPrompt
 from specctl.outputs import write_whole
 from specctl.profile.schema import Profile, SamplingTable, require_whole
 from specctl.reporting.table import DEFINITIONS, Table, inert
@@ -348,7 +348,7 @@ class DraftHeads(Subject[Answer, Pair]):
         changes = {"temperature": 0.0} if answered_greedily(number) else {}
         return super().sampling(number).model_copy(update=changes)
 
-    def items(self, pair: Pair, found: Answered) -> list[Answer]:  # noqa: ARG002 - the texts are enough
+    def items(self, pair: Pair, found: AnsweredPrompt) -> list[Answer]:  # noqa: ARG002 - the texts are enough
         greedy = found.settings.temperature == 0
         texts = [(each.prompt, each.tokens) for each in found.completions if len(each.tokens) >= SHORTEST]
         return [Answer(found.number, greedy, *(torch.tensor(part).int() for part in text)) for text in texts]

@@ -20,7 +20,7 @@ from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_predictor, save_weights
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
-from specctl.observing.prompt_answers import Answered
+from specctl.observing.prompt_answers import AnsweredPrompt
 from specctl.outputs import write_whole
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, TOP_PROBS
 from specctl.profile.schema import DraftTable, Profile, require_whole
@@ -259,7 +259,7 @@ class Predictors(Subject[Example, DraftStates]):
         own = {"draft_sha256": self._draft_hash(head), KIND: self._kind}
         return {**super().facts(suite), **own, **({} if head is None else {"draft_head": head.kind})}
 
-    def items(self, pair: Pair, found: Answered) -> list[Example]:
+    def items(self, pair: Pair, found: AnsweredPrompt) -> list[Example]:
         pair.require_law("train-head")
         sampling = Sampling.measured(found.settings, pair)
         texts = [each for each in found.completions if each.tokens]

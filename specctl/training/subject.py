@@ -17,7 +17,7 @@ from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Advance, Progress, ignored
-from specctl.observing.prompt_answers import Answered, answer_each, prompt_writer
+from specctl.observing.prompt_answers import AnsweredPrompt, answer_each, prompt_writer
 from specctl.observing.results import Skipped
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
@@ -142,7 +142,7 @@ class Subject(ABC, Generic[Item, Models]):
         return self.profile.sampling
 
     @abstractmethod
-    def items(self, pair: Pair, found: Answered) -> Iterable[Item]:
+    def items(self, pair: Pair, found: AnsweredPrompt) -> Iterable[Item]:
         """What is stored of an answered prompt."""
 
     def shards(

@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.grammars import grammar, trials
 from specctl.models.running.pair import Pair
-from specctl.observing.prompt_answers import Answered
+from specctl.observing.prompt_answers import AnsweredPrompt
 from specctl.observing.results import read_results
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.replay.recording import collecting
@@ -66,7 +66,7 @@ def test_traces_of_prompts_that_were_answered_at_once_are_the_same(
 ) -> None:
     traced = collecting._traced
 
-    def read_in_a_quarter_of_a_second(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
+    def read_in_a_quarter_of_a_second(pair: Pair, answered: AnsweredPrompt, depth: int) -> TracedPrompt:
         completions = tuple(replace(one, prefill_seconds=0.25) for one in answered.completions)
         return traced(pair, replace(answered, completions=completions), depth)
 

@@ -17,7 +17,7 @@ from specctl.decoding.session import Session
 from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Advance, Progress
-from specctl.observing.prompt_answers import Answered, answer_each, answer_prompt, prompt_writer
+from specctl.observing.prompt_answers import AnsweredPrompt, answer_each, answer_prompt, prompt_writer
 from specctl.observing.results import SignalBound, Skipped, gather
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
@@ -139,11 +139,11 @@ def _engine(
 
 
 def _here(
-    pair: Pair, found: Iterable[Answered | Skipped], depth: int, overheads: list[list[float]]
+    pair: Pair, found: Iterable[AnsweredPrompt | Skipped], depth: int, overheads: list[list[float]]
 ) -> Iterator[TracedPrompt | Skipped]:
     """Trace answers; the ``overheads`` of their rounds are added."""
     for one in found:
-        if isinstance(one, Answered):
+        if isinstance(one, AnsweredPrompt):
             overheads += map(_overheads, one.completions)
         yield one if isinstance(one, Skipped) else _traced(pair, one, depth)
 
@@ -193,13 +193,13 @@ def answerer_of(pair: Pair, profile: Profile) -> Answerer:
     return Answerer(session, PromptFormat.of(pair.tokenizer, profile.prompt), settings)
 
 
-def _traced(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
+def _traced(pair: Pair, answered: AnsweredPrompt, depth: int) -> TracedPrompt:
     prompt = answered.prompt
     record = {"category": prompt.category, "data": prompt.data}
     return TracedPrompt(prompt.id, record, trace_answers(pair, answered, depth))
 
 
-def trace_answers(pair: Pair, answered: Answered, depth: int) -> list[Trace]:
+def trace_answers(pair: Pair, answered: AnsweredPrompt, depth: int) -> list[Trace]:
     """Read every answer to a prompt with every draft.
 
     Args:
