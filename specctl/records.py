@@ -255,7 +255,7 @@ class CompletionSummary:
         draft_forwards: forward passes of the draft that the target verifies.
         rounds: in order; empty for a peer, whose rounds are not visible.
         arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
-            where that is not known, as in files of specctl before it recorded this.
+            where that is not known, for example in older files.
         logprobs: of each token; empty where not asked for.
     """
 

@@ -107,7 +107,7 @@ class Drafter(Protocol):
         """Adapt to the verified round, and roll the caches back to what was accepted."""
 
     def rests(self) -> int:
-        """For how many rounds from now on it drafts nothing, and is told of them at once; states it is shown still."""
+        """For how many rounds it drafts nothing from now on and needs no `observe`; it still observes states."""
         return 0
 
     def rested(self, rounds: int) -> None:  # noqa: ARG002 - as above

@@ -146,7 +146,7 @@ def draw_along(
         draft: the draft model.
         prompt: at least one id.
         answer: X, at least one id.
-        sampling: as in decoding, for both.
+        sampling: of both, see `decode`.
         generator: for the draws, on the target's device.
     """
     parts: list[torch.Tensor] = []

@@ -133,7 +133,7 @@ class Follower:
 
         Args:
             tokens: ids.
-            learn: told of each token that was expected how long the match was, and whether the token was that one.
+            learn: called for each expected token with the length of the match and whether the token was right.
         """
         index = self._index
         text = index.tokens
@@ -225,12 +225,12 @@ class Agreement:
         """A function that draws a draft after a text as another one does, and tells the signal of its steps too."""
         self.begin(text)
 
-        def told(index: int) -> DraftStep:
+        def with_signal(index: int) -> DraftStep:
             step = draw(index)
             step.agreement = self.of(step.token)
             return step
 
-        return told
+        return with_signal
 
     def rollback(self, length: int) -> None:
         """Forget all but the first ``length`` tokens of the text."""

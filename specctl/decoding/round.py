@@ -84,7 +84,7 @@ def verified_round(
         chances: whether the round records `Round.chances`.
         unread: tokens of the prompt that the verifier reads with the draft, see `share_of_round`.
         logprobs: how many of the likeliest ids `Round.logprobs` has at each token; None where they are not asked for.
-        draft: what it wrote, where that is known; of the round it is told nothing then.
+        draft: what it wrote, where that is known; it does not observe the round then.
     """
     began, resting = working_seconds(), draft is not None
     if draft is None:

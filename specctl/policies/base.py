@@ -109,11 +109,11 @@ class Rule(ABC):
         pass
 
     def rests(self) -> int:
-        """How many rounds from now on it need not be told of one by one, in which nothing is drafted."""
+        """For how many rounds from now on it drafts nothing and needs no `observe`."""
         return 0
 
     def rested(self, rounds: int) -> None:  # noqa: B027 - most policies never rest
-        """So many rounds went by as `rests` said."""
+        """These rounds of `rests` went by."""
 
     def joint(self) -> "JointCostOptimal | None":
         """What decides for all texts of a batch together; None for a policy that has a copy for each of them."""
@@ -121,7 +121,7 @@ class Rule(ABC):
 
 
 def never_stops(policy: StoppingPolicy) -> bool:
-    """Whether a policy only limits the length of drafts: what it is told of a token changes nothing."""
+    """Whether a policy only limits the length of drafts: tokens change nothing."""
     return isinstance(policy, Rule) and type(policy).should_stop is Rule.should_stop
 
 

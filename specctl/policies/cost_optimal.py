@@ -268,7 +268,7 @@ class CostOptimal(Rule):
         return self._read_on(round_)
 
     def _read_on(self, round_: Round) -> tuple[int, int]:
-        """Take down how far the text and the draft are; as `learn_text`."""
+        """Record text and draft positions; returns what `learn_text` does."""
         emitted = round_.accepted + (round_.extra is not None)
         unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if emitted:
@@ -323,7 +323,7 @@ class JointCostOptimal:
     of N tokens. What a set costs depends on its size alone, so the best set of each size has the texts with the largest
     gains. With one text it is the rule of `CostOptimal`, which learns from each round at once.
 
-    Acceptance is learned from all texts. What a round takes is learned as in `CostOptimal`, of all texts together: a
+    Acceptance is learned from all texts. Times of rounds are learned as by `CostOptimal`, of all texts together: a
     step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
     grows with n is learned from how times change with the number of texts that still draft. Rounds of few texts and of
     many, as at the end of a run, take different times: each class of numbers of texts, up to a power of 2, has its own.
@@ -339,7 +339,7 @@ class JointCostOptimal:
         self._drafted = 0
         self._late = False  # whether a draft of the round began after others
         self.rest = JointRest(policy._allowance)
-        self._due: set[CostOptimalText] = set()  # those of which the end of a round is still to be told
+        self._due: set[CostOptimalText] = set()  # those whose round has not ended
         self._begun = 0  # rounds in a row in which texts began
         self.passes_over = False  # whether the round is not learned from
         self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its texts
@@ -627,7 +627,7 @@ class CostOptimalText:
     def rests(self) -> int:
         rounds = self.joint.rest.begin(self)
         if rounds:
-            self._limit = 0  # and so it asks nobody
+            self._limit = 0  # so it does not ask
         return rounds
 
     def rested(self, rounds: int) -> None:

@@ -168,8 +168,8 @@ class DraftAllowance:
 
     @property
     def every(self) -> int:
-        """One round of how many with drafts is learned from: of several where drafts are expected to pay and have saved
-        enough that a few of them may go wrong unseen."""
+        """Learn from one drafted round in every N: N is above 1 where drafts are expected to pay and have saved enough
+        that a few of them may go wrong unseen."""
         routine = self.account.proven and not (self.probing or self.idle or self._resting)
         return EVERY if routine and self.times.timed >= SETTLED else 1
 

@@ -467,7 +467,7 @@ class AgreementCurve:
         return self._curve.predict(log_odds(probability), agreement)
 
     def learn(self, outcome: float, probability: float, step: DraftStep) -> None:
-        """Add the outcome of a token: 0 or 1, or the probability of 1; the others as in `corrected`."""
+        """Add the outcome of a token: 0 or 1, or the probability of 1; the others as for `corrected`."""
         if not (agreement := read(step.agreement)):
             return
         odds = log_odds(probability)

@@ -209,7 +209,7 @@ class RoundTimes:
         slowdown = self._slowdown
         if drafted and drafting and not behind and draft.known:
             steps, pass_ = draft.at(drafted), verify.line.at(width)
-            if steps and pass_:  # a coarse clock may have told 0 of all drafts so far
+            if steps and pass_:  # a coarse clock may have measured 0 for all drafts so far
                 slowdown.learn(drafting / steps, verifying / pass_)
         drafting, verifying = drafting / slowdown.value, verifying / slowdown.value
         if drafted or self._drafted_before:

@@ -252,7 +252,7 @@ NONE = Setting("none")
 
 
 def nested(levels: Sequence[Setting]) -> Setting:
-    """One setting from settings of single levels, top first, without a level that never drafts and the levels below it.
+    """Nest per-level settings, top first, without a level that never drafts and the levels below it.
 
     If the first level never drafts, the result is this level alone.
     """
