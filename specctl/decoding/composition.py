@@ -51,7 +51,7 @@ def build_drafter(
         drafts: for each level of the setting which of the pair's drafts plays it; without it they are taken in order.
 
     Raises:
-        ProfileError: a policy reads predictions that its draft does not make, or parallel drafting is not possible here.
+        ProfileError: a policy reads predictions that its draft does not make, or cannot draft in parallel.
     """
     if not (setting := setting.at(pair.texts)).drafts:
         return None
