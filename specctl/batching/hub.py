@@ -221,7 +221,7 @@ class Decisions:
             policy.forget()
 
     def run(self, rows: Sequence[CostOptimalText]) -> list[int]:
-        """As in `Shared`; an error is raised in all texts, for if each asked alone nobody would see that it was one."""
+        """As in `Shared`; an error is raised in all texts, because asking again text by text would hide it."""
         try:
             return self._limits(rows)
         except Exception as error:

@@ -19,14 +19,13 @@ Texts = dict[int, list[int]]
 
 
 class SharedBeginnings(Passes):
-    """`Passes` that copy the keys and values of a beginning that some row holds, and read what comes behind it.
+    """`Passes` that copy the keys and values of a beginning that some slot holds, and read what comes after it.
 
     A row holds its last text until another one takes its place, whether that is still being written or has ended, so
     what is kept takes no memory of its own. Ids decide: nothing is taken from a text but what the new one says too.
 
     Args:
-        passes: of the model, which no one else makes, and whose states nobody watches: those of tokens that are not
-            read are not given.
+        passes: of the model, exclusive to this object and without state hooks: tokens that are not read have no states.
 
     Attributes:
         kept: by row, tokens that were asked for and not read.
@@ -77,7 +76,7 @@ class SharedBeginnings(Passes):
         return self._passes.keep_path(slot, start, path)
 
     def _behind_what_is_held(self, request: Request) -> Request:
-        """A request for what comes behind the longest beginning that a row holds, which its own row has then."""
+        """A request for what follows the longest beginning that any slot holds, which its own slot then holds too."""
         if not (spare := _spare(request)):
             return request
         text = self._text(request)
@@ -95,7 +94,7 @@ class SharedBeginnings(Passes):
         return _from(request, stop)
 
     def _behind_what_is_led(self, requests: Sequence[Request]) -> list[Request]:
-        """Requests for what comes behind what several of them have in common, which one of each such group reads."""
+        """Requests for what follows the beginnings that several share; one of each group reads the beginning."""
         texts: Texts = {}  # of those that may read for others
         asked = {request.slot: request for request in requests}
         follow: list[tuple[int, int, int]] = []  # who reads, who waits, and up to where
@@ -127,7 +126,7 @@ class SharedBeginnings(Passes):
 
 
 def _spare(request: Request) -> int:
-    """Of a request for so many tokens that it may pay, how many need not be read if they are held; else 0."""
+    """The number of a request's tokens that need not be read if they are held; 0 where that does not pay."""
     spare = len(request.tokens) - max(request.keep, 1)
     return spare if spare >= WORTH_KEEPING else 0
 
@@ -165,7 +164,7 @@ def read_models(pair: Pair) -> list[Slot]:
 
 
 def passes_of(pair: Pair, rows: int) -> list[Passes]:
-    """Passes of each of the `read_models` over so many texts, at least 2; `why_alone` says nothing of the pair."""
+    """Passes of each of the `read_models` over ``rows`` texts, at least 2; `why_alone` is None for the pair."""
     return [runner.over(rows) for runner in read_models(pair)]
 
 
@@ -183,7 +182,7 @@ def split(pair: Pair, passes: Sequence[Passes], *, kept: bool = False) -> tuple[
     """A hub, and for each row a pair over it: the same models with caches of the row's own.
 
     Args:
-        pair: of which `why_alone` says nothing.
+        pair: one whose `why_alone` is None.
         passes: of `passes_of`.
         kept: whether passes are `keeping`.
     """

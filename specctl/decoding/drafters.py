@@ -118,7 +118,7 @@ class ModelDrafter:
         self._blind = replace(self._sampler, predictor=None)  # of steps without a state to predict from
         more = self._predictor is not None or tops  # than signals of the distribution
         self._taken = None if more else signals_among(self._sampler.fields, self._signals)
-        self._model.tells = self._sampler.takes_pass_signals and self.runner is self._model
+        self._model.wants_signals = self._sampler.takes_pass_signals and self.runner is self._model
 
     def starts(self) -> bool:
         self.policy.reset()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Runner(Slot, ABC):
     """A `Slot` whose class answers by itself."""
 
-    tells: bool = False
+    wants_signals: bool = False
     judges: bool = False
 
     @property

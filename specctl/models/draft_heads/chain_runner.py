@@ -10,14 +10,14 @@ from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferRunner, Found, PassKind, width_of
+from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferNetwork, Found, PassKind, width_of
 from specctl.models.passes.forward import Forward, Token, TokenReader
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 
 
-class ChainPasses(FixedBufferRunner, DraftHeadPasses):
+class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
     """Passes of a chain head over preallocated buffers, uncompiled or compiled.
 
     The token at position p is read with the features of place p - 1. Tokens whose features are known run in one pass.
@@ -125,7 +125,7 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
         return features.clone() if known else features  # a view would be compiled separately
 
     def _advance(self, count: int, further: torch.Tensor) -> None:
-        """As in `FixedBufferRunner`; ``further`` are the features ``(T, F)`` that the head wrote after the tokens."""
+        """As in `FixedBufferNetwork`; ``further`` are the features ``(T, F)`` that the head wrote after the tokens."""
         self._inputs.advance(self.length, count, further[-1:])
         self.length += count
 
@@ -140,7 +140,7 @@ class ChainPasses(FixedBufferRunner, DraftHeadPasses):
         written: torch.Tensor,
         rows: torch.Tensor | None,
     ) -> Found:
-        """As in `FixedBufferRunner`; what else it gives are the features ``(T, F)`` that the head wrote."""
+        """As in `FixedBufferNetwork`; what else it gives are the features ``(T, F)`` that the head wrote."""
         assert rows is not None, "of `_next_rows`"
         seen = self.head.attended(mask, slots, written)
         found = self.head(ids, rows[None], positions, seen[None, None], self._cache, keep)

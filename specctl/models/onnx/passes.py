@@ -364,7 +364,7 @@ class OnnxPasses(Passes):
         if len(tokens) > PIECE:
             return self._in_pieces(request)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
-        signals = self.tells and keep > 0 and not hidden and self._signals()
+        signals = self.wants_signals and keep > 0 and not hidden and self._signals()
         seen = None if parents is None else self._sight.grown(parents, before)
         found = self.one(slot, tokens, after, keep, layers, seen, signals)
         logits, states = found.logits[:keep, : self._vocabulary], found.states

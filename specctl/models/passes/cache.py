@@ -18,7 +18,7 @@ from specctl.models.passes.tree_sight import gather_path
 
 SPARE = 256
 STEP = 512
-"""Buffers that grow hold a multiple of so many tokens, so that the steps between their rows take few values."""
+"""Buffers that grow hold a multiple of this many tokens, so that the steps between their rows take few values."""
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
 """What models and layers call the cache that they are given, the newest name first."""
 CANNOT_GO_BACK = {
@@ -139,7 +139,7 @@ def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> Dynamic
 
     Args:
         config: the model's.
-        recurrent: whether its layers have a recurrent state, of which `RecurrentState` keeps copies.
+        recurrent: whether its layers have a recurrent state, which `RecurrentState` copies.
     """
     cache = DynamicCache(config=config)
     layers: list[Any] = cache.layers

@@ -113,7 +113,7 @@ def _prevents_capture(error: RuntimeError) -> bool:
 
 
 def _reason_of(error: BaseException) -> str:
-    """The first line of what went wrong first: the error at a capture's end tells only that there was one before."""
+    """The first line of what went wrong first: the error at a capture's end says only that there was one before."""
     while isinstance(error.__context__, RuntimeError | UserWarning):
         error = error.__context__
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]

@@ -76,7 +76,8 @@ ALIKE = 1e-5
 def fuse_norms(model: PreTrainedModel) -> None:
     """Let those layers of a model that compute `torch.nn.functional.rms_norm` compute it by that name.
 
-    A layer is known by its class, one of which is tried. What it gives in bfloat16 is rounded once, not twice.
+    A layer is recognised by its class; one layer of each class is tried. In bfloat16 the result is rounded once, not
+    twice.
     """
     known: dict[type, bool] = {}
     for layer in model.modules():

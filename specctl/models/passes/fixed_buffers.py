@@ -33,7 +33,7 @@ class BufferLayer(CacheLayerMixin):
     """A full-attention layer over buffers ``(rows, heads, capacity, head_dim)``, written where a cursor points.
 
     Args:
-        cursor: tells where.
+        cursor: says where.
         capacity: tokens of a row.
         rows: one for each sequence.
     """
@@ -149,7 +149,7 @@ class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
 SPARE = 256
 STEP = 64
-"""Buffers have a multiple of so many slots."""
+"""Buffers have a multiple of this many slots."""
 SHORTEST = 256
 """Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
 PIECE = 512
@@ -346,7 +346,7 @@ Found = tuple[torch.Tensor, torch.Tensor | None, Any]
 """Logits ``(R, V)`` of a pass, the hidden states of the same tokens if they are wanted, and what else it gives."""
 
 
-class FixedBufferRunner(FixedBuffers):
+class FixedBufferNetwork(FixedBuffers):
     """A `Slot` over preallocated buffers; what is its own is the network.
 
     Args:

@@ -23,7 +23,7 @@ class Certain(NamedTuple):
     """What is predicted by a draft that writes text in tokens of its own.
 
     Attributes:
-        tokens: the target's id behind each of R rows.
+        tokens: the target's id after each of R rows.
         whole: V, the pair's shared vocabulary.
     """
 
@@ -36,15 +36,15 @@ class Forward:
 
     Args:
         columns: ``(keep, N)`` logits of the last ``keep`` tokens: float32 of numpy where a pass on the host gives
-            those, for which nobody needs torch, and then the runner's next pass may overwrite them; else a tensor of
+            those, which needs no torch, and then the next pass may overwrite them; else a tensor of
             the model's dtype.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
         states: of all tokens of the pass, for the layers that are watched; None if none is. Numpy's are overwritten by
             the runner's next pass too.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
         certain: the tokens predicted, where the columns are of the law that a draft begins to write them by; else None.
-        signals: of each row entropy in nats and top probability, ``(2, keep)`` in two arrays, where the pass told them
-            (`Slot.tells`); the next one may overwrite them.
+        signals: of each row entropy in nats and top probability, ``(2, keep)`` in two arrays, where the pass computed
+            them (`Slot.wants_signals`); the next one may overwrite them.
     """
 
     __slots__ = ("certain", "columns", "hidden", "signals", "states", "vocabulary")
@@ -82,7 +82,7 @@ class Forward:
 
     @property
     def logits(self) -> "torch.Tensor":
-        """The rows as a tensor, whoever made them; of memory of its own, where the next pass may overwrite them."""
+        """The rows as a tensor, in memory of its own where the next pass may overwrite them."""
         rows = self.rows
         if isinstance(rows, np.ndarray):
             import torch

@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 
 
 def in_inference_mode(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """A function in torch's inference mode, a generator in each of its steps; as it is where nobody needs torch.
+    """A function in torch's inference mode, a generator in each of its steps; as it is where torch is not needed.
 
     As torch's own decorator, but that a call within the mode costs next to nothing.
     """
@@ -60,7 +60,7 @@ class _Host(str):
 
     __slots__ = ()
     type = "cpu"
-    index = None  # type: ignore[assignment]  # a device of torch has none, and nobody searches the name
+    index = None  # type: ignore[assignment]  # a device of torch has none, and the name is not searched
 
     def __eq__(self, other: object) -> bool:
         return str(other) == "cpu"

@@ -1,4 +1,4 @@
-"""Sizes of a model's decoder layers, told from its configuration. In some models they differ from layer to layer.
+"""Sizes of a model's decoder layers, from its configuration. In some models they differ from layer to layer.
 
 Everything that counts heads, their size or what a layer caches asks here: where such a size differs, transformers'
 configuration raises an error (no AttributeError, so ``getattr`` with a default raises it too) when it is read for the
@@ -85,7 +85,7 @@ def cached_values(config: Any) -> int:
     layers: list[Any] = DynamicCache(config=config).layers
     # Caches of transformers 5.17 have no layers for the last ones, where these read others' keys.
     for index, (cached, layer) in enumerate(zip(layers, layer_configs(config), strict=False)):
-        if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for so many tokens, beside a window
+        if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for several tokens, beside a window
             indexed = _index_size(layer) if "indexer" in cached.compressed_kv else 0
             values += -(-(head_size(layer) + indexed) // rate)
         elif isinstance(cached, DynamicLayer):

@@ -19,7 +19,7 @@ GROUPED = "specctl_grouped"
 WITH_MASKS = (USUAL, GROUPED)
 """Attentions that take a ready-made mask ``(1, 1, T, S)``."""
 ALIGNMENT = 8
-"""CUDA's attention takes masks whose rows begin at multiples of so many numbers, and copies others in every layer."""
+"""CUDA's attention takes masks whose rows begin at multiples of this many numbers, and copies others in every layer."""
 
 
 def aligned(slots: int) -> int:
@@ -67,7 +67,7 @@ def rule_out_masks(model: "PreTrainedModel", why: str) -> None:
 
 
 def mask_obstacle(model: "PreTrainedModel") -> str | None:
-    """Why a model cannot be told which tokens see which, as the end of a sentence; None if it can."""
+    """Why a model takes no mask of which tokens see which, as the end of a sentence; None if it takes one."""
     if (why := _UNFIT.get(model)) is not None:
         return why
     if not attends_to_everything(model):
@@ -98,7 +98,7 @@ def placed_in_tree(
         slots: ``(S,)`` from 0 on.
         rows: of `tree_rows`.
     """
-    # The last token that the first one sees is itself: so many are before it.
+    # The last token that the first one sees is itself, so its place is the number before it.
     before = torch.where(rows[0], torch.arange(LARGEST_TREE, device=rows.device), 0).amax()
     start = written[0] - before
     place = slots - start  # (S,) in the tree; below 0 in the sequence before it
@@ -114,7 +114,7 @@ class MaskMaker:
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
-        # Some models (Bamba) count from 0 in every pass if they are not told the positions.
+        # Some models (Bamba) count from 0 in every pass without given positions.
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._masks = takes_masks(model)
         # A stage of a pipeline cannot ask its first layer's cache how long the text is: another stage may hold that.

@@ -49,7 +49,7 @@ def preparing() -> Iterator[None]:
 
 
 class OwnClock:
-    """Within it `working_seconds` goes on from so many seconds in this thread, behind it from where it would have been.
+    """Within it `working_seconds` starts from these seconds in this thread; afterwards it goes on as before.
 
     Args:
         seconds: where it stands.

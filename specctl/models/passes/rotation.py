@@ -25,7 +25,7 @@ class Rotation:
     """How a model rotates by the length of the text.
 
     `generate` reads the P tokens of the prompt in one pass and then one token a pass. Up to the `border` all lengths
-    rotate alike. Beyond it a token of the prompt is rotated by P, and the token at position i behind it by i + 1; a
+    rotate alike. Beyond it a token of the prompt is rotated by P, and the token at position i after it by i + 1; a
     family that reads anew rotates all tokens of a longer text by its length.
 
     Args:
@@ -79,7 +79,7 @@ class Rotation:
         lengths = (positions + 1).clamp_min(self._least)
 
         def turned(placed: torch.Tensor, length: int) -> Any:
-            """Of tokens at positions below it, as in a text of at least so many tokens."""
+            """Of tokens at positions below it, as in a text of at least that length."""
             last = placed.new_full((*placed.shape[:-1], 1), length - 1)
             rows = part.forward(**asked | {"position_ids": torch.cat([placed, last], -1)})
             return _each(rows, lambda each: each[..., :-1, :])

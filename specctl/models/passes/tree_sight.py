@@ -52,7 +52,7 @@ def path_to(parents: Sequence[int], token: int) -> list[int]:
 
 
 def grown_tree(tree: Sequence[int], text: list[int], tokens: Sequence[int], before: int) -> list[int]:
-    """All tokens of a tree with those of one more pass, as `Slot.extend_tree` is told of them.
+    """All tokens of a tree with those of one more pass, as `Slot.extend_tree` receives them.
 
     Args:
         tree: the tokens of the passes before.

@@ -34,7 +34,7 @@ class TrimmedOutput(nn.Linear):
 
 
 def trims(output: nn.Module | None) -> bool:
-    """Whether an output layer is one of whose rows some can be taken: a plain product."""
+    """Whether some rows of an output layer can be taken: it is a plain product."""
     return type(output) is nn.Linear and type(output.weight) is nn.Parameter
 
 

@@ -46,7 +46,7 @@ def page_out(weights: "Iterable[torch.Tensor]") -> None:
 
 
 def _mapped_files() -> list[tuple[int, int]]:
-    """Where files are mapped in this process, in ascending order: each first address, and the one behind the last."""
+    """Where files are mapped in this process, in ascending order: each first address, and the one after the last."""
     found = []
     try:
         with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as lines:

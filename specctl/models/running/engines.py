@@ -75,8 +75,8 @@ class Engine(ABC):
 
     Attributes:
         name: in profiles and reports.
-        does: what a model does that another engine hands over to this one, behind the model's name.
-        instead: the engine that runs what this one cannot; ``auto`` for what would be chosen if nobody had asked.
+        does: what happens to a model that another engine hands over to this one, to follow the model's name.
+        instead: the engine that runs what this one cannot; ``auto`` for the choice without a wish.
         tried: whether its `build` may find that the model has to run by `instead`.
         captures: whether it captures passes, those of draft heads beside it too.
         compiles_heads: whether those may be compiled.
@@ -109,7 +109,7 @@ class Engine(ABC):
         """Why it cannot run a model, as the end of a sentence; None if it can."""
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:  # noqa: ARG002
-        """Why it is the one to take where nobody asked for an engine, in a few words; None where it is not."""
+        """Why it is taken where no engine is asked for, in a few words; None where it is not."""
         return None
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Choice:
         engine: it.
         why: in a few words.
         compiles: whether its passes are compiled.
-        said: what of the settings cannot be honoured, each behind the model's name.
+        said: the settings that cannot be honoured, each to follow the model's name.
         otherwise: what runs the model where the engine, once tried, cannot or should not; None for one that is not.
         asked: whether a person asked for the engine.
     """

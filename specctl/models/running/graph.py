@@ -26,7 +26,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 CLASSES = tuple(next(known for known in WIDTHS if known >= width) for width in range(WIDEST + 1))
 """The padded width of each width."""
 UNPADDED = sum(width == place for place, width in enumerate(WIDTHS, start=1))
-"""Passes of up to so many tokens are not."""
+"""Passes of at most this many tokens are not padded."""
 READERS = 8
 """The most readers whose passes are kept: records with temperatures of their own each bring another one."""
 
@@ -54,7 +54,7 @@ class Captured:
 class Capturing(FixedBuffers):
     """Passes over fixed buffers that captures each class of pass when it first runs and replays it from then on.
 
-    A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
+    A class is a width and a span. The tokens of a pass are padded to the width: padding stands after them, where
     nothing attends to it and later tokens overwrite it. A span is a number of slots that covers the sequence; those
     ahead of a token are masked. A draft step is captured with its reader, so that a draft token and its signals are
     one replay and one small transfer; the draw's randomness and the previous numbers are copied in before a replay.

@@ -244,7 +244,7 @@ def _texts(model: PreTrainedModel, vocabulary: int) -> tuple[list[int], list[int
 def _expected(
     model: PreTrainedModel, vocabulary: int, text: Sequence[int], other: Slot | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits ``(LENGTH, V)`` behind each token of a text with which others are compared, and those of one pass."""
+    """The logits ``(LENGTH, V)`` after each token of a text that others are compared with, and those of one pass."""
     if other is not None:
         other.begin(LENGTH)
         other.rollback(0)
@@ -288,7 +288,7 @@ def _read(runner: Slot, text: Sequence[int], wrong: Sequence[int]) -> Iterator[t
 
 
 def _after(runner: Slot, text: Sequence[int], start: int, width: int) -> torch.Tensor:
-    """The logits of ``width`` tokens from ``start`` on, behind which the cache held others."""
+    """The logits of ``width`` tokens from ``start`` on, where the cache held others."""
     runner.rollback(start)
     return _rows(runner.extend(text[runner.length : start + width], width))
 
@@ -310,7 +310,7 @@ def _explained(
 def jittered(model: torch.nn.Module) -> Iterator[None]:
     """Move every number that a module without others in it gives by one unit in its last place, up or down by chance.
 
-    What that does to the logits tells how far rounding alone may move them in this model and this dtype.
+    The change of the logits shows how far rounding alone may move them in this model and this dtype.
     """
     draws = torch.Generator().manual_seed(5)
 

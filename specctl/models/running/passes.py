@@ -129,14 +129,14 @@ class Passes(Facts, ABC):
 
     Attributes:
         slots: how many sequences, at least 1.
-        tells: whether the caller wants `Forward.signals`, where a pass can compute them in less time.
+        wants_signals: whether the caller wants `Forward.signals`, where a pass can compute them in less time.
         inner: of a `Transform`, the slot that it changes; None for an engine.
     """
 
     slots: int = 1
     inner: "Slot | None" = None
     _engine: str = ""
-    tells: bool = False
+    wants_signals: bool = False
 
     @abstractmethod
     def forward(self, requests: Sequence[Request]) -> Sequence[Forward]:

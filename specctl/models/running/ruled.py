@@ -29,8 +29,8 @@ class TokenRule(Protocol):
 class RuledPasses(Transform):
     """A `Slot` whose logits follow token rules, for a target, its drafts and draft heads alike.
 
-    Where a pass was to tell one token and only one may follow, it is not made: the tokens that it was to read go into
-    the next pass. But a draft head reads every token, passes of a fixed width stay as they are, and what other rules
+    Where a pass is for one token and only one may follow, it is not made: the tokens that it was to read go into the
+    next pass. But a draft head reads every token, passes of a fixed width stay as they are, and what other rules
     inside leave of that token is not known.
 
     A draft that can write none of the tokens that may follow is given a law over these, with which nothing of another
@@ -56,7 +56,7 @@ class RuledPasses(Transform):
         self.rules = rules
         self._text: list[int] = list(cached)
         self._unread: list[int] = []  # of these the last, which no pass has read yet
-        self._row: Numbers | None = None  # (1, V) of a pass whose states nobody watched
+        self._row: Numbers | None = None  # (1, V) of a pass without watched states
         self._tree: Sequence[int] = ()
         self._parents: list[int] = []
 
@@ -132,7 +132,7 @@ def _filled(like: Numbers, value: float) -> Numbers:
 
 
 def _certain(token: int, like: Numbers) -> Numbers:
-    """Logits ``(1, V)`` of which only one token has a probability, where and as others are."""
+    """Logits ``(1, V)`` that give one token all the probability, on the device and in the dtype of others."""
     row = _filled(like, -np.inf)
     row[0, token : token + 1] = 0  # a single place of a device would be waited for
     return row

@@ -93,7 +93,9 @@ class Slot(Facts):
     def extend_judged(
         self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
     ) -> Any:
-        """`extend`, and what a judge makes of it, who is told ``about``; together with others' passes if shared."""
+        """`extend` and a judge's answer to it; judged together with other texts where passes are shared.
+
+        ``about`` is what the judge needs of this text."""
         if not self.judges or (self._is_shared and len(tokens) > PIECE):  # a prompt, with the first draft
             return judged_after(self.extend(tokens, keep, hidden=hidden), judge, about)
         found = self._ask(Request(self.number, self._at, tokens, keep, hidden, self._rotated_to, judge, about))
@@ -198,14 +200,14 @@ class Slot(Facts):
         return Slot(self.passes.fresh())
 
     @property
-    def tells(self) -> bool:
+    def wants_signals(self) -> bool:
         """Whether the caller wants `Forward.signals`; passes over several sequences do not compute them."""
-        return self.passes.tells
+        return self.passes.wants_signals
 
-    @tells.setter
-    def tells(self, wanted: bool) -> None:
+    @wants_signals.setter
+    def wants_signals(self, wanted: bool) -> None:
         if not self._is_shared:
-            self.passes.tells = wanted
+            self.passes.wants_signals = wanted
 
     @property
     def judges(self) -> bool:

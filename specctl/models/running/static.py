@@ -14,7 +14,7 @@ from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.cuda_kernels import attend_in_groups, fuse_norms
 from specctl.models.passes.fixed_buffers import (
     SPARE,
-    FixedBufferRunner,
+    FixedBufferNetwork,
     Found,
     PassKind,
     RowCursor,
@@ -51,7 +51,7 @@ def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
     return mask_obstacle(model)
 
 
-class StaticPasses(FixedBufferRunner, Passes):
+class StaticPasses(FixedBufferNetwork, Passes):
     """Passes over preallocated buffers.
 
     Args:
@@ -153,11 +153,11 @@ class StaticPasses(FixedBufferRunner, Passes):
         ids: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
-        slots: torch.Tensor,  # noqa: ARG002 - the mask tells all of them
+        slots: torch.Tensor,  # noqa: ARG002 - the mask says it all
         written: torch.Tensor,  # noqa: ARG002
         rows: torch.Tensor | None,  # noqa: ARG002 - a model reads its tokens and nothing else
     ) -> Found:
-        """As in `FixedBufferRunner`; what else it gives are the states ``(T, D)`` by layer, or None."""
+        """As in `FixedBufferNetwork`; what else it gives are the states ``(T, D)`` by layer, or None."""
         with rotated_by(self._rotation, self._rotated_as):
             output = self._model(
                 input_ids=ids,
@@ -176,8 +176,8 @@ WIDE = 16
 """Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
 than it saves."""
 TOGETHER = 1024
-"""On CUDA such sequences have a pass together while it is over so many slots at most, padding counted: with few tokens
-the device waits for the launches, which take as long whatever their sizes; caches of long texts would be copied."""
+"""On CUDA such sequences share a pass while it is over at most this many slots, padding counted: with few tokens the
+device waits for the launches, which take as long whatever their sizes; caches of long texts would be copied."""
 
 
 BatchOutputs = tuple[torch.Tensor, dict[int, torch.Tensor] | None, torch.Tensor | None]
@@ -209,7 +209,7 @@ class StaticBatch(Passes):
         watch: catches the layers whose states every pass gives.
         last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
             that is tried would run in all later passes.
-        width: as of `Passes.over`. Such passes are over all sequences and read so many tokens of each, padding where
+        width: see `Passes.over`. Such passes are over all sequences and read this many tokens of each, padding where
             nothing was asked for; sequences whose spans are of other classes have passes of their own.
     """
 
@@ -299,7 +299,7 @@ class StaticBatch(Passes):
         return found
 
     def _shape(self, requests: Sequence[Request], longest: int) -> Shape:
-        """The shape of a pass over sequences of which the longest then has so many tokens."""
+        """The shape of a pass after which the longest sequence has ``longest`` tokens."""
         width = max(len(request.tokens) for request in requests)
         keep = max(1, *(request.keep for request in requests))
         if self._width is None:
@@ -326,13 +326,13 @@ class StaticBatch(Passes):
         return sent(starts, self._device)[:, None], sent(torch.from_numpy(seen), self._device)
 
     def _span(self, slots: int) -> int:
-        """The class of so many slots."""
+        """The class of a number of slots."""
         return min(span_class(slots), max(aligned(self._context), aligned(slots)))
 
     def _packed(self, requests: Sequence[Request], shape: Shape) -> list[int]:
         """``(n, 2 W + 2)`` in a row: of each sequence its ids, their slots, how they are rotated, and its row."""
-        nobody = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self.slots]
-        found = [nobody] * shape.count
+        padding_row = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self.slots]
+        found = [padding_row] * shape.count
         for number, request in enumerate(requests):
             padding, last = shape.width - len(request.tokens), request.after + len(request.tokens)
             slots = [*[self._capacity] * padding, *range(request.after, last)]
@@ -382,7 +382,7 @@ class StaticBatch(Passes):
         return output.logits[:, :, : self._vocabulary], self._watch.take_all(), last[LAST] if last else None
 
     def _reserve(self, slots: int) -> None:
-        """Make room for so many tokens of each sequence.
+        """Make room for a number of tokens of each sequence.
 
         Raises:
             torch.OutOfMemoryError: what is cached stays; the next pass goes on where this one stopped.

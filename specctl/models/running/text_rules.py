@@ -62,9 +62,9 @@ class Penalties:
         settings: with its ``logit_bias``, added to the logits; then ``encoder_repetition_penalty``, which multiplies
             positive logits of ids that the prompt has, and divides negative ones; then ``repetition_penalty``, which
             divides positive logits of ids that the text has, prompt included, and multiplies negative ones; then of
-            each id that was written behind the prompt ``presence_penalty`` is taken from its logit, and
+            each id that was written after the prompt ``presence_penalty`` is taken from its logit, and
             ``frequency_penalty`` as often as it was written. With an ``encoder_no_repeat_ngram_size`` of n no id
-            follows that the prompt has behind the same n - 1 ids.
+            follows that the prompt has after the same n - 1 ids.
         prompt: ids before the text.
         vocabulary: V, the width of the logits.
 
@@ -150,7 +150,7 @@ class Penalties:
 
 
 def _places(parts: Sequence[Ids], there: Callable[..., Any]) -> tuple[Any, Any]:
-    """The rows and columns of ids, of which each row has a part."""
+    """The rows and columns of ids, each row with a part of them."""
     rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return there(rows), there(np.concatenate(parts))
 
@@ -244,7 +244,7 @@ def lone_repetition_penalty(settings: object) -> float | None:
     """The repetition penalty of settings without other rules, 1 if there is none of them; None if there are others."""
     rules = rules_in(settings) | prompt_rules_in(settings)
     penalty = rules.pop("repetition_penalty", 1.0)
-    known = not rules and isinstance(penalty, int | float) and penalty > 0  # else transformers tells what is wrong
+    known = not rules and isinstance(penalty, int | float) and penalty > 0  # else transformers reports what is wrong
     return float(penalty) if known else None
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 Choice = TypeVar("Choice")
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which a person tells torch how many threads to use."""
+"""Variables that set the number of torch's threads."""
 
 CONTEXT, WIDTH = 16, 6
 """Cached tokens while passes are timed, and tokens in the pass that stands for a verification."""
 ENOUGH = 0.05
-"""Seconds of timing with each number of threads after which more would tell little."""
+"""Seconds of timing with each number of threads, after which more would show little."""
 PATIENCE = 1.5
 """Seconds of timing in all after which nothing new is begun."""
 LARGE = 1 << 30
@@ -133,7 +133,7 @@ def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.envi
             return Threads(now, cores, f"by {name}")
     if cores == 1:
         return Threads(1, cores, "the only core")
-    # Fewer than torch takes by itself, so someone told it.
+    # Fewer than torch takes by itself, so it was set.
     return Threads(now, cores, "torch's setting") if now < cores else None
 
 
@@ -220,7 +220,7 @@ def timed(
         work: is done with the first choice once before anything counts.
         choices: at least one.
         clock: gives seconds.
-        enough: seconds with each choice after which more would tell little.
+        enough: seconds with each choice after which more would show little.
     """
     found: dict[Choice, list[float]] = {choice: [] for choice in choices}
     began = clock()

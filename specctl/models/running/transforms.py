@@ -232,7 +232,7 @@ class FixedWidthPasses(Transform):
 
     Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is cut
     into blocks of ``width`` tokens that begin at multiples of it, and a pass is always one whole block, from its first
-    token on, padded behind the last. A token then has the same row, the same shape and the same span of keys in every
+    token on, padded after the last. A token then has the same row, the same shape and the same span of keys in every
     pass that contains it. Only the tokens before the first block with wanted logits run in one pass: those of the
     prompt, which every policy caches the same way.
 
@@ -325,9 +325,9 @@ def in_parallel(runner: Slot, config: Any, vocabulary: int, name: str) -> Slot:
 class ParallelPasses(Transform):
     """A parallel draft model as a `Slot`, such as PARD's (An et al. 2025, arXiv 2504.18583).
 
-    The first pass of a round reads what is new of the text and K - 1 masks behind it; its last K rows predict the next
-    K tokens, each without knowing those before it. A token fed after that moves to the next row, and behind the last
-    row the tokens fed are read, with masks behind them, in a pass of their own. What was read of masks and of drafts is
+    The first pass of a round reads what is new of the text and K - 1 masks after it; its last K rows predict the next
+    K tokens, each without knowing those before it. A token fed after that moves to the next row, and after the last
+    row the tokens fed are read, with masks after them, in a pass of their own. What was read of masks and of drafts is
     forgotten when the round ends.
 
     Args:
@@ -384,7 +384,7 @@ class ParallelPasses(Transform):
             ValueError: the block has no further row.
         """
         assert before, "the newest token is read by `extend`"
-        if self._block is None:  # without a row behind it
+        if self._block is None:  # without a row after it
             self.inner.rollback(self.inner.length - 1)
             self._begun([self._newest], hidden)
         if self._row + 1 == self.longest:
@@ -397,7 +397,7 @@ class ParallelPasses(Transform):
         self.take_back(self.inner.length)
 
     def _begun(self, tokens: Sequence[int], hidden: bool) -> Forward:
-        """The first row of a block behind tokens."""
+        """The first row of a block after tokens."""
         runner, masks = self.inner, (self.longest or 1) - 1
         self._fed.clear()
         self._newest, self._row = tokens[-1], 0
@@ -415,7 +415,7 @@ class ParallelPasses(Transform):
 
     def _given(self, hidden: bool) -> Forward:
         assert self._block is not None
-        if hidden and self._block.hidden is None:  # nobody had asked for states yet
+        if hidden and self._block.hidden is None:  # no states were wanted before
             row, fed = self._row, [*self._fed]
             self.inner.rollback(self.inner.length - 1)
             self._begun([self._newest], hidden)

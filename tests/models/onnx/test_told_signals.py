@@ -50,7 +50,7 @@ def test_they_are_the_hosts_whatever_the_pass_reads(
 ) -> None:
     monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 1)
     draft = draft_of(made[0])
-    draft.tells = True
+    draft.wants_signals = True
     assert draft.extend([5, 6], 1).signals is None, "until it is worth a graph"
     for tokens, keep in (([7], 1), ([8, 9], 1), ([3, 4, 5, 6], 3)):
         found = draft.extend(tokens, keep)
@@ -60,7 +60,7 @@ def test_they_are_the_hosts_whatever_the_pass_reads(
                 Softmax(np.asarray(row)[None]).signals(0, 0, {"entropy", "top_prob"}), rel=1e-4
             )
     assert draft.extend([4], 0).signals is None
-    found, draft.tells = draft.extend([4], 1), False
+    found, draft.wants_signals = draft.extend([4], 1), False
     again = draft.extend([4], 1)
     assert (found.signals is None, again.signals is None) == (False, True)
 
@@ -95,7 +95,7 @@ def test_nothing_is_told_that_nobody_takes(
     monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
     rounds(made, policy, **sampling)
     draft = draft_of(made[0])
-    assert (draft.tells, draft.passes.graph.signals) == (False, None)
+    assert (draft.wants_signals, draft.passes.graph.signals) == (False, None)
 
 
 def test_the_graph_is_kept_and_goes_with_its_model(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
