@@ -90,12 +90,7 @@ def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> to
 class DraftLearner(Learner):
     """A draft head that learns from a target's answers.
 
-    Args:
-        head: its weights change.
-        recipe: how it drafts in training.
-        teacher: the target. It reads every answer again in every epoch, because its states would fill a disk.
-        answers: at least one.
-        seed: of noise and anchors.
+    The target reads every answer again in every epoch, because its states would fill a disk.
 
     Attributes:
         loss: of the last step, in nats for most kinds; None before the first.
@@ -302,14 +297,7 @@ def result_tables(results: Sequence[Acceptance]) -> list[Table]:
 def draft_card(
     results: Sequence[Acceptance], recipe: Recipe, schedule: Schedule, facts: dict[str, Any], made: Made
 ) -> str:
-    """The model card of a head, in Markdown.
-
-    Args:
-        results: of the head and what it was compared with.
-        recipe, schedule: of its training.
-        facts: models, prompts and settings of the answers.
-        made: how long it took.
-    """
+    """The model card of a head, in Markdown; ``facts`` are models, prompts and settings of the answers."""
     kind, target = HEAD_KINDS[recipe.kind], inert(facts["target"])
     unused = {"kind"}.union(*(row.flags for row in HEAD_KINDS.values())) - kind.flags
     settings = {**asdict(recipe), **asdict(schedule)}
@@ -367,14 +355,8 @@ class DraftHeads(Subject[Answer, Pair]):
     def make(
         self, output: Path, source: Source[Answer, Pair], recipe: Recipe, schedule: Schedule, progress: Progress
     ) -> Report:
-        """Train a head, evaluate it on prompts that were not used in training, and write it with its card.
-
-        Args:
-            output: its folder.
-            source: the target's answers, and the models.
-            recipe: kind and size.
-            schedule: of the training.
-            progress: receives the stages.
+        """Train a head, evaluate it on prompts that were not used in training, and write it to ``output`` with its
+        card.
         """
         target, material = source.models.models[0], source.material
         split, vocabulary = material.split(), target.config.get_text_config(decoder=True).vocab_size

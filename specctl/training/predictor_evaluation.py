@@ -133,12 +133,9 @@ def evaluate(
 
 
 def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
-    """Score predictions of acceptance.
+    """Score logits ``(N,)`` of the predicted acceptance against acceptance probabilities P ``(N,)``.
 
-    Args:
-        logits: ``(N,)`` logits of the predicted acceptance.
-        accepted: ``(N,)`` acceptance probabilities P.
-        reject_weight: weight of a rejection in ``loss``; an acceptance has weight 1.
+    ``reject_weight`` is the weight of a rejection in ``loss``; an acceptance has weight 1.
     """
     log_accept, log_reject = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)
     rejected = 1 - accepted
@@ -155,11 +152,9 @@ def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
 
 
 def reliability(predicted: Floats, accepted: Floats) -> list[Bin]:
-    """Mean and quartiles of P by predicted acceptance, in ten bins of equal width over [0, 1]; empty bins are left out.
+    """Mean and quartiles of P ``(N,)`` by predicted acceptance ``(N,)``, in ten bins of equal width over [0, 1].
 
-    Args:
-        predicted: ``(N,)`` predicted acceptance.
-        accepted: ``(N,)`` acceptance probabilities P.
+    Empty bins are left out.
     """
     position = np.minimum((predicted * BINS).astype(int), BINS - 1)
     bins = []

@@ -86,12 +86,9 @@ class Mixed:
 
 
 def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
-    """Take X or Y at each position (SpecDec++, arXiv 2405.19715, section 4.4); the same seed gives the same mix.
+    """Take X at each position with probability ``share``, else Y (SpecDec++, arXiv 2405.19715, section 4.4).
 
-    Args:
-        examples: the examples to mix.
-        share: r, the probability of X at each position.
-        seed: of the random choices.
+    The same seed gives the same mix.
     """
     generator = torch.Generator().manual_seed(random.Random(seed).getrandbits(63))
     mixed = []
@@ -165,14 +162,10 @@ DraftStates = Stored | ModelStates
 
 
 def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The ``hidden`` states of `Slot.extend`, for several sequences at once and without logits.
+    """The ``hidden`` states ``(T, H)`` of `Slot.extend`, of several sequences of ids ``(T,)`` at once and without
+    logits.
 
-    Args:
-        model: a causal language model in eval mode.
-        sequences: ids, each ``(T,)``.
-
-    Returns:
-        ``(T, H)`` of each sequence, in the model's dtype, on the device of its input embeddings.
+    They have the dtype of the model, which is in eval mode, and are on the device of its input embeddings.
     """
     device = device_of(model)
     states: list[torch.Tensor] = [torch.empty(0)] * len(sequences)

@@ -19,8 +19,7 @@ WIDTH = 16  # Hidden units: the paper asks for two layers and names no width
 class DiscoNetwork(nn.Module):
     """The two layers of a `DiscoPredictor`, which read features of mean 0 and variance 1.
 
-    Args:
-        features: ``(N, 12)`` of the training examples, which the mean and the spread are taken of.
+    The mean and the spread are taken of ``features`` ``(N, 12)`` of the training examples.
     """
 
     mean: torch.Tensor  # (12,)
@@ -35,12 +34,7 @@ class DiscoNetwork(nn.Module):
         self.output = nn.Linear(WIDTH, 1)
 
     def forward(self, features: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
-        """Logits of the acceptance probability, ``(N,)``.
-
-        Args:
-            features: ``(N, 12)``, as `DiscoPredictor` reads them.
-            signals: not read: the features hold them.
-        """
+        """Logits of the acceptance probability, ``(N,)``, of features ``(N, 12)``, which hold the signals."""
         logits: torch.Tensor = self.output(relu(self.hidden((features - self.mean) / self.spread))).squeeze(-1)
         return logits
 
@@ -89,25 +83,18 @@ class PredictorRecipe:
 
 
 def weighted_loss(logits: torch.Tensor, accepted: torch.Tensor, reject_weight: float) -> torch.Tensor:
-    """Weighted binary cross-entropy with soft labels: the weighted mean over positions, a scalar.
+    """Binary cross-entropy with soft labels: the weighted mean over positions, a scalar; ``reject_weight`` is w_rej.
 
-    Args:
-        logits: ``(N,)`` logits of the predicted acceptance.
-        accepted: ``(N,)`` acceptance probabilities P.
-        reject_weight: w_rej, the weight of a rejection.
+    ``logits`` ``(N,)`` are of the predicted acceptance, ``accepted`` ``(N,)`` acceptance probabilities P.
     """
     rejected = reject_weight * (1 - accepted)
     return -(accepted * logsigmoid(logits) + rejected * logsigmoid(-logits)).sum() / (accepted + rejected).sum()
 
 
 class PredictorLearner(Learner):
-    """One predictor for each recipe; all use the same hidden states of the draft.
+    """One predictor for each recipe; all use the same hidden states of the draft, which do not change.
 
-    Args:
-        draft: gives the draft's hidden states, which do not change.
-        recipes: one for each predictor, all different.
-        examples: the training examples, at least one.
-        seed: of the initial weights and of the mixing.
+    The recipes are different, the examples at least one. ``seed`` is of the initial weights and of the mixing.
     """
 
     def __init__(

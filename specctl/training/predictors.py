@@ -304,12 +304,7 @@ class Predictors(Subject[Example, DraftStates]):
     ) -> Report:
         """Train a predictor for each recipe, evaluate it on prompts not used in training, write it with its card.
 
-        Args:
-            output: folder for a single predictor; several get one subfolder each, named by their recipes.
-            source: the examples, and the draft's states.
-            recipes: depth and loss weight of each.
-            schedule: shared by all.
-            progress: receives the stages.
+        A single predictor is written to ``output``; several get one subfolder each, named by their recipes.
         """
         split, states, facts = source.material.split(), source.models, source.material.facts
         learner = PredictorLearner(states, recipes, split.train, schedule.seed)

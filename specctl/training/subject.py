@@ -148,13 +148,10 @@ class Subject(ABC, Generic[Item, Models]):
     def shards(
         self, pair: Pair, batch: Batch = 1, prompts: int = 0, warn: Callable[[str], None] = lambda _: None
     ) -> MakeShard:
-        """How prompts become material. The draft's policy does not change the answers' distribution.
+        """How prompts become material, ``batch`` of them at once. The draft's policy does not change the answers'
+        distribution.
 
-        Args:
-            pair: loaded.
-            batch: the number of prompts that are answered at once.
-            prompts: the number of all prompts.
-            warn: receives why fewer can be.
+        ``prompts`` is the number of all prompts; ``warn`` receives why fewer can be answered at once.
         """
         prompt_format, draft = PromptFormat.of(pair.tokenizer, self.profile.prompt), self.profile.draft
         settings = [] if draft is None else [draft.policy.setting]

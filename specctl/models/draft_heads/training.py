@@ -276,14 +276,10 @@ def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Bl
 
 
 def law_loss(logits: torch.Tensor, target: torch.Tensor, vocabulary: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy ``(...)`` in nats with the target's distribution, restricted to the draft vocabulary.
+    """Cross-entropy ``(...)`` in nats of logits ``(..., V)`` with the target's distribution, of logits ``(..., V)``.
 
-    A row where the target's likeliest token is not in the draft vocabulary is 0 (EAGLE-3's code, ``cnets.py``).
-
-    Args:
-        logits: ``(..., V)``, -inf outside the draft vocabulary.
-        target: ``(..., V)``, the target's logits.
-        vocabulary: ``(D,)`` int64, ids of the draft vocabulary; None for all.
+    It is restricted to the draft vocabulary ``(D,)``, outside of which the head's logits are -inf. A row where the
+    target's likeliest token is not in it is 0 (EAGLE-3's code, ``cnets.py``).
     """
     if vocabulary is None:
         return -(target.softmax(-1) * log_softmax(logits, -1)).sum(-1)
@@ -307,8 +303,7 @@ def new_head(
     Args:
         recipe: its kind and size.
         target: the model that it is to draft for.
-        tokens: ids ``(D,)`` of its draft vocabulary, rising; None for all.
-        mask_token: the id in place of tokens that a block head drafts.
+        tokens, mask_token: as of `Given`.
         seed: of the weights.
 
     Raises:
