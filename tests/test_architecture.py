@@ -96,13 +96,12 @@ def test_nothing_imports_upward() -> None:
     assert not left, f"these rooms import each other: {sorted(left)}"
 
 
-def imported(path: Path, *, deferred: bool) -> set[str]:
-    """The modules that a module of the package imports, with those that its functions import if ``deferred``."""
+def imported(path: Path) -> set[str]:
+    """The modules that a module of the package imports, inside functions too."""
     found, own = set[str](), module_name(path)
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
-        node = waiting.pop()
-        if typing_only(node) or (not deferred and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+        if typing_only(node := waiting.pop()):
             continue
         waiting.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -134,11 +133,7 @@ def in_circles(imports: dict[str, set[str]]) -> set[str]:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert in_circles({module_name(path): imported(path, deferred=False) for path in FILES}) == set()
-
-
-def test_imports_inside_functions_close_no_circles() -> None:
-    assert not in_circles({module_name(path): imported(path, deferred=True) for path in FILES})
+    assert in_circles({module_name(path): imported(path) for path in FILES}) == set()
 
 
 def test_circles_are_found() -> None:
