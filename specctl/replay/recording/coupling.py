@@ -20,7 +20,7 @@ Each round begins with w = 1, so a trace holds the accepted tokens of a round fr
 coins and what follows a rejected token, because the rounds of one replay cover disjoint positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -34,8 +34,37 @@ from specctl.decoding.logits.judging import verify
 from specctl.decoding.logits.logits import TINY
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
+from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
+
+
+@dataclass(slots=True)
+class TextReading:
+    """Reads a finished text with a draft.
+
+    Attributes:
+        target, draft: the verifier and the draft.
+        predictors: the draft's trained heads by name, its usual one first.
+        prompt: at least one id.
+        text: N ids that the target wrote, at least one.
+        limit: the token limit under which they were written.
+        depth: the longest draft that shall be replayed.
+        sampling: as the text was generated.
+        generator: on the target's device; draws draft tokens and verdicts when sampling.
+        eos: ids that end a sequence.
+    """
+
+    target: Slot
+    draft: Slot
+    predictors: Mapping[str, TrainedPredictor]
+    prompt: Sequence[int]
+    text: Sequence[int]
+    limit: int
+    depth: int
+    sampling: Sampling
+    generator: torch.Generator
+    eos: frozenset[int]
 
 
 def draw_draft_tokens(

@@ -1,6 +1,6 @@
 """Reads a finished text with a draft head: what it would draft in the round that begins at each position."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,10 +16,10 @@ from specctl.models.draft_heads.chain_runner import ChainRounds
 from specctl.models.draft_heads.head import DraftHeadPasses
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.watching import States, kept_states
-from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, state_predictors
+from specctl.models.predictors.predictor_checkpoint import state_predictors
 from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.recording.coupling import HELD, Detours, Tail, draw_draft_tokens, draw_in_blocks
+from specctl.replay.recording.coupling import HELD, Detours, Tail, TextReading, draw_draft_tokens, draw_in_blocks
 from specctl.replay.traces import BlockChances, DraftSteps, Recorded, draft_steps, recorded_by_start
 
 TOKENS = 128
@@ -301,84 +301,36 @@ class Row:
         return replace(draft_steps(self.tokens, columns, names), next_accept_prob=self.foreseen or None)
 
 
-def read_grid(
-    target: Slot,
-    draft: Slot,
-    predictors: Mapping[str, TrainedPredictor],
-    prompt: Sequence[int],
-    text: Sequence[int],
-    limit: int,
-    depth: int,
-    sampling: Sampling,
-    generator: torch.Generator,
-    eos: frozenset[int],
-) -> Recorded:
-    """What a draft head drafts in the round that begins at each position of a text.
+@dataclass(slots=True)
+class GridReading(TextReading):
+    """Reads a text with a draft head: what it drafts in the round that begins at each position.
 
     At each start the draft has observed the states that it has in a live round: those of all but the newest token. See
     `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position for
     all starts, so that starts differ only by what they draft.
-
-    Args:
-        target: the verifier; its cache is read anew.
-        draft: drafts from its states.
-        predictors: the draft's trained heads by name, its usual one first.
-        prompt: at least one id.
-        text: N ids, at least one.
-        limit: the token limit under which the text was generated.
-        depth: the longest draft that shall be replayed.
-        sampling: as the text was generated.
-        generator: on the target's device; draws draft tokens and verdicts when sampling.
-        eos: ids that end a sequence.
-    """
-    verifier = ReadText(target, draft.layers, prompt, text, sampling)
-    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(state_predictors(predictors)))
-    depth = depth if draft.longest is None else min(depth, draft.longest)
-    coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
-    # The last position under the limit is left to the verifier.
-    reach = draft.room(len(prompt))
-    rooms = [max(0, min(depth, limit - start - 1, reach - start)) for start in range(len(text))]
-    reading = GridReading(verifier, text, sampling, generator, coins, predictors, eos)
-    return replace(reading.grid(rounds, rooms, draft.longest), reach=reach if reach < limit else None)
-
-
-@dataclass(frozen=True, slots=True)
-class GridReading:
-    """Draws tokens and verdicts from the draft's logits and adds them to rows.
-
-    Attributes:
-        verifier: reads the text.
-        text: N ids that the verifier wrote.
-        sampling: as in decoding.
-        generator: draws draft tokens, and tosses coins.
-        coins: ``(N,)`` uniform in [0, 1), which decide the verdict at each position; None when greedy.
-        predictors: the draft's trained heads by name.
-        eos: ids that end a sequence.
     """
 
-    verifier: ReadText
-    text: Sequence[int]
-    sampling: Sampling
-    generator: torch.Generator
-    coins: torch.Tensor | None
-    predictors: Mapping[str, TrainedPredictor]
-    eos: frozenset[int]
+    _verifier: ReadText = field(init=False)
+    _coins: torch.Tensor | None = field(init=False)
 
-    def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> Recorded:
-        """The rows of rounds that begin at each position.
-
-        Args:
-            rounds: run the draft.
-            rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
-            longest: see `Recorded`.
-        """
+    def read(self) -> Recorded:
+        """The rows of the rounds that begin at each position."""
+        draft, block, sampled = self.draft, self.sampling.in_blocks, not self.sampling.greedy
+        names = state_predictors(self.predictors)
+        self._verifier = ReadText(self.target, draft.layers, self.prompt, self.text, self.sampling)
+        rounds = starts_of(draft, self._verifier, [*self.prompt, *self.text], len(self.prompt), hidden=bool(names))
+        coins = torch.rand(len(self.text), generator=self.generator, device=self.target.device) if sampled else None
+        self._coins = coins
+        depth = self.depth if draft.longest is None else min(self.depth, draft.longest)
+        # The last position under the limit is left to the verifier.
+        reach = draft.room(len(self.prompt))
+        rooms = [max(0, min(depth, self.limit - start - 1, reach - start)) for start in range(len(self.text))]
         rows = [Row(start, room, self.eos) for start, room in enumerate(rooms)]
         starting = [row for row in rows if row.room]
-        block = self.sampling.in_blocks
         at_once = min(rounds.at_once, max(1, HELD // max(rooms, default=1))) if block else rounds.at_once
         for begin in range(0, len(starting), at_once):
             group = starting[begin : begin + at_once]
-            self.verifier.forget(group[0].start)
+            self._verifier.forget(group[0].start)
             unfinished = group
             while unfinished:
                 self._run(rounds, group, unfinished)
@@ -387,14 +339,14 @@ class GridReading:
                 unfinished = [row for row in unfinished if not self._finished(row)]
             for row in group:
                 row.finish()
-        sampled = not self.sampling.greedy
-        return recorded_by_start(
-            [row.steps(state_predictors(self.predictors)) for row in rows],
+        found = recorded_by_start(
+            [row.steps(names) for row in rows],
             [row.accepted for row in rows],
-            longest,
+            draft.longest,
             [row.chances for row in rows] if sampled and not block else None,
             blocks=[BlockChances(row.chances, row.passing) for row in rows] if block else None,
         )
+        return replace(found, reach=reach if reach < self.limit else None)
 
     def _run(self, rounds: Starts, group: Sequence[Row], unfinished: Sequence[Row]) -> None:
         """Run rounds of a group to their ends; tokens that they have already are fed again and not drawn."""
@@ -463,15 +415,15 @@ class GridReading:
         self, rows: Sequence[Row], logits: torch.Tensor, judged: Sequence[int]
     ) -> tuple[torch.Tensor, list[bool]]:
         """Drawn tokens ``(B,)``, and the verdicts in the rows that have no rejected token."""
-        assert self.coins is not None
+        assert self._coins is not None
         probs = self.sampling.probs(logits)
         chosen = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
         verdicts: list[bool] = []
         if judged:
             positions = [rows[number].position for number in judged]
-            above = self.verifier.probs(positions)
+            above = self._verifier.probs(positions)
             written = torch.tensor([self.text[position] for position in positions], device=above.device)
-            generator, coins = sibling(self.generator, above.device), self.coins[positions].to(above.device)
+            generator, coins = sibling(self.generator, above.device), self._coins[positions].to(above.device)
             own = probs[judged].to(above.device)
             if self.sampling.in_blocks:
                 weights = [rows[number].chances[-1] if rows[number].chances else 1.0 for number in judged]
@@ -493,6 +445,6 @@ class GridReading:
         """Let the verifier read what the draft alone drafted after a rejected token of a block."""
         if row.tail is None or not row.tail.drafted:
             return
-        above = self.verifier.probs_after(row.tail.position, row.tail.to_read, len(row.tail.drafted))
+        above = self._verifier.probs_after(row.tail.position, row.tail.to_read, len(row.tail.drafted))
         row.tail.settle(above, self.sampling, self.generator)
         del row.foreseen[len(row) - 1 :]  # the newest may be another token than the one drafted

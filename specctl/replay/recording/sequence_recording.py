@@ -17,8 +17,8 @@ from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.play import require_recordable
-from specctl.replay.recording.coupling import HELD, Detours, Tail, draw_draft_tokens, draw_in_blocks
-from specctl.replay.recording.head_recording import read_grid
+from specctl.replay.recording.coupling import HELD, Detours, Tail, TextReading, draw_draft_tokens, draw_in_blocks
+from specctl.replay.recording.head_recording import GridReading
 from specctl.replay.traces import (
     BlockChances,
     DraftSteps,
@@ -45,31 +45,9 @@ class _Rounds:
 
 
 @dataclass(slots=True)
-class BlockReading:
-    """Reads a text with a draft model whose rounds are verified as blocks.
+class BlockReading(TextReading):
+    """Reads a text with a draft model whose rounds are verified as blocks."""
 
-    Attributes:
-        target, draft: the models.
-        predictors: the draft's heads by name, its usual one first.
-        prompt: at least one id.
-        text: N ids that the target wrote.
-        limit: the token limit under which they were written.
-        depth: the longest draft that shall be replayed.
-        sampling: as the text was generated.
-        generator: on the target's device; draws draft tokens and verdicts.
-        eos: ids that end a sequence.
-    """
-
-    target: Slot
-    draft: Slot
-    predictors: Mapping[str, TrainedPredictor]
-    prompt: Sequence[int]
-    text: Sequence[int]
-    limit: int
-    depth: int
-    sampling: Sampling
-    generator: torch.Generator
-    eos: frozenset[int]
     _going: list[_Rounds] = field(default_factory=list)
     _runs: list[int] = field(default_factory=list)
     _chances: list[BlockChances] = field(default_factory=list)
@@ -262,17 +240,19 @@ def read_sequence(
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
     for runner in (pair.target, *pair.drafts):
         runner.begin(len(prompt))
-    if (draft := pair.drafts[0]).drafts_by_round:
-        predictors = pair.named_predictors[0]
-        return read_grid(pair.target, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
+    draft, predictors = pair.drafts[0], pair.named_predictors[0]
+    models = pair.target, draft, predictors, prompt
+    settings = depth, sampling, generator, pair.eos
+    if draft.drafts_by_round:
+        return GridReading(*models, output, limit, *settings).read()
     for runner in pair.drafts:
         runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
     if sampling.in_blocks:
-        predictors, verifier, reach = pair.named_predictors[0], pair.target, reach_of(draft, prompt, limit)
+        reach = reach_of(draft, prompt, limit)
         if reach is not None:
             output, limit = output[:reach], reach + 1
-        blocks = BlockReading(verifier, draft, predictors, prompt, output, limit, depth, sampling, generator, pair.eos)
-        found = blocks.read() if output else nothing_recorded(RoundChances([], []))
+        nothing = nothing_recorded(RoundChances([], []))
+        found = BlockReading(*models, output, limit, *settings).read() if output else nothing
         return replace(found, reach=reach)
     reading = _Reading(pair, depth, sampling, generator, matched, tops, logits)
     return reading.read(0, prompt, output, output, limit - 2)
