@@ -80,7 +80,7 @@ class Overlap:
 
     def __str__(self) -> str:
         shared = f"{self.used:.1%} of the tokens in the prompts that come with specctl are shared"
-        written = f"{self.agreed:.1%} come out right of text"
+        written = f"{self.agreed:.1%} are reproduced from text"
         first, other, name = (written, shared, "intersection") if self.writes_text else (shared, written, "text")
         return f'{first}, and no more of a draft can be accepted ({other}: draft.vocabulary = "{name}")'
 
@@ -307,7 +307,7 @@ class _Examination:
         facts.output_share = output / max(need.parameters - (0 if config.ties else output), output)
         facts.weights_by_dtype = _sizes(table, need, self.free)
         if need.unread and not report.here:  # what fits is known without them
-            report.advice.append(f"{need.unread.message} What they take is known from its configuration.")
+            report.advice.append(f"{need.unread.message} Their size is known from its configuration.")
         elif need.unread:
             report.add(member.role, need.unread, absent=checkpoint.source == "hub")
         elif not checkpoint.has_weights():

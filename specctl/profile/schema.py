@@ -273,7 +273,7 @@ class ModelTable(Table):
         model = str(given.get("model", ""))
         match key:
             case "adapter" if value is not None and (model in (LOOKUP, IN_TARGET) or model.startswith(DRAFTER)):
-                yield f"is for a model with files of its own, and {model} has none"
+                yield f"needs a model with its own files, and {model} has none"
             case "shards" if value is not None:
                 for name, plain in (("device", ("auto", "cpu")), ("max_memory", (None,))):
                     if (other := given.get(name)) not in plain:
@@ -401,7 +401,7 @@ class DraftTable(ModelTable):
         if not value:
             return
         if copies and key in ("tree", "head", "draft", "lookup", "tokens"):
-            yield "has no place in a draft that copies from the text"
+            yield "does not apply to a draft that copies from the text"
         match key:
             case "batch_policies":
                 if wrong := [number for number in value if not (number.isdecimal() and int(number) > 1)]:
@@ -440,13 +440,13 @@ class DraftTable(ModelTable):
                 yield f'is for a chain with a lookup: set model = ["{LOOKUP}", MODEL]'
             case "tokens":
                 if model.startswith(DRAFTER):
-                    yield "is about an output layer, and a registered drafter has none"
+                    yield "needs an output layer, and a registered drafter has none"
                 if given.get("draft") is not None:
-                    yield "has no place in a draft that verifies a faster one: it needs all tokens; set it there"
+                    yield "does not apply to a draft that verifies a faster one, which needs all tokens: set it there"
                 if given.get("shards") is not None:
                     yield "needs a draft whose output layer is in one piece: leave its shards out"
             case "token_counts" if given.get("tokens", 1) is None:
-                yield "says which tokens a draft of few can write: set tokens too"
+                yield "names the tokens that a draft may write: set tokens too"
 
     @property
     def levels(self) -> "tuple[DraftTable, ...]":

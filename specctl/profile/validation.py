@@ -154,7 +154,7 @@ def _wrong_batches(draft: dict[str, Any], key: Key) -> Mistakes:
     if wrong := list(_wrong_arms(word for word in words if isinstance(word, str))):
         return {key: "; ".join(wrong)}
     if words and draft.get("draft") is not None:
-        return {key: "is for one draft, and another drafts for this one"}
+        return {key: "works with a single draft, and another drafts for this one"}
     if words and (alone := next((name for name in ("tree", "parallel") if draft.get(name)), None)):
         return {key: f"is for several texts at once, and with {alone} they are written one at a time: leave one out"}
     unread = (_unread({**draft, "policy": policy_table(word)}, key[:-1]) for word in words if isinstance(word, str))

@@ -151,7 +151,7 @@ def test_tokenizers_that_differ(pair: Path, tmp_path: Path) -> None:
     assert 0.9 < overlap["agreed"] < 1
     told = f"drafts the 257 of 258 tokens that both have; {overlap['used']:.1%} of the tokens"
     assert told in report["advice"][0]
-    assert f"({overlap['agreed']:.1%} come out right of text" in report["advice"][0]
+    assert f"({overlap['agreed']:.1%} are reproduced from text" in report["advice"][0]
 
     code, report = document(pair, "--set", f"draft.model={tmp_path / 'stranger'}", "--set", "draft.vocabulary=shared")
 

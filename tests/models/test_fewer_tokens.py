@@ -84,7 +84,7 @@ def test_more_tokens_than_there_are() -> None:
         ({"tokens": "some"}, "auto"),
         ({"token_counts": "counts.json"}, "set tokens too"),
         ({"model": "prompt:lookup", "tokens": 5}, "copies from the text"),
-        ({"tokens": 5, "draft": {"model": "embedded:draft"}}, "it needs all tokens"),
+        ({"tokens": 5, "draft": {"model": "embedded:draft"}}, "which needs all tokens"),
         ({"tokens": 5, "shards": 2}, "in one piece"),
     ],
     ids=str,
@@ -146,7 +146,7 @@ def test_files_that_hold_no_counts(tmp_path: Path, contents: str | None) -> None
     path = tmp_path / "counts.json"
     if contents is not None:
         path.write_text(contents, encoding="utf-8")
-    with pytest.raises(ModelError, match=r"counts\.json holds no counts of tokens"):
+    with pytest.raises(ModelError, match=r"counts\.json does not hold token counts"):
         TokenCounts.read(path)
 
 

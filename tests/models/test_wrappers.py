@@ -208,7 +208,7 @@ def test_a_class_of_the_decoder_alone_needs_nothing_left_out(family: str) -> Non
     ("part", "settings", "message"),
     [
         ("text_config", None, "the files hold 8"),
-        ("text_config", "llama", "makes no model of its config.json: Field 'text_config' with value 'llama'"),
+        ("text_config", "llama", "cannot make a model from its config.json: Field 'text_config' with value 'llama'"),
         ("text_config", {"model_type": "nosuch"}, UNKNOWN),
         ("text_config", {"model_type": "llama", "vocab_size": None}, "Field 'vocab_size' expected int, got NoneType"),
         ("text_config", {"model_type": "llama", "num_attention_heads": 0}, "ZeroDivisionError: "),

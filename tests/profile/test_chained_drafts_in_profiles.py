@@ -65,7 +65,7 @@ def test_a_model_that_is_named_alone_drafts_alone(resolved):
         ('["prompt:lookup", "./small+prompt:lookup"]', "a chain is two sources, a lookup and one model"),
         ('["prompt:lookup", "small"]\ntree = 8', "excludes tree"),
         ('["prompt:lookup", "small"]\npolicy.name = "constant"\nparallel = true', "excludes parallel"),
-        ('"prompt:lookup"\nlookup = true', "has no place in a draft that copies from the text"),
+        ('"prompt:lookup"\nlookup = true', "does not apply to a draft that copies from the text"),
         ('"mid"\n[draft.draft]\nmodel = ["prompt:lookup", "small"]', "cannot be in a chain with a lookup"),
     ],
 )

@@ -64,7 +64,7 @@ def explain(error: BaseException, role: str, name: str, *, by_config: bool = Fal
             return ModelError(*found)
     if by_config:
         return ModelError(
-            f"{subject}: transformers makes no model of its config.json: {_innermost(error)}.",
+            f"{subject}: transformers cannot make a model from its config.json: {_innermost(error)}.",
             "Copy or download that file again, or correct it; a new model may need a newer transformers.",
         )
     return ModelError(

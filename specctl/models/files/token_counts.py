@@ -48,7 +48,7 @@ class TokenCounts:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise ModelError(
-                f"{path} holds no counts of tokens ({why}).",
+                f"{path} does not hold token counts ({why}).",
                 "Let `specctl calibrate -o FILE` write one for a profile with draft.tokens, or leave token_counts out.",
             ) from error
         return cls(counts)

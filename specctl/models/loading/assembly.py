@@ -402,7 +402,7 @@ def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
 
     name = model.name_or_path or NAMELESS
     if model.config.is_encoder_decoder:
-        raise ModelError(f"The {role} {name!r} has an encoder.", "Speculative decoding here is for decoders alone.")
+        raise ModelError(f"The {role} {name!r} has an encoder.", "specctl runs decoders only.")
     if why := cannot_go_back(model.config, type(model)):
         raise ModelError(f"The {role} {name!r} cannot take back rejected tokens: {why}.")
     return LoadedModel.of(model, name)

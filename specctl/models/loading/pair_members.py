@@ -515,7 +515,7 @@ def require_own_tokenizers(members: Sequence[PairMember], above: Sequence[int | 
         if draft.head is not None and reader_of(members, upper).tokens is not None:
             raise ModelError(
                 f"The draft head of {draft.role} cannot read the states of a model with another tokenizer than the "
-                "target's: they are of other tokens.",
+                "target's: they are for other tokens.",
                 f"Leave [{draft.role}] out, or take a model in its place.",
             )
 

@@ -137,7 +137,7 @@ def draft_vocabulary(
 def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCounts:
     """Token counts from the file that a draft's table names, or of the shipped prompts.
 
-    Raises ModelError if there are none in the file, or they are of other tokens.
+    Raises ModelError if there are none in the file, or they are for other tokens.
     """
     if (named := table.token_counts) is None:
         return TokenCounts.shipped(tokenizer)
