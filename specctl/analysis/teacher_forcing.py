@@ -85,7 +85,7 @@ def read(target: Slot, draft: Slot, prompt: Sequence[int], output: Sequence[int]
             target_logits = by_target.logits  # (C, V)
             tokens = torch.tensor(output[part], device=target_logits.device)
             parts.append(compare(target_logits, by_draft.logits.to(target_logits.device), tokens, sampling).cpu())
-    entropy, cross_entropy, top_prob, acceptance, divergence, agrees, kept = _arrays(torch.cat(parts, dim=1))
+    entropy, cross_entropy, top_prob, acceptance, divergence, agrees, kept = map(_array, torch.cat(parts, dim=1))
     return Reading(
         entropy=entropy,
         cross_entropy=cross_entropy,
@@ -97,10 +97,6 @@ def read(target: Slot, draft: Slot, prompt: Sequence[int], output: Sequence[int]
         run=run_lengths(kept),
         judged=kept if sampling.greedy else acceptance,
     )
-
-
-def _arrays(rows: torch.Tensor) -> list[Floats]:
-    return list(rows.double().numpy())
 
 
 def _array(row: torch.Tensor) -> Floats:

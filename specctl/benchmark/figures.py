@@ -87,11 +87,6 @@ def candidate_panel(axes: "Axes", title: str, names: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
-def note_right(axes: "Axes", row: int, text: str) -> None:
-    """Write a text to the right of a row."""
-    axes.text(1.01, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
-
-
 def note_after(axes: "Axes", across: float, row: int, text: str) -> None:
     """Write a text after the end of a row's bar at ``across``, inside the panel."""
     axes.annotate(text, (across, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
@@ -165,7 +160,8 @@ def wall_time(digest: Digest, look: dict[str, Look]) -> Picture:
             left += width
         if not summary.wall:
             axes.barh(row, summary.ms_per_token, 0.75, color="white", edgecolor=FAINT, hatch="///", label="not visible")
-        note_right(axes, row, f"{summary.ms_per_token:.2f} ms")
+        beside = axes.get_yaxis_transform()
+        axes.text(1.01, row, f"{summary.ms_per_token:.2f} ms", transform=beside, va="center", fontsize=8)
     labels = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(labels.values(), labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False)
     axes.set_xlim(left=0)
@@ -365,7 +361,9 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
         if index in front:
             axes.plot(x, y, "o", markersize=13, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=0.9)
         axes.plot(x, y, look[label].marker, color=look[label].colour, markersize=6)
-    _widen(axes, points)
+    # Wide enough that small differences do not look large.
+    axes.set_xlim(_range([x for _, x, _ in points], least=0.2))
+    axes.set_ylim(_range([y for _, _, y in points], least=0.1))
     if model is not None:
         _equal_speeds(axes, model)
     names = _point_names([candidates[label] for label, *_ in points])
@@ -385,12 +383,6 @@ def _point_names(candidates: Sequence[Candidate]) -> list[str]:
             f"{head or candidate.name} {values}" if differing and candidate.drafts == (0,) else candidate.label
         )
     return names
-
-
-def _widen(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
-    """Widen the axes around the points, so that small differences do not look large."""
-    axes.set_xlim(_range([x for _, x, _ in points], least=0.2))
-    axes.set_ylim(_range([y for _, _, y in points], least=0.1))
 
 
 def _range(values: Sequence[float], least: float) -> tuple[float, float]:

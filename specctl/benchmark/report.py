@@ -55,6 +55,9 @@ def tables(digest: Digest) -> list[Table]:
     """All tables that the results can fill, in reading order."""
     results = digest.results
     header = results.header
+    count = header.suite.get("count", "?")
+    skipped = f"{len(results.skipped)} of {count} prompts could not be run on this pair."
+    failed = "These did not finish their runs; --resume asks them again."
     found = [
         speed_table(digest),
         paper_table(digest) if header.papers is not None else None,
@@ -68,8 +71,8 @@ def tables(digest: Digest) -> list[Table]:
         pass_table(digest) if results.costs is not None else None,
         parallel_table(digest) if digest.simulated else None,
         _differences(digest),
-        _skipped(digest) if results.skipped else None,
-        _failed(digest) if results.failed else None,
+        reasons("Prompts left out", "prompt", results.skipped, skipped) if results.skipped else None,
+        reasons("Peers that failed", "candidate", results.failed, failed) if results.failed else None,
         _peers(digest) if any(one.way is not None for one in header.candidates) else None,
     ]
     return [table for table in found if table is not None]
@@ -343,17 +346,6 @@ def _differences(digest: Digest) -> Table:
 
 def _of_compared(digest: Digest) -> str:
     return f"{len(digest.differing)} of {digest.compared} runs"
-
-
-def _skipped(digest: Digest) -> Table:
-    skipped = digest.results.skipped
-    note = f"{len(skipped)} of {digest.results.header.suite.get('count', '?')} prompts could not be run on this pair."
-    return reasons("Prompts left out", "prompt", skipped, note)
-
-
-def _failed(digest: Digest) -> Table:
-    note = "These did not finish their runs; --resume asks them again."
-    return reasons("Peers that failed", "candidate", digest.results.failed, note)
 
 
 def reasons(title: str, key: str, why: Mapping[str, str], note: str = "") -> Table:

@@ -326,7 +326,7 @@ def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> li
     if missing:
         note += f" Interrupted: {counted(missing, 'request')} without a whole answer."
     failures = [
-        f"{count} at concurrency {level.concurrency}: {_example(level, kind)}"
+        f"{count} at concurrency {level.concurrency}: {next(one.message for one in level.asked if one.error == kind)}"
         for level in levels
         for kind, count in level.failures.items()
     ]
@@ -337,10 +337,6 @@ def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> li
     if failures:
         found.append(Table("Failed requests", (), (), note="\n".join(failures), alarm=True))
     return found
-
-
-def _example(level: Level, kind: str) -> str:
-    return next(one.message for one in level.asked if one.error == kind)
 
 
 def load_json(header: LoadHeader, levels: Sequence[Level], missing: int) -> dict[str, Any]:

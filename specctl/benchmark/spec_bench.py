@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,6 @@ ANSWER_FILES = ("*.jsonl",)
 MT_BENCH_FIRST_ID = 81
 MT_BENCH_QUESTIONS = 10
 """MT-Bench numbers its questions from 81, ten to a category."""
-
-Answered = Mapping[str, Sequence[Run]]
-"""One candidate's runs at one length, by prompt; repeats in order."""
 
 
 def write_answers(results: RunSet, folder: Path) -> list[Path]:
@@ -39,30 +36,18 @@ def write_answers(results: RunSet, folder: Path) -> list[Path]:
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for length in lengths:
-        field = _answers_by_candidate(run for run in results.runs if run.length == length)
-        prompts = _finished_by_all(field)
+        field: dict[str, dict[str, list[Run]]] = {}
+        for run in sorted((run for run in results.runs if run.length == length), key=lambda run: run.repeat):
+            field.setdefault(run.candidate, {}).setdefault(run.prompt, []).append(run)
+        first, *others = field.values()
+        prompts = [prompt for prompt in first if all(prompt in other for other in others)]
         for label, answers in field.items():
-            path = folder / f"{_file_name(label)}{f'-{length}' if len(lengths) > 1 else ''}.jsonl"
+            name = re.sub(r"[^\w.,=+-]+", "-", label)
+            path = folder / f"{name}{f'-{length}' if len(lengths) > 1 else ''}.jsonl"
             lines = [json.dumps(_answer(label, answers[prompt], created)) + "\n" for prompt in prompts]
             write_whole(path, "".join(lines))
             written.append(path)
     return written
-
-
-def _answers_by_candidate(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
-    field: dict[str, dict[str, list[Run]]] = {}
-    for run in sorted(runs, key=lambda run: run.repeat):
-        field.setdefault(run.candidate, {}).setdefault(run.prompt, []).append(run)
-    return field
-
-
-def _finished_by_all(field: Mapping[str, Answered]) -> list[str]:
-    first, *others = field.values()
-    return [prompt for prompt in first if all(prompt in other for other in others)]
-
-
-def _file_name(label: str) -> str:
-    return re.sub(r"[^\w.,=+-]+", "-", label)
 
 
 def _answer(label: str, repeats: Sequence[Run], created: float) -> dict[str, Any]:

@@ -251,14 +251,8 @@ def _tokens_line(facts: "ModelFacts") -> str:
     return f"{facts.draft_tokens:,} tokens: {told}"
 
 
-def _checked_line(facts: "ModelFacts") -> str:
-    """Whether a target makes the same of a text in whatever passes it reads it."""
-    return "-" if facts.checked is None else "as in one pass" if facts.checked else "checked when it is first loaded"
-
-
-def _layers_line(facts: "ModelFacts") -> str:
-    """How many layers go to each device, in one line."""
-    return ", ".join(f"{count} on {device}" for device, count in facts.layers.items()) or "-"
+_CHECKED = {None: "-", True: "as in one pass", False: "checked when it is first loaded"}
+"""Whether a target computes the same for a text in whatever passes it is read."""
 
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
@@ -266,6 +260,7 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.models.placing.absent import size_text
     from specctl.printable import gib
 
+    layers = ", ".join(f"{count} on {device}" for device, count in facts.layers.items())
     if facts.without_files:
         return {"model": facts.model, "found": facts.found}
     if facts.found == NOT_FOUND:
@@ -284,13 +279,13 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "weights": ", ".join(f"{dtype} {gib(size)}" for dtype, size in facts.weights_by_dtype.items()) or "-",
         "cache per 1k tokens": gib(facts.cache_per_1k_tokens) if facts.cache_per_1k_tokens else "-",
         "end of sequence ids": ", ".join(map(str, facts.eos_ids)) or "none",
-        **({"read in parts": _checked_line(facts)} if facts.key == "target" else {}),
+        **({"read in parts": _CHECKED[facts.checked]} if facts.key == "target" else {}),
         "token rules": ", ".join(facts.rules) or ("none" if facts.key == "target" else "the target's"),
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",
         "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
         "goes to": ", ".join(facts.devices) or "-",
-        **({"layers": _layers_line(facts)} if any(other.layers for other in report.models) else {}),
+        **({"layers": layers or "-"} if any(other.layers for other in report.models) else {}),
     }
 
 

@@ -132,7 +132,7 @@ def test_summaries_keep_the_candidates_order_and_leave_out_candidates_without_ru
 def test_what_too_few_prompts_say_is_doubted_beside_the_number() -> None:
     assert times(bootstrap(lambda weights: weights[:, 0] * 0 + 1.1, 2)) == "1.10x (1.10 to 1.10, only 2 prompts)"
     assert times(bootstrap(lambda weights: weights[:, 0] + 0.5, 1)) == "1.50x (only 1 prompt)"
-    assert times(Interval(1.1, 1.1, 1.1, 12)) == "1.10x (1.10 to 1.10, an interval of no width tells nothing)"
+    assert times(Interval(1.1, 1.1, 1.1, 12)) == "1.10x (1.10 to 1.10, an interval of no width says nothing)"
     assert times(Interval(1.0, 1.0, 1.0, 12)) == "1.00x (1.00 to 1.00)", "of the target over itself"
     assert times(Interval(1.1, 1.0, 1.2, 10)) == "1.10x (1.00 to 1.20)"
     assert times(Interval(1.1, 1.0, 1.2, 9)) == "1.10x (1.00 to 1.20, only 9 prompts)"
