@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import Cache
@@ -19,6 +19,7 @@ from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
+from specctl.models.running.passes import Request
 
 
 class BlockHeadPasses(DraftHeadPasses):
@@ -192,18 +193,13 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
         """Any number: those before a block's anchor are not read, and each later one moves to the next row."""
         return WIDEST
 
-    def _sample(
-        self,
-        tokens: Sequence[Token],
-        reader: TokenReader,
-        uniform: float | None,
-        previous: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _sample(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Slot.sample`.
 
         Raises:
             ValueError: the block has no further row.
         """
+        tokens, reader = request.tokens, cast("TokenReader", request.reader)
         if len(tokens) > 1:
             self._extend([int(token) for token in tokens[:-1]], 0, hidden=False)
         token = tokens[-1]
@@ -213,7 +209,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
             ahead = (row, self._none_ahead) if last else (self._hidden[self._row + 1], self._ahead)
             kind = PassKind(1, reader.hidden, reader)
             self._reserve(self.length + 1)
-            given = (base, row, self._memory, *ahead, uniform, previous)
+            given = (base, row, self._memory, *ahead, request.about, request.previous)
             values, probs, self._memory = self._run(kind, [token], *given)
         return values, probs
 

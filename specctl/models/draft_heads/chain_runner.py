@@ -1,6 +1,7 @@
 """The passes of a chain draft head: it reads its verifier's states, and its own output where there are none yet."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from transformers import Cache
@@ -11,10 +12,11 @@ from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.passes.cache import BufferedLayer
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import PIECE, SPARE, FixedBufferNetwork, Found, PassKind, width_of
-from specctl.models.passes.forward import Forward, Token, TokenReader
+from specctl.models.passes.forward import Forward, TokenReader
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
+from specctl.models.running.passes import Request
 
 
 class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
@@ -98,14 +100,9 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
         whole = torch.cat(logits) if logits else torch.empty(0, self._columns, device=self.device)
         return Forward(whole[last], torch.cat(states)[last] if hidden else None, None, self.draft_vocabulary)
 
-    def _sample(
-        self,
-        tokens: Sequence[Token],
-        reader: TokenReader,
-        uniform: float | None,
-        previous: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _sample(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Slot.sample`; the last token has a pass of its own if its features are not known before."""
+        tokens, reader = request.tokens, cast("TokenReader", request.reader)
         self._inputs.take_pending()
         if len(tokens) > max(1, self._inputs.known(self.length)):
             self._extend([int(token) for token in tokens[:-1]], 0, hidden=False)
@@ -114,7 +111,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
         with torch.inference_mode():
             kind = PassKind(width_of(tokens), reader.hidden, reader, rows=1)
             features = self._next_rows(len(tokens))
-            values, probs, own = self._run(kind, tokens, features, uniform, previous)
+            values, probs, own = self._run(kind, tokens, features, request.about, request.previous)
         self._advance(len(tokens), own)
         return values, probs
 

@@ -3,14 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding
 
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Forward, Token, TokenReader
+from specctl.models.passes.forward import Forward
 from specctl.models.running.passes import Passes, Request
 
 
@@ -121,8 +121,7 @@ class DraftHeadPasses(Passes):
     def answer(self, request: Request) -> Any:
         self.length = request.after
         if request.reader is not None:
-            reader = cast("TokenReader", request.reader)
-            return self._sample(request.tokens, reader, request.about, request.previous)
+            return self._sample(request)
         if request.parents is not None:
             return self._extend_tree(request.tokens, request.parents, request.before, request.hidden)
         return self._extend(request.tokens, request.keep, request.hidden)
@@ -135,12 +134,6 @@ class DraftHeadPasses(Passes):
         """As `Slot.extend_tree`."""
         raise NotImplementedError(self.no_trees)
 
-    def _sample(
-        self,
-        tokens: Sequence[Token],
-        reader: TokenReader,
-        uniform: float | None,
-        previous: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _sample(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Slot.sample`."""
         raise NotImplementedError("its logits are read after the pass")
