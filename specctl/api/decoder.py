@@ -9,7 +9,6 @@ from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from specctl.batching.pair_rows import why_alone
 from specctl.conversation import Chat
 from specctl.decoding.answers import Answerer, failures_of_a_text
 from specctl.decoding.composition import build_drafter
@@ -29,6 +28,7 @@ from specctl.records import Completion, Round
 from specctl.text_engine.dispatch import as_finished, in_order
 from specctl.text_engine.engine import Writer, whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.pair_rows import why_alone
 from specctl.text_engine.row_count import MOST, Batch, chosen_passes
 
 NAMES = {"set": "overrides", "max-new-tokens": "max_new_tokens", "trust-remote-code": "trust_remote_code=True"}

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from specctl.batching.pair_rows import passes_of
 from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.search import Best, Calibration
 from specctl.decoding.prompt_format import PromptFormat
@@ -19,6 +18,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.replay.trace_files import TraceSet
 from specctl.statistics import Interval
+from specctl.text_engine.pair_rows import passes_of
 
 FAR_OFF = 0.25
 """How far measured speed may be from predicted before the user is warned: prompts alone make less of a difference."""

@@ -230,9 +230,9 @@ class Answering:
 
     def engine(self, asked: "Batch", records: int | None, watch: "Watch | None" = None) -> "TextEngine":
         """Answers records with the pair, several at once where that is requested or pays."""
-        from specctl.batching.pair_rows import why_alone
         from specctl.observing.record_stream import record_writer
         from specctl.text_engine.here import HereEngine, Rows
+        from specctl.text_engine.pair_rows import why_alone
         from specctl.text_engine.row_count import MOST, chosen_passes
 
         def writer(pair: "Pair") -> "Writer":

@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import torch
 
-from specctl.batching.hub import Hub
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
@@ -34,6 +33,7 @@ from specctl.prompts.suites import SuitePrompt
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import Writer, whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.hub import Hub
 
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from specctl.batching.hub import Decisions, Hub
 from specctl.decoding.chained import Chaining, with_copy
 from specctl.errors import UsageError
 from specctl.policies import Setting, Signal, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.costs import Clock, CostTable, Replay, columns
 from specctl.replay.traces import Recorded, Trace, with_agreement
+from specctl.text_engine.hub import Decisions, Hub
 
 
 class Block(NamedTuple):

@@ -85,7 +85,7 @@ class Served:
             pair: loaded; nothing else uses it.
             profile: how it is used.
             name: what clients call the model.
-            passes: for the rows, `specctl.batching.pair_rows.passes_of`; None to write one text at a time.
+            passes: for the rows, `specctl.text_engine.pair_rows.passes_of`; None to write one text at a time.
             warn: receives a message when memory runs out.
             compiles: whether the engine compiles grammars itself, while other texts go on.
         """

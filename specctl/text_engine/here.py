@@ -8,12 +8,12 @@ from contextlib import closing
 from threading import Event as Signal
 from typing import Any, Self
 
-from specctl.batching.hub import CrowdedError, Hub
-from specctl.batching.pair_rows import SharedBeginnings, keeping, split
 from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes
 from specctl.policies import Setting
 from specctl.text_engine.engine import Answered, Event, Part, Restarted, Writer
+from specctl.text_engine.hub import CrowdedError, Hub
+from specctl.text_engine.pair_rows import SharedBeginnings, keeping, split
 from specctl.text_engine.row_count import Batch, chosen_passes
 
 ROUND = 16

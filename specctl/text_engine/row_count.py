@@ -5,7 +5,6 @@ from math import log2, sqrt
 from time import perf_counter, process_time
 from typing import Literal
 
-from specctl.batching.pair_rows import passes_of, read_models, why_alone
 from specctl.errors import out_of_memory
 from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.layer_sizes import cached_values
@@ -15,6 +14,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.threads import CONTEXT, timed
 from specctl.policies import Setting
+from specctl.text_engine.pair_rows import passes_of, read_models, why_alone
 
 Batch = int | Literal["auto"]
 """How many texts a pair writes at once; ``auto`` for as many as are fastest."""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.batching.pair_rows import passes_of
 from specctl.decoding.composition import Stage, compose
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -31,6 +30,7 @@ from specctl.records import Completion
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.pair_rows import passes_of
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, Tokenizer
 from tests.support.toys import noisy_copy, random_model, random_predictor, toy_disco

@@ -11,7 +11,6 @@ from transformers import GenerationConfig, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl import speculative
-from specctl.batching.pair_rows import passes_of, why_alone
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
@@ -35,6 +34,7 @@ from specctl.replay.play import rounds
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.pair_rows import passes_of, why_alone
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.pretend_cuda import Devices
 from tests.support.pretend_cuda.pairs import on

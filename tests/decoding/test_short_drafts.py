@@ -10,7 +10,6 @@ from law_table import DRAFT as LAW_DRAFT
 from law_table import PROMPT as LAW_PROMPT
 from law_table import SAMPLINGS, enumerate_decode, error, expected_law
 
-from specctl.batching.pair_rows import passes_of, split
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -30,6 +29,7 @@ from specctl.policies.setting import TreeSize
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.records import Round, StopReason
 from specctl.replay.play import play, players_of
+from specctl.text_engine.pair_rows import passes_of, split
 from tests.support.checkpoints import llama_config, save_model, tiny_tokenizer
 from tests.support.toys import TableRunner, Ticks, generated, noisy_copy, random_model, seeded
 from tests.support.traced import live, pair_of, shape, trace_of

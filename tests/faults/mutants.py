@@ -26,7 +26,7 @@ from tests.faults.reached import Reached
 from tests.faults.trials import PACKAGE, ROOT, Trial, copied, preload
 
 ROOMS = (
-    "decoding", "policies", "models/running", "models/passes", "models/translation", "batching", "replay",
+    "decoding", "policies", "models/running", "models/passes", "models/translation", "replay",
     "calibration", "api", "text_engine",
 )  # fmt: skip
 NEEDED = {"text_engine/on_ray.py": "ray"}

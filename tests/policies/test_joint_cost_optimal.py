@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specctl.batching.hub import Decisions, Hub
 from specctl.policies import NONE, Setting
 from specctl.policies.cost_optimal import CROWDED, CostOptimal, CostOptimalText, JointCostOptimal, JointRest
 from specctl.policies.draft_account import (
@@ -23,6 +22,7 @@ from specctl.policies.round_times import RoundTimes
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.costs import CostTable
 from specctl.replay.play import replay_together
+from specctl.text_engine.hub import Decisions, Hub
 from tests.support.made_traces import flat_costs, traces
 
 EOS = frozenset({0})

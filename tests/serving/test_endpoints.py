@@ -20,7 +20,6 @@ import pytest
 from starlette.testclient import TestClient
 
 import specctl
-from specctl.batching.pair_rows import passes_of
 from specctl.decoding.session import Session, TextRequest
 from specctl.errors import ModelError, UsageError
 from specctl.models.running.grammars import grammar, grammar_text
@@ -31,6 +30,7 @@ from specctl.serving.listening import Listener, address_of, bound
 from specctl.serving.served import Served
 from specctl.serving.service import Limits, Service
 from specctl.serving.text_thread import Ended, Event, Ticket, Wrote
+from specctl.text_engine.pair_rows import passes_of
 from tests.support.invoked import invoke
 from tests.support.onnx_models import needs_onnx
 from tests.support.waiting_grammars import gone

@@ -9,10 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import specctl
-from specctl.batching.pair_rows import passes_of
 from specctl.serving.endpoints import application
 from specctl.serving.served import Served
 from specctl.serving.service import Service
+from specctl.text_engine.pair_rows import passes_of
 from tests.support.checkpoints import save_model
 from tests.support.onnx_models import needs_onnx
 from tests.support.rotating_models import CONFIGS

@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 from transformers import AutoTokenizer
 
 import specctl
-from specctl.batching.pair_rows import passes_of
 from specctl.decoding.session import TextRequest
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.running.grammars import grammar, trials
@@ -25,6 +24,7 @@ from specctl.serving.served import PairFacts, Served
 from specctl.serving.service import Limits, Service
 from specctl.text_engine.child import Host
 from specctl.text_engine.here import HereEngine
+from specctl.text_engine.pair_rows import passes_of
 from tests.support.onnx_models import needs_onnx
 from tests.support.waiting_grammars import gone
 

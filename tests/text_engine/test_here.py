@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.batching.hub import Hub
 from specctl.models.running.passes import Request
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import Answered, Part, Restarted, Writer, whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.hub import Hub
 
 OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()]
 

@@ -5,7 +5,6 @@ from time import perf_counter
 
 import torch
 
-from specctl.batching.pair_rows import passes_of
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.running.engines import EngineSettings
@@ -17,6 +16,7 @@ from specctl.records import Completion, Round
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import Writer, whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.pair_rows import passes_of
 from specctl.text_engine.row_count import fastest_passes
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Stage

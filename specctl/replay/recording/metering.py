@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specctl.batching.hub import Hub
-from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.logits.judging import judge
@@ -27,6 +25,8 @@ from specctl.policies import TRAINED_SIGNALS, Signal
 from specctl.policies.published import Constant
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
+from specctl.text_engine.hub import Hub
+from specctl.text_engine.pair_rows import passes_of, split, why_alone
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
 BATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 9, 15, 40)

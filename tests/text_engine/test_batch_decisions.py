@@ -9,7 +9,6 @@ from math import prod
 import pytest
 from test_hub import DRAFT, ENDS, GREEDY, PLAIN, PROMPTS, TARGET, TableRows, greedy_alone
 
-from specctl.batching.hub import Decisions, Hub
 from specctl.decoding import drafters
 from specctl.decoding import round as round_
 from specctl.decoding.chained import ChainedDrafter
@@ -21,6 +20,7 @@ from specctl.models.running.slot import Slot
 from specctl.policies import Setting, estimators
 from specctl.policies.cost_optimal import CostOptimalText, JointCostOptimal
 from specctl.policies.estimators import AgreementCurve
+from specctl.text_engine.hub import Decisions, Hub
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.toys import law
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.batching.pair_rows import passes_of, split, why_alone
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.draws import HostGenerator
@@ -27,6 +26,7 @@ from specctl.models.running.static import StaticPasses
 from specctl.models.running.transforms import FixedWidthPasses
 from specctl.policies import POLICIES
 from specctl.policies.setting import TreeSize
+from specctl.text_engine.pair_rows import passes_of, split, why_alone
 from tests.support.onnx_heads import HEADS, KINDS, VOCABULARY, sure_head, torch_runner, verifier
 from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
 from tests.support.toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_model, random_predictor, seeded

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.batching.pair_rows import SharedBeginnings, passes_of
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.running.eager import EagerPasses
@@ -20,6 +19,7 @@ from specctl.records import Completion
 from specctl.text_engine.dispatch import in_order
 from specctl.text_engine.engine import whole
 from specctl.text_engine.here import HereEngine, Rows
+from specctl.text_engine.pair_rows import SharedBeginnings, passes_of
 from tests.support.checkpoints import tiny_tokenizer
 from tests.support.onnx_models import needs_onnx, one_layer, sure_runner
 from tests.support.toys import noisy_copy, random_model, seeded

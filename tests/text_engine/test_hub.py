@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.batching.hub import Hub
 from specctl.decoding.draft import Drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -21,6 +20,7 @@ from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import PIECE, Slot
 from specctl.policies.published import Constant, Svip
+from specctl.text_engine.hub import Hub
 from tests.support.enumeration import largest_difference, law_of, walk
 from tests.support.toys import EOS, TableRunner, law, related_table, table
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specctl.batching.hub import Decisions, Hub
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.tree_sight import grown_tree
 from specctl.models.running.context import WORTH_KEEPING, common_beginning
@@ -13,6 +12,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting
+from specctl.text_engine.hub import Decisions, Hub
 
 Texts = dict[int, list[int]]
 """Ids by row."""

@@ -1,1 +1,0 @@
-"""Several texts at once, by passes that they share."""
