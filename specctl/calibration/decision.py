@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specctl.calibration.compared_settings import UNTUNED, ComparedSettings
-from specctl.calibration.live_check import Measured, check_live, doubts, rivals_of, rivals_together, stopped_live
+from specctl.calibration.live_check import (
+    Measured,
+    Stopped,
+    check_live,
+    doubts,
+    rivals_of,
+    rivals_together,
+    stopped_live,
+)
 from specctl.calibration.search import Best, Calibration, Score, require_priced, search, search_sizes, with_batches
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
@@ -267,13 +275,13 @@ def decide(
         )
     found.warnings += noted
     measured: list[Measured] = []
-    stopped: tuple[int, int] | None = None
+    stopped: Stopped = None
     if pair is not None:
         rivals = {1: rivals_of(found, asked), **{size.rows: rivals_together(size) for size in chosen}}
         for rows, predicted in rivals.items():
             if stopped is None:
-                live = check_live(pair, profile, traces, predicted, found.reported_on, progress, rows)
-                measured, stopped = [*measured, *live.measured], live.stopped
+                live, stopped = check_live(pair, profile, traces, predicted, found.reported_on, progress, rows)
+                measured += live
     found.warnings += doubts(measured)
     if stopped is not None:
         found.warnings.append(stopped_live(*stopped))

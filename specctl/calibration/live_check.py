@@ -45,17 +45,8 @@ class Measured:
     rows: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRuns:
-    """What was measured.
-
-    Attributes:
-        measured: for each setting; empty where not even one prompt was run with all of them.
-        stopped: after how many of how many prompts Ctrl-C ended the runs; None where they came to their end.
-    """
-
-    measured: list[Measured]
-    stopped: tuple[int, int] | None = None
+Stopped = tuple[int, int] | None
+"""After how many of how many prompts Ctrl-C ended live runs; None where they ran to their end."""
 
 
 def doubts(measured: Sequence[Measured]) -> list[str]:
@@ -112,7 +103,7 @@ def check_live(
     reported_on: Sequence[str],
     progress: Progress = SILENT,
     rows: int = 1,
-) -> LiveRuns:
+) -> tuple[list[Measured], Stopped]:
     """Run settings in turn on the prompts reported on.
 
     Stop strings are ignored, as they were when the traces were recorded. With several texts at once, prompts are
@@ -126,6 +117,9 @@ def check_live(
         reported_on: prompt ids.
         progress: receives a count of runs.
         rows: how many texts are written at once.
+
+    Returns:
+        The settings with their measured speeds, empty where not even one prompt was run with all of them.
     """
     assert profile.draft is not None
     drafting = [setting for setting in predicted if setting != NONE]
@@ -147,7 +141,7 @@ def check_live(
         for setting, before in predicted.items()
         if labels[setting] in found
     ]
-    return LiveRuns(measured, stopped)
+    return measured, stopped
 
 
 def run_candidates(
@@ -158,7 +152,7 @@ def run_candidates(
     drafts: Sequence[str],
     progress: Progress,
     passes: Sequence[Passes] | None = None,
-) -> tuple[RunSet, tuple[int, int] | None]:
+) -> tuple[RunSet, Stopped]:
     """Run candidates on prompts, in turn and without stop strings.
 
     Ctrl-C ends the runs. Then the results are of the prompts that all candidates have run, and the number of these

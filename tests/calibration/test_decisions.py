@@ -7,7 +7,7 @@ import pytest
 from specctl.calibration import decision
 from specctl.calibration.compared_settings import ComparedSettings, grid
 from specctl.calibration.decision import decide
-from specctl.calibration.live_check import LiveRuns, Measured, doubts
+from specctl.calibration.live_check import Measured, doubts
 from specctl.errors import UsageError
 from specctl.observing.progress import SILENT
 from specctl.policies import NONE, Setting
@@ -23,7 +23,7 @@ def test_the_search_what_was_noted_and_the_live_runs_warn(monkeypatch: pytest.Mo
     some = traces(6)
     some.costs = flat_costs(1, 10)
     measured = [Measured(SETTING, 100.0, 300.0, None)]
-    monkeypatch.setattr(decision, "check_live", lambda *_: LiveRuns(measured))
+    monkeypatch.setattr(decision, "check_live", lambda *_: (measured, None))
     alone = decide(some, ASKED, PROFILE, None, SILENT)
     found = decide(some, ASKED, PROFILE, object(), SILENT, ["noted"])  # type: ignore[arg-type]
     assert (alone.measured, found.measured) == ([], measured)
