@@ -216,7 +216,7 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ("        del self._text[self.length :]\n", "        del self._text[length:]\n"),
     ("self._target is None or self._target.forms != forms", "self._target is None"),
     ("next_rank <= rank and rank >= 0", "next_rank < rank and rank >= 0"),
-    ("        if 0 <= needed < begin:\n            kept = min(kept, needed)\n", ""),
+    ("        if 0 <= needed < begin:\n            left = min(left, needed)\n", ""),
     ("(resampled[:, [best]] - resampled).std(axis=0)", "resampled.std(axis=0)"),
     ("resampled.max(axis=1) - errors[chosen]", "resampled.max(axis=1)"),
     ("score(setting, traces, reported_on, costs)", "score(setting, traces, chosen_on, costs)"),
