@@ -34,10 +34,10 @@ class Slot(Facts):
     def __init__(self, passes: Passes, number: int = 0, ask: Callable[[Request], Any] | None = None) -> None:
         self.passes, self.number = passes, number
         self._counts = passes.inner is None
-        self._at = 0
-        self._rotated_to = 0
+        self._length = 0
+        self._rotated_as = 0
         self._tree_start = 0  # the length before the last tree
-        self._is_shared = ask is not None
+        self._shared = ask is not None
         self._ask = ask or passes.answer
         for name in FACTS:
             setattr(self, name, getattr(passes, name))
@@ -45,14 +45,14 @@ class Slot(Facts):
     @property
     def length(self) -> int:
         """Tokens in the cache, always a prefix of the sequence."""
-        return self._at if self._counts else self.passes.length
+        return self._length if self._counts else self.passes.length
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
-        if self._is_shared and len(tokens) > PIECE:
+        if self._shared and len(tokens) > PIECE:
             return self._in_pieces(tokens, keep, hidden)
-        found: Forward = self._ask(Request(self.number, self._at, tokens, keep, hidden, self._rotated_to))
-        self._at += len(tokens)
+        found: Forward = self._ask(Request(self.number, self._length, tokens, keep, hidden, self._rotated_as))
+        self._length += len(tokens)
         return found
 
     def _in_pieces(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
@@ -82,12 +82,12 @@ class Slot(Facts):
             The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
         """
         ids: Any = tokens
-        if self._is_shared and reader.hidden:  # over the last state: a network's, one text at a time
+        if self._shared and reader.hidden:  # over the last state: a network's, one text at a time
             return sampled_after(self.extend(ids, 1, hidden=True), reader, uniform, previous)
         found: tuple[list[float] | torch.Tensor, Numbers | None] = self._ask(
-            Request(self.number, self._at, ids, 1, False, self._rotated_to, reader, uniform, previous)
+            Request(self.number, self._length, ids, 1, False, self._rotated_as, reader, uniform, previous)
         )
-        self._at += len(tokens)
+        self._length += len(tokens)
         return found
 
     def extend_judged(
@@ -96,10 +96,10 @@ class Slot(Facts):
         """`extend` and a judge's answer to it; judged together with other texts where passes are shared.
 
         ``about`` is what the judge needs of this text."""
-        if not self.judges or (self._is_shared and len(tokens) > PIECE):  # a prompt, with the first draft
+        if not self.judges or (self._shared and len(tokens) > PIECE):  # a prompt, with the first draft
             return judged_after(self.extend(tokens, keep, hidden=hidden), judge, about)
-        found = self._ask(Request(self.number, self._at, tokens, keep, hidden, self._rotated_to, judge, about))
-        self._at += len(tokens)
+        found = self._ask(Request(self.number, self._length, tokens, keep, hidden, self._rotated_as, judge, about))
+        self._length += len(tokens)
         return found
 
     def extend_tree(
@@ -124,10 +124,10 @@ class Slot(Facts):
         """
         count = len(tokens)
         found: Forward = self._ask(
-            Request(self.number, self._at, tokens, count, hidden, self._rotated_to, parents=parents, before=before)
+            Request(self.number, self._length, tokens, count, hidden, self._rotated_as, parents=parents, before=before)
         )
-        self._tree_start = self._at - before
-        self._at += count
+        self._tree_start = self._length - before
+        self._length += count
         return found
 
     def keep_path(self, path: Sequence[int]) -> None:
@@ -138,7 +138,7 @@ class Slot(Facts):
         Args:
             path: numbers of tokens, from the root on, each the parent of the next.
         """
-        self._at = self.passes.keep_path(self.number, self._tree_start, path)
+        self._length = self.passes.keep_path(self.number, self._tree_start, path)
 
     def rollback(self, length: int) -> None:
         """Drop all but the first ``length`` tokens; no effect if fewer are cached.
@@ -148,7 +148,7 @@ class Slot(Facts):
         earlier rounds.
         """
         # A head may know more states than it has read tokens.
-        self._at = self.passes.rollback(self.number, length if self.reads_states else min(length, self.length))
+        self._length = self.passes.rollback(self.number, length if self.reads_states else min(length, self.length))
 
     def begin(self, prompt: int) -> None:
         """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.
@@ -160,7 +160,7 @@ class Slot(Facts):
 
     def rotate_as(self, length: int) -> None:
         """Rotate the tokens of later passes as in a text of at least ``length``; what is cached stays."""
-        self._rotated_to = length
+        self._rotated_as = length
 
     def watch(self, layers: Iterable[int]) -> None:
         """Give the states of these layers with every later pass of `extend`, besides those watched already.
@@ -188,7 +188,7 @@ class Slot(Facts):
             A row for each token.
         """
         found = self.passes.masked_pass(tokens, positions, seen, hidden=hidden)
-        self._at += len(tokens)
+        self._length += len(tokens)
         return found
 
     def over(self, slots: int, width: int | None = None) -> Passes:
@@ -206,13 +206,13 @@ class Slot(Facts):
 
     @wants_signals.setter
     def wants_signals(self, wanted: bool) -> None:
-        if not self._is_shared:
+        if not self._shared:
             self.passes.wants_signals = wanted
 
     @property
     def judges(self) -> bool:
         """Whether `extend_judged` judges the drafts of several texts at once."""
-        return self._is_shared or self.passes.judges
+        return self._shared or self.passes.judges
 
     @property
     def engine(self) -> str:
@@ -227,17 +227,17 @@ class Slot(Facts):
     @property
     def widest_sample(self) -> int:
         """The most tokens that `read` takes; 0 where it cannot be called."""
-        return PIECE if self._is_shared else self.passes.widest_sample
+        return PIECE if self._shared else self.passes.widest_sample
 
     @property
     def specialises(self) -> bool:
         """`Passes.specialises`; passes over several sequences have none for a reader."""
-        return not self._is_shared and self.passes.specialises
+        return not self._shared and self.passes.specialises
 
     @property
     def runs_ahead(self) -> bool:
         """`Passes.runs_ahead`."""
-        return not self._is_shared and self.passes.runs_ahead
+        return not self._shared and self.passes.runs_ahead
 
     @property
     def foresee(self) -> "Foresee | None":
