@@ -50,7 +50,7 @@ class DiscoNetwork(nn.Module):
 
 
 def features_of(examples: Sequence[Example]) -> torch.Tensor:
-    """``(N, 12)`` float32: what a DISCO head reads of the draft tokens of all examples, in order."""
+    """``(N, 12)`` float32: what a DISCO predictor reads of the draft tokens of all examples, in order."""
     rows = []
     for example in examples:
         assert example.top_probs is not None, "an example of DISCO"
@@ -73,9 +73,9 @@ Trained = StatePredictor | DiscoNetwork
 class PredictorRecipe:
     """One predictor of a training run; the defaults are SpecDec++'s."""
 
-    depth: int | None = 3  # D, the number of residual blocks; None for a DISCO head, which has none
+    depth: int | None = 3  # D, the number of residual blocks; None for DISCO, which has none
     reject_weight: float = 6.0  # w_rej, the weight of a rejection in the loss; an acceptance has weight 1
-    signals: bool = False  # whether it also reads the draft's signals, which SpecDec++'s heads do not
+    signals: bool = False  # whether it also reads the draft's signals, which SpecDec++'s do not
 
     @property
     def name(self) -> str:

@@ -117,7 +117,7 @@ def read_rounds(
             if starts.stop <= reached:
                 continue
             verifier.forget(first)
-            # A head that runs many rounds in one pass runs all of them, and those that do not follow on are dropped.
+            # A draft head that runs many rounds in one pass runs all; those that do not follow on are dropped.
             going = rounds = [_Round(start) for start in starts]
             forward = running.first(starts)
             while True:

@@ -238,7 +238,7 @@ class Predictors(Subject[Example, DraftStates]):
         return self.profile.draft
 
     def _draft_head(self) -> DraftHeadCheckpoint | None:
-        """The draft if it is a head on the target's states, by its files, without loading it."""
+        """The draft if it is a draft head, by its files, without loading it."""
         head = find_head("draft", self._draft, ("target", self.profile.target))
         if head is not None and self._mix is not None:
             raise UsageError("--mix is for draft models: a draft head reads its own tokens", "leave it out")
